@@ -181,6 +181,7 @@ def train_here(
     """
     from distlaunch.training.precision import policy
     from distlaunch.training.session import Session
+    from distlaunch.training.surroundings import Process
 
     attempt = run.next_attempt()
     text = dump_config(config)
@@ -194,7 +195,7 @@ def train_here(
         try:
             with interrupts as should_stop:
                 reporter.emit(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
-                session = Session(config, run, _TASK, reporter.emit, should_stop)
+                session = Session.build(config, run, _TASK, Process(reporter.emit, should_stop))
                 outcome = session.run_training()
                 at, seconds = outcome.progress, time.monotonic() - began
                 ended = RunEnded(

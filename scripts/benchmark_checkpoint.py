@@ -89,6 +89,7 @@ def measure(name: str, megabytes: int, saves: int) -> dict[str, float]:
     from distlaunch.base.run_dir import RunDir
     from distlaunch.cluster.spec import Task
     from distlaunch.training.session import Session
+    from distlaunch.training.surroundings import Process
 
     config = _config(name, megabytes)
     stalls: list[float] = []
@@ -98,7 +99,7 @@ def measure(name: str, megabytes: int, saves: int) -> dict[str, float]:
             stalls.append(event.stalled_s)
 
     with tempfile.TemporaryDirectory(prefix="checkpoint-", dir=os.environ.get("BENCHMARK_DIR")) as folder:
-        session = Session(config, RunDir(folder), Task("worker", 0), emit, lambda: False)
+        session = Session.build(config, RunDir(folder), Task("worker", 0), Process(emit, lambda: False))
         size, copies, steps, ratios = _save_often(session, config, emit, saves)
     return {
         "megabytes": round(size / 1e6),
@@ -141,7 +142,7 @@ def _save_often(
     session.model.stop_training = False
     between_s = [0.0]
     around = Surroundings(
-        emit, lambda: False, session.store, is_chief=True, clock=lambda: time.monotonic() + between_s[0]
+        emit, lambda: False, store=session.store, is_chief=True, clock=lambda: time.monotonic() + between_s[0]
     )
 
     def step() -> float:

@@ -65,9 +65,10 @@ def _session(config: Any) -> Any:
     from distlaunch.base.run_dir import RunDir
     from distlaunch.cluster.spec import Task
     from distlaunch.training.session import Session
+    from distlaunch.training.surroundings import Process
 
     folder = tempfile.mkdtemp(prefix="distlaunch-")
-    return Session(config, RunDir(folder), Task("worker", 0), lambda event: None, lambda: False)
+    return Session.build(config, RunDir(folder), Task("worker", 0), Process(lambda event: None, lambda: False))
 
 
 def _distlaunch(session: Any, steps: int) -> Epoch:

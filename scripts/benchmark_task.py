@@ -193,7 +193,7 @@ def _distlaunch(config: Any, strategy: Any, row: Row) -> Epoch:
                 took.append(event.seconds)
 
         store = CheckpointStore(Path("unused"))  # only a chief writes
-        around = Surroundings(emit, lambda: False, store, is_chief=False, clock=time.perf_counter)
+        around = Surroundings(emit, lambda: False, store=store, is_chief=False, clock=time.perf_counter)
         TrainingLoop(config, model, program, train, None, [], around).run(Progress())
         return took[1]
 

@@ -22,8 +22,7 @@ from distlaunch.data.batches import Share, pack
 from distlaunch.data.class_weights import class_weights
 from distlaunch.data.context import WorkerContext
 from distlaunch.data.examples.each_example import ExampleMap, example_map
-from distlaunch.data.examples.file_examples import FileExamples
-from distlaunch.data.examples.random_access import Arrays, Items, gives_items
+from distlaunch.data.examples.random_access import Arrays, FileExamples, Items, gives_items
 from distlaunch.data.examples.reader_pool import ReaderPool, reader_pool
 from distlaunch.data.files.base import IndexedFiles
 from distlaunch.data.preprocessing import Preprocessing, prepare

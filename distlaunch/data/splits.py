@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,9 @@ import keras
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem, reason_of
+from distlaunch.config.checks.unused import changed
 from distlaunch.config.run import Data as DataConfig
+from distlaunch.config.run import RunConfig
 from distlaunch.data.context import StreamContext, WorkerContext
 from distlaunch.data.examples.random_access import gives_items
 from distlaunch.data.function_references import call
@@ -158,3 +160,22 @@ def _read_tfds(config: DataConfig) -> Splits:
 
     validation = None if source.validation is None else load(source.validation)
     return Splits(load(source.train), validation, f"tensorflow-datasets {source.name}")
+
+
+def unused_settings_of(config: RunConfig, splits: Splits) -> Iterator[str]:
+    """Yield what is to be said about each."""
+    data, validation = config.data, config.validation
+    is_pipeline = isinstance(splits.train, (tf.data.Dataset, StreamData))
+    # `type` and not `isinstance`: True is an int
+    if type(data.shuffle) is int and not is_pipeline:
+        why = "the data are no tf.data pipeline, and are shuffled whole"
+        yield f"data.shuffle: got {data.shuffle}, a buffer that has no effect: {why}; write `true`"
+    if changed(data, "shuffle_buffer_bytes") and not is_pipeline:
+        yield "data.shuffle_buffer_bytes: it has no effect: the data are no tf.data pipeline; remove it"
+    if splits.validation is not None:
+        return
+    for key in ("steps", "every_epochs"):
+        if validation is not None and changed(validation, key):
+            yield f"validation.{key}: it has no effect: there are no validation data"
+    if data.validation_examples is not None:
+        yield "data.validation_examples: it has no effect: there are no validation data"

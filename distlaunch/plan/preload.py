@@ -12,7 +12,7 @@ from distlaunch.config.run import RunConfig
 
 READ_LATE = ("TF_CONFIG", RUN_DIR, ATTEMPT, TASK, MODULES_FOLDER, VISIBLE, *REUSE_ENV, *POOL_SIZES)
 """Variables of a task that frameworks read when they look for devices, open a port or make threads, and not when they
-are imported. OpenBLAS, which does, is set again: see `tasks.blas_threads`."""
+are imported. OpenBLAS, which does, is set again: see `tasks.threads`."""
 
 
 USES = ("evaluate", "predict", "export")

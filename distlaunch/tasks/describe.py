@@ -63,11 +63,12 @@ def _variables(config: RunConfig, run: RunDir) -> dict[str, Any]:
         config = config.model_copy(update={"cluster": in_process})
     from distlaunch.patches.tensorflow_autograph import keep_in_memory
     from distlaunch.training.session import Session
+    from distlaunch.training.surroundings import Process
 
     # after the imports of Session: hooks of the frameworks are skipped, those of the user are not
     end_process.skip_earlier_hooks()
     keep_in_memory()
-    session = Session(config, run, Task("chief", 0), emit=lambda event: None, should_stop=lambda: False)
+    session = Session.build(config, run, Task("chief", 0), Process(lambda event: None, lambda: False))
     return {"variables": session.program.placement(), "mesh": session.program.mesh()}
 
 

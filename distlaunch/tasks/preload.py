@@ -17,7 +17,7 @@ from distlaunch.base.errors import ConfigError
 from distlaunch.base.plural import count
 from distlaunch.config.backend import choose_backend
 from distlaunch.patches.tensorflow_lite import without_jax
-from distlaunch.tasks.thread_count import num_threads
+from distlaunch.tasks.threads import num_threads
 
 _POOLS_OF_THEIR_OWN = ("numpy", "scipy.linalg")
 """Each brings an OpenBLAS, which starts a thread for each core when it is loaded, and survives forks."""

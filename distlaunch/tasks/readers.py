@@ -29,7 +29,7 @@ from distlaunch.base.user_modules import add_folder
 from distlaunch.data.examples.python_values import as_arrays
 from distlaunch.data.examples.reader_messages import Failed, Fork, ReadRequest, Setup, Status, receive, send
 from distlaunch.tasks.no_terminal import refuse_input
-from distlaunch.tasks.thread_count import num_threads
+from distlaunch.tasks.threads import num_threads
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _WORD = 0xFFFFFFFF

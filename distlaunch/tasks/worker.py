@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import faulthandler
 import hashlib
 import os
@@ -16,7 +17,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,13 +38,13 @@ from distlaunch.config.read.load import parse_resolved
 from distlaunch.config.read.text import read_text
 from distlaunch.config.references.modules import program_of
 from distlaunch.config.run import RunConfig
-from distlaunch.tasks.blas_threads import heed_num_threads
 from distlaunch.tasks.lifeline import hold_lifeline
 from distlaunch.tasks.no_terminal import refuse_input
 from distlaunch.tasks.process_end import end_process
+from distlaunch.tasks.threads import heed_num_threads
 
 if TYPE_CHECKING:
-    from distlaunch.training.session import Session
+    from distlaunch.training.surroundings import Process
 
 
 class StopFlag:
@@ -126,19 +126,6 @@ def _step_or_best(text: str) -> int | BestName:
     return BEST if text == BEST else int(text)
 
 
-@dataclass(frozen=True)
-class _Part:
-    """One task's part in an attempt, and what it works with."""
-
-    arguments: argparse.Namespace
-    config: RunConfig
-    run: RunDir
-    task: Task
-    emit: Callable[[Event], None]
-    stop: StopFlag
-    heartbeat: Heartbeat
-
-
 def _run(arguments: argparse.Namespace) -> int:
     """The exit code. Whatever goes wrong is written to error.json."""
     run, task = RunDir(arguments.run_dir), arguments.task
@@ -150,7 +137,7 @@ def _run(arguments: argparse.Namespace) -> int:
         emit = _emitter(EventWriter(_event_file(run, arguments), attempt=arguments.attempt, task=str(task)))
         stop = StopFlag(heartbeat.turn)
         after_user_code(stop.hold)
-        return _play(_Part(arguments, config, run, task, emit, stop, heartbeat))
+        return _play(arguments, config, run, emit, stop, heartbeat)
     except ConfigError as error:
         write_problems(files, error.problems)  # the launcher shows them, once
         return ExitCode.USAGE
@@ -198,102 +185,92 @@ def _emitter(writer: EventWriter) -> Callable[[Event], None]:
     return emit
 
 
-def _play(part: _Part) -> ExitCode:
+def _play(arguments: argparse.Namespace, config: RunConfig, run: RunDir, emit: Callable[[Event], None],
+          stop: StopFlag, heartbeat: Heartbeat) -> ExitCode:  # fmt: skip
+    """Play the task's part in the attempt."""
     from distlaunch.data.examples.read_failures import data_errors_raised
     from distlaunch.training.server import is_server
+    from distlaunch.training.surroundings import Process
 
-    if is_server(part.config, part.task):
-        return _serve(part)
+    process = Process(
+        emit, stop, on_connected=stop.install, on_step=heartbeat.at_step, on_meeting=heartbeat.turn,
+        saving=heartbeat.saving, writing=heartbeat.writing, is_stopping=stop.event.is_set,
+    )  # fmt: skip
+    if is_server(config, arguments.task):
+        return _serve(arguments, config, run, process, stop)
     with data_errors_raised():
-        return _work(part)
+        emit(_started())
+        if arguments.task.job == "evaluator":
+            return _follow_checkpoints(arguments, config, run, process, stop)
+        if arguments.mode == "verify":
+            return _run_trial(arguments, config, run, process)
+        return _train_or_use(arguments, config, run, process)
 
 
-def _work(part: _Part) -> ExitCode:
-    part.emit(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
-    if part.task.job == "evaluator":
-        return _follow_checkpoints(part)
-    if part.arguments.mode == "verify":
-        return _run_trial(part)
-    return _train(part) if part.arguments.mode == "train" else _use_checkpoint(part)
+def _started() -> TaskStarted:
+    return TaskStarted(host=socket.gethostname(), pid=os.getpid())
 
 
-def _serve(part: _Part) -> ExitCode:
-    from distlaunch.training.server import serve
-
-    def serving() -> None:
-        part.stop.install()
-        # only now: a server that dies before this every time is not started again for ever
-        part.emit(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
-
-    stop, waits = part.stop.event, part.arguments.wait_for_chief
-    serve(part.config, part.run, part.task, stop, serving, part.emit, wait_for_chief=waits)
-    return ExitCode.DONE
-
-
-def _follow_checkpoints(part: _Part) -> ExitCode:
-    from distlaunch.training.evaluator import Evaluator, evaluator_config
+def _train_or_use(arguments: argparse.Namespace, config: RunConfig, run: RunDir, process: Process) -> ExitCode:
     from distlaunch.training.session import Session
 
-    config, stop = evaluator_config(part.config), part.stop
-    session = Session(config, part.run, part.task, lambda event: None, stop, on_connected=stop.install)
-    Evaluator(session, part.run, part.arguments.attempt, part.emit).follow(stop.event)
-    return ExitCode.DONE
-
-
-def _session(part: _Part, **hooks: Any) -> Session:
-    from distlaunch.training.session import Session
-
-    stop = part.stop
-    return Session(part.config, part.run, part.task, part.emit, stop, on_connected=stop.install, **hooks)
-
-
-def _train(part: _Part) -> ExitCode:
-    began, beat = time.monotonic(), part.heartbeat
-    session = _session(
-        part,
-        saving=beat.saving,
-        writing=beat.writing,
-        on_step=beat.at_step,
-        on_meeting=beat.turn,
-        is_stopping=part.stop.event.is_set,
-    )
-    outcome = session.run_training(check_exports=not part.arguments.unchecked)
-    at, seconds = outcome.progress, time.monotonic() - began
-    part.emit(RunEnded(status=outcome.status, step=at.step, epochs_done=at.epoch, seconds=seconds, logs=outcome.logs))
-    # after the end was reported: it waits for the other tasks
-    session.leave()
-    return ExitCode.DONE if outcome.status == "done" else ExitCode.PREEMPTED
-
-
-def _use_checkpoint(part: _Part) -> ExitCode:
-    arguments, heartbeat = part.arguments, part.heartbeat
-    session = _session(
-        part,
-        saving=heartbeat.saving,
-        on_step=heartbeat.at_step,
-        on_meeting=heartbeat.turn,
-        compiled=part.run.attempt_compiled(arguments.attempt),
-    )
-    if arguments.mode == "evaluate":
+    began, is_training = time.monotonic(), arguments.mode == "train"
+    # what only uses a run leaves nothing in it
+    compiled = None if is_training else run.attempt_compiled(arguments.attempt)
+    session = Session.build(config, run, arguments.task, process, compiled=compiled)
+    status = "done"
+    if is_training:
+        outcome = session.run_training(check_exports=not arguments.unchecked)
+        status, at, seconds = outcome.status, outcome.progress, time.monotonic() - began
+        process.emit(RunEnded(status=status, step=at.step, epochs_done=at.epoch, seconds=seconds, logs=outcome.logs))
+    elif arguments.mode == "evaluate":
         session.evaluate(arguments.split, arguments.checkpoint)
     elif arguments.mode == "predict":
         session.predict(arguments.split, arguments.checkpoint, arguments.output)
     else:
         session.export_checkpoint(arguments.formats or (), arguments.checkpoint)
+    # after the end was reported: it waits for the other tasks
+    session.leave()
+    return ExitCode.DONE if status == "done" else ExitCode.PREEMPTED
+
+
+def _run_trial(arguments: argparse.Namespace, config: RunConfig, run: RunDir, process: Process) -> ExitCode:
+    from distlaunch.training.session import Session
+    from distlaunch.training.trials.recorder import Stopped, Trial
+
+    trial = Trial(arguments.trial, config, process.emit, process.should_stop)
+    session = Session.build(config, run, arguments.task, process, on_built=trial.prepare)
+    try:
+        trial.run(session, run.record(arguments.attempt))
+    except Stopped:
+        return ExitCode.PREEMPTED
     session.leave()
     return ExitCode.DONE
 
 
-def _run_trial(part: _Part) -> ExitCode:
-    from distlaunch.training.trials.recorder import Stopped, Trial
+def _follow_checkpoints(arguments: argparse.Namespace, config: RunConfig, run: RunDir, process: Process,
+                        stop: StopFlag) -> ExitCode:  # fmt: skip
+    from distlaunch.training.evaluator import Evaluator, evaluator_config
+    from distlaunch.training.session import Session
 
-    trial = Trial(part.arguments.trial, part.config, part.emit, part.stop)
-    session = _session(part, on_built=trial.prepare)
-    try:
-        trial.run(session, part.run.record(part.arguments.attempt))
-    except Stopped:
-        return ExitCode.PREEMPTED
-    session.leave()
+    # what it builds is told by the tasks that train
+    silent = dataclasses.replace(process, emit=lambda event: None)
+    session = Session.build(evaluator_config(config), run, arguments.task, silent)
+    Evaluator(session, run, arguments.attempt, process.emit).follow(stop.event)
+    return ExitCode.DONE
+
+
+def _serve(arguments: argparse.Namespace, config: RunConfig, run: RunDir, process: Process,
+           stop: StopFlag) -> ExitCode:  # fmt: skip
+    from distlaunch.training.server import serve
+
+    def serving() -> None:
+        process.on_connected()
+        # only now: a server that dies before this every time is not started again for ever
+        process.emit(_started())
+
+    waits = arguments.wait_for_chief
+    serve(config, run, arguments.task, stop.event, serving, process.emit, wait_for_chief=waits)
     return ExitCode.DONE
 
 

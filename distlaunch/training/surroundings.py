@@ -1,11 +1,12 @@
-"""What training needs of the process that it runs in."""
+"""What training needs of the process that it runs in, and of the run."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
 
 from distlaunch.base.events import Event
 from distlaunch.training.checkpoints.files import CheckpointStore
@@ -14,30 +15,53 @@ from distlaunch.training.checkpoints.writers import PartsWriter
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What the loop needs from the process it runs in.
+class Process:
+    """What a task gives to everything that it runs: made once, where the process begins.
 
     Attributes:
-        should_stop: asked before each call of the program that trains or evaluates.
+        emit: where events go.
+        should_stop: whether this process was asked to stop; asked before each call of the program that trains or
+            evaluates.
+        on_connected: called when all processes have found each other; TensorFlow has set its signal handlers by then.
         on_step: called with the number of global batches done.
         on_meeting: called before each other call in which all tasks wait for each other.
         saving: entered while this process writes something by itself and training waits for it: the last checkpoint, or
             what callbacks keep.
-        failures: of the run before this attempt.
-        is_stopping: whether this process was asked to stop; unlike `should_stop`, any thread may ask at any time.
         writing: entered while a thread writes a checkpoint beside training.
-        together: writes checkpoints with other processes; None: the chief writes them.
+        is_stopping: whether this process was asked to stop; unlike `should_stop`, any thread may ask at any time.
+        clock: seconds.
     """
 
     emit: Callable[[Event], None]
     should_stop: Callable[[], bool]
-    store: CheckpointStore
-    is_chief: bool
+    on_connected: Callable[[], None] = lambda: None
     on_step: Callable[[int], None] = lambda step: None
     on_meeting: Callable[[], None] = lambda: None
     saving: Callable[[], AbstractContextManager[None]] = nullcontext
     writing: Callable[[], AbstractContextManager[None]] = nullcontext
-    together: PartsWriter | None = None
-    failures: Failures = Failures()  # noqa: RUF009 (frozen)
     is_stopping: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.monotonic
+
+
+@dataclass(frozen=True)
+class Surroundings(Process):
+    """What the loop needs: the process, and the run as this process sees it.
+
+    Attributes:
+        failures: of the run before this attempt.
+        together: writes checkpoints with other processes; None: the chief writes them.
+    """
+
+    store: CheckpointStore = field(kw_only=True)
+    is_chief: bool = field(kw_only=True)
+    together: PartsWriter | None = field(default=None, kw_only=True)
+    failures: Failures = field(default=Failures(), kw_only=True)
+
+    @classmethod
+    def of(cls, process: Process, **run: Any) -> Self:
+        """Return the surroundings of a process.
+
+        Args:
+            run: the attributes that `Process` does not have.
+        """
+        return cls(**{each.name: getattr(process, each.name) for each in fields(process)}, **run)

@@ -11,6 +11,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import Task
 from distlaunch.config.run import RunConfig
 from distlaunch.training.session import Session
+from distlaunch.training.surroundings import Process
 
 
 def losses_and_notices(folder: Path, configs: Iterable[dict[str, Any]]) -> tuple[list[float], list[str]]:
@@ -25,6 +26,8 @@ def losses_and_notices(folder: Path, configs: Iterable[dict[str, Any]]) -> tuple
             said.append(event.message)
 
     for raw in configs:
-        session = Session(RunConfig.model_validate(raw), RunDir(folder), Task("worker", 0), emit, lambda: False)
+        session = Session.build(
+            RunConfig.model_validate(raw), RunDir(folder), Task("worker", 0), Process(emit, lambda: False)
+        )
         session.run_training()
     return losses, said

@@ -58,6 +58,7 @@ class Run:
         from distlaunch.cluster.spec import Task
         from distlaunch.config.run import RunConfig
         from distlaunch.training.session import Session
+        from distlaunch.training.surroundings import Process
 
         steps: list[Any] = []
 
@@ -73,7 +74,7 @@ class Run:
             self.raw["train"]["steps_per_call"] = 1
         config = RunConfig.model_validate(self.raw)
         stop = lambda: stop_after is not None and len(steps) >= stop_after  # noqa: E731
-        session = Session(config, RunDir(self._folder), Task("worker", 0), emit, stop)
+        session = Session.build(config, RunDir(self._folder), Task("worker", 0), Process(emit, stop))
         session.run_training(check_exports=False)
         state = session.program.snapshot()
         self.weights = [value for name, value in state.items() if name.startswith("model/") and "seed" not in name]

@@ -33,6 +33,7 @@ def run_session(run_dir: str, raw: dict[str, Any], stop_after: int, *, leave: bo
     from distlaunch.base.run_dir import RunDir
     from distlaunch.config.run import RunConfig
     from distlaunch.training.session import Session
+    from distlaunch.training.surroundings import Process
 
     steps: Steps = []
 
@@ -43,7 +44,7 @@ def run_session(run_dir: str, raw: dict[str, Any], stop_after: int, *, leave: bo
     config, task = RunConfig.model_validate(raw), Task("worker", 0)
     if "TF_CONFIG" in os.environ:
         task = from_tf_config(os.environ["TF_CONFIG"])[1]
-    session = Session(config, RunDir(run_dir), task, emit, lambda: len(steps) >= stop_after)
+    session = Session.build(config, RunDir(run_dir), task, Process(emit, lambda: len(steps) >= stop_after))
     session.run_training()
     if leave:
         session.leave()

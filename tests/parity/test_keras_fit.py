@@ -93,7 +93,7 @@ def test_history_and_callbacks(name: str) -> None:
     ours = build_model(config, OneDevice(), train.first_rows(2))
     validation = make_split(splits.validation, config.data, seed=0, training=False)
     own = callbacks()
-    around = Surroundings(lambda event: None, lambda: False, CheckpointStore(Path("unused")), is_chief=False)
+    around = Surroundings(lambda event: None, lambda: False, store=CheckpointStore(Path("unused")), is_chief=False)
     program = OneDevice().program(make_steps(config, ours))
     TrainingLoop(config, ours, program, train, validation, own, around).run(Progress())
 
@@ -139,7 +139,7 @@ def test_what_was_trained_is_kept_when_a_callback_fails_at_the_end(tmp_path: Pat
     config, _, train = prepare("mlp sgd, uneven", steps_per_call=1, callbacks=[{"name": "CSVLogger"}])
     config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"every_steps": 2})})
     store = CheckpointStore(tmp_path)
-    around = Surroundings(lambda event: None, lambda: False, store, is_chief=True)
+    around = Surroundings(lambda event: None, lambda: False, store=store, is_chief=True)
 
     def loop(*callbacks: keras.callbacks.Callback) -> TrainingLoop:
         model = build_model(config, OneDevice(), train.first_rows(2))

@@ -114,7 +114,7 @@ class PreparedCase:
             if isinstance(event, EpochEnded):
                 record["epochs"].append(event.logs)
 
-        around = Surroundings(emit, lambda: False, CheckpointStore(Path("unused")), is_chief=False)
+        around = Surroundings(emit, lambda: False, store=CheckpointStore(Path("unused")), is_chief=False)
         callbacks: list[keras.callbacks.Callback] = [Validation(record)] if self._is_watched else []
         TrainingLoop(config, self._model, program, train, validation, callbacks, around).run(Progress())
         state, placement = program.snapshot(), program.placement()

@@ -274,9 +274,10 @@ from distlaunch.cluster.spec import Task
 from distlaunch.config.read.load import load_config
 from distlaunch.base.run_dir import RunDir
 from distlaunch.training.session import Session
+from distlaunch.training.surroundings import Process
 
 loaded = load_config(sys.argv[1], tuple(sys.argv[2:]), num_gpus=0)
-session = Session(loaded.config, RunDir("none"), Task("chief", 0), lambda event: None, lambda: False)
+session = Session.build(loaded.config, RunDir("none"), Task("chief", 0), Process(lambda event: None, lambda: False))
 program = session.program
 program.set_train_data(session.train.training_source(0, 0, ends_visible=False))
 call = program._make_call(program._steps.train, program._source, [])

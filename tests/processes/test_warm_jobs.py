@@ -83,6 +83,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import Task
 from distlaunch.config.read.load import load_config
 from distlaunch.training.session import Session
+from distlaunch.training.surroundings import Process
 
 before = {file for file, _ in origins}
 own = str(Path(distlaunch.__file__).parent)
@@ -94,7 +95,7 @@ for number, strategy in enumerate(strategies):
         continue
     loaded = load_config(Path("job.yaml"), (f"strategy={strategy}",), environ={}, num_gpus=0)
     run = RunDir(f"run-{number}")
-    session = Session(loaded.config, run, Task("worker", 0), lambda event: None, lambda: False)
+    session = Session.build(loaded.config, run, Task("worker", 0), Process(lambda event: None, lambda: False))
     if mode == "train":
         session.run_training()
     elif mode == "evaluate":

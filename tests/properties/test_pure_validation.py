@@ -23,6 +23,7 @@ from distlaunch.cluster.spec import Task
 from distlaunch.config.run import RunConfig
 from distlaunch.strategies.protocol import State
 from distlaunch.training.session import Session
+from distlaunch.training.surroundings import Process
 from tests.properties.pure_parts import TIERS, X, Y
 
 HERE = "tests.properties.pure_parts"
@@ -65,7 +66,7 @@ def without_training(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def session_of(raw: dict[str, Any], folder: Path, emit: Callable[[Event], None] = lambda event: None) -> Session:
-    return Session(RunConfig.model_validate(raw), RunDir(folder), Task("worker", 0), emit, lambda: False)
+    return Session.build(RunConfig.model_validate(raw), RunDir(folder), Task("worker", 0), Process(emit, lambda: False))
 
 
 def seen(session: Session, folder: Path, splits: tuple[str, ...] = ("train", "validation")) -> dict[str, Any]:

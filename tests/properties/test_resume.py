@@ -21,6 +21,7 @@ from distlaunch.cluster.spec import Task
 from distlaunch.config.run import RunConfig
 from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.session import Session
+from distlaunch.training.surroundings import Process
 
 HERE = "tests.properties.test_resume"
 IN_CI = 1
@@ -85,7 +86,7 @@ def train(raw: dict[str, Any], folder: Path, stop_at: int, *, kill: bool) -> Non
             raise Killed
         return calls > stop_at
 
-    session = Session(RunConfig.model_validate(raw), RunDir(folder), Task("worker", 0), _nobody, look)
+    session = Session.build(RunConfig.model_validate(raw), RunDir(folder), Task("worker", 0), Process(_nobody, look))
     session.run_training()
 
 

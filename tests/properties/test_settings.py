@@ -47,6 +47,7 @@ from distlaunch.jobs.choice import JobRequest
 from distlaunch.jobs.job import plan as plan_job
 from distlaunch.strategies.replica import multi_worker_mirrored
 from distlaunch.training.session import Session
+from distlaunch.training.surroundings import Process
 from tests.properties.setting_keys import keys_of
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
@@ -449,7 +450,7 @@ def train(raw: dict[str, Any], folder: Path, stop_after: int | None = None) -> S
     folder.mkdir(parents=True, exist_ok=True)  # callbacks write there
     run = RunDir(folder)
     try:
-        session = Session(RunConfig.model_validate(raw), run, Task("worker", 0), emit, should_stop)
+        session = Session.build(RunConfig.model_validate(raw), run, Task("worker", 0), Process(emit, should_stop))
         calls = session.program.run_steps
 
         def counted(*args: Any) -> Any:

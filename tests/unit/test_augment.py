@@ -184,7 +184,7 @@ def test_training_is_that_of_fit_on_augmented_data(replicas: int) -> None:
         OneDevice() if replicas == 1 else Mirrored(MirroredConfig(kind="mirrored", replicas=replicas), Task("chief", 0))
     )
     ours = model(config, strategy, train.first_rows(2))
-    around = Surroundings(lambda event: None, lambda: False, CheckpointStore(Path("unused")), is_chief=False)
+    around = Surroundings(lambda event: None, lambda: False, store=CheckpointStore(Path("unused")), is_chief=False)
     program = strategy.program(make_steps(config, ours))
     TrainingLoop(config, ours, program, train, validation, [], around).run(Progress())
 

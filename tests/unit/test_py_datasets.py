@@ -296,7 +296,7 @@ def test_training_is_that_of_fit(replicas: int) -> None:
     strategy = OneDevice() if replicas == 1 else Mirrored(MirroredConfig(kind="mirrored", replicas=3), Task("chief", 0))
     keras.utils.set_random_seed(0)
     ours = build_model(run_config, strategy, train.first_rows(2))
-    around = Surroundings(lambda event: None, lambda: False, CheckpointStore(Path("unused")), is_chief=False)
+    around = Surroundings(lambda event: None, lambda: False, store=CheckpointStore(Path("unused")), is_chief=False)
     program = strategy.program(make_steps(run_config, ours))
     TrainingLoop(run_config, ours, program, train, validation, [], around).run(Progress())
 

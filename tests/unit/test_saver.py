@@ -58,7 +58,7 @@ class Rig:
         [self.name, *_] = [f"model/{variable.path}" for variable in model.variables]
         self.stop, self.now = threading.Event(), 0.0
         around = Surroundings(
-            self.events.append, lambda: False, self.disk, True, writing=lambda: self._flag("writing"),
+            self.events.append, lambda: False, store=self.disk, is_chief=True, writing=lambda: self._flag("writing"),
             saving=lambda: self._flag("saving"), is_stopping=self.stop.is_set, clock=lambda: self.now,
         )  # fmt: skip
         self.saver = Saver(config, model, [], around, NonFinite("fail", self.events.append))

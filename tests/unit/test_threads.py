@@ -50,7 +50,7 @@ def test_workers_on_the_host_of_a_task() -> None:
 def test_openblas_heeds_what_is_said_after_it_was_loaded() -> None:
     code = """
 import ctypes, os, re, numpy
-from distlaunch.tasks.blas_threads import heed_num_threads
+from distlaunch.tasks.threads import heed_num_threads
 paths = re.findall(r"(/\\S*openblas\\S*\\.so\\S*)$", open("/proc/self/maps").read(), re.MULTILINE)
 library = ctypes.CDLL(paths[0])
 names = ("scipy_openblas_get_num_threads64_", "openblas_get_num_threads64_", "openblas_get_num_threads")

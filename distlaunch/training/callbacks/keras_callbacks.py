@@ -12,11 +12,12 @@ import keras
 import numpy as np
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.base.folders import make_folder
 from distlaunch.base.run_dir import RunDir
+from distlaunch.config.read.scalars import RUN_DIR
 from distlaunch.config.references.keras_names import canonical, missing_package
 from distlaunch.config.run import Callback as CallbackConfig
 from distlaunch.data.function_references import load_function
-from distlaunch.training.callbacks.paths import arguments_in
 
 _WRITERS = ("CSVLogger", "ModelCheckpoint", "RemoteMonitor", "TensorBoard")  # one task is enough, more would clash
 _MONITORS = ("EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint")
@@ -281,3 +282,47 @@ def restore_state(callback: keras.callbacks.Callback, state: Mapping[str, Any]) 
     for name, value in found.items():
         if name in now and name not in _NOT_RESTORED:
             setattr(callback, name, value)
+
+
+_PATHS = {
+    "BackupAndRestore": "backup_dir",
+    "CSVLogger": "filename",
+    "ModelCheckpoint": "filepath",
+    "OrbaxCheckpoint": "directory",
+    "TensorBoard": "log_dir",
+}
+"""The argument of each of Keras's callbacks that is a path."""
+
+
+def arguments_in(run: RunDir, factory: Any, args: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a callback, with `${run_dir}` filled in.
+
+    Relative paths start from the run directory where an argument is known to be one: in Keras's callbacks, and in
+    classes that are derived from them.
+    """
+    found = {name: _filled_in(value, str(run.path)) for name, value in args.items()}
+    argument = _path_argument(factory)
+    if argument == "log_dir":
+        found.setdefault(argument, str(run.tensorboard))
+    path = found.get(argument)
+    # an address of object storage, such as gs://, is left to Keras
+    if isinstance(path, str) and "://" not in path:
+        own = run.own(path)
+        found[argument] = str(own)
+        if argument == "filename" and own.is_relative_to(run.path):
+            make_folder(own.parent)  # the others make their folders themselves
+    return found
+
+
+def _path_argument(factory: Any) -> str:
+    classes = ((getattr(keras.callbacks, name, None), argument) for name, argument in _PATHS.items())
+    is_class = isinstance(factory, type)
+    return next((argument for found, argument in classes if is_class and found and issubclass(factory, found)), "")
+
+
+def _filled_in(value: Any, path: str) -> Any:
+    if isinstance(value, dict):
+        return {name: _filled_in(inner, path) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_filled_in(inner, path) for inner in value]
+    return value.replace(RUN_DIR, path) if isinstance(value, str) else value

@@ -1,4 +1,7 @@
-"""OpenBLAS reads its number of threads when it is loaded, so a forked task sets it again."""
+"""Threads of this process: how many there are, and how many OpenBLAS may start.
+
+OpenBLAS reads its number of threads when it is loaded, so a forked task sets it again.
+"""
 
 from __future__ import annotations
 
@@ -25,3 +28,11 @@ def heed_num_threads() -> None:
             for name in _SETTERS:
                 if (setter := getattr(library, name, None)) is not None:
                     setter(number)
+
+
+def num_threads() -> int:
+    """Return how many threads this process has, those of native code too, which Python does not list.
+
+    A process that forks must have only one: another might hold a lock.
+    """
+    return len(os.listdir("/proc/self/task"))
