@@ -49,7 +49,7 @@ class RunningFingerprint:
             rows = pack(element)
 
             def noted() -> tf.Tensor:
-                return tf.numpy_function(self._note, tf.nest.flatten(glimpse(rows), expand_composites=True), tf.bool)
+                return tf.numpy_function(self.note, tf.nest.flatten(glimpse(rows), expand_composites=True), tf.bool)
 
             # what marks an end is no batch
             known = tf.cond(num_rows(rows) > 0, noted, lambda: tf.constant(value=True))
@@ -58,7 +58,12 @@ class RunningFingerprint:
 
         return elements.map(note)
 
-    def _note(self, *leaves: np.ndarray) -> np.bool_:
+    def note(self, *leaves: np.ndarray) -> np.bool_:
+        """Note a row source that was read; return true.
+
+        Args:
+            leaves: of what stands for it.
+        """
         value = self._after[-1]
         for leaf in map(np.asarray, leaves):  # a single text comes as bytes
             text = leaf.dtype.kind in "OS"

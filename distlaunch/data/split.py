@@ -274,7 +274,7 @@ class Split(ABC):
             rows = self.batches(number, start)
             kept.append(rows if tf.executing_eagerly() else None)  # in debug mode it owns its functions
             if self.own:
-                return self._own_pass(rows, start, ends=ends_visible)
+                return self._own_pass(rows, start, self.num_batches, ends=ends_visible)
             return rows.concatenate(tf.data.Dataset.from_tensors(self.empty)) if ends_visible else rows
 
         # passes are counted within the pipeline, which so runs on from one to the next
@@ -291,7 +291,7 @@ class Split(ABC):
             elements = elements.take(batches)
         if batches is not None or passes is not None:
             elements = elements.concatenate(self._ends())
-        return self._source(elements, self.name, first, ends=ends_visible)
+        return self._source(elements, self.name, first, self.num_batches, ends=ends_visible)
 
     def evaluation_source(self, first: int | None = None) -> Source:
         """One pass in its own order, then elements without rows for ever.
@@ -299,13 +299,11 @@ class Split(ABC):
         Args:
             first: end it after so many batches, of a split that may have no end.
         """
+        rows, number = self.batches(_ZERO, _ZERO), self.num_batches
         if first is not None:
-            return self.with_length(first, self.num_examples)._once(self.batches(_ZERO, _ZERO).take(first))
-        return self._once(self.batches(_ZERO, _ZERO))
-
-    def _once(self, rows: tf.data.Dataset) -> Source:
-        elements = (self._own_pass(rows, _ZERO, ends=True) if self.own else rows).concatenate(self._ends())
-        return self._source(elements, f"{self.name}:once", 0, ends=self.num_batches is None)
+            rows, number = rows.take(first), first
+        elements = (self._own_pass(rows, _ZERO, number, ends=True) if self.own else rows).concatenate(self._ends())
+        return self._source(elements, f"{self.name}:once", 0, number, ends=number is None)
 
     def first_rows(self, rows: int, *, raw: bool = False) -> Batch:
         """Return the batch of the first few examples, not augmented; `raw`: before the preprocessing."""
@@ -325,19 +323,22 @@ class Split(ABC):
             hint = "return as many values with as many dimensions; what changes their form belongs in `data.map`"
             raise ConfigError(Problem(("data", "augment"), f"{message}; {hint}"))
 
-    def _source(self, elements: tf.data.Dataset, name: str, first: int, *, ends: bool) -> Source:
+    def _source(
+        self, elements: tf.data.Dataset, name: str, first: int, num_batches: int | None, *, ends: bool
+    ) -> Source:
         ends = ends and not self.own  # those of one's own data are agreed upon with the rows of each batch
         # directly, where nothing is done afterwards: it spares AutoGraph the conversion of a function
         load = self.load if self._transforms else self.read
         return Source(
-            elements, load, name, first, self.num_batches, ends, self.at_once, self.threads, self.describe, self.own,
+            elements, load, name, first, num_batches, ends, self.at_once, self.threads, self.describe, self.own,
             self.global_batch, self._check,
         )  # fmt: skip
 
-    def _own_pass(self, rows: tf.data.Dataset, start: tf.Tensor, *, ends: bool) -> tf.data.Dataset:
+    def _own_pass(self, rows: tf.data.Dataset, start: tf.Tensor, num_batches: int | None, *, ends: bool
+                  ) -> tf.data.Dataset:  # fmt: skip
         """To the end of the longest pass of all processes: known, or with `ends` found out as it goes."""
-        if self.num_batches is not None:
-            return _with_rows(rows).concatenate(self._ends()).take(self.num_batches - start)
+        if num_batches is not None:
+            return _with_rows(rows).concatenate(self._ends()).take(num_batches - start)
         return _with_rows(rows).concatenate(self._ends()) if ends else _with_rows(rows)
 
     def _ends(self) -> tf.data.Dataset:

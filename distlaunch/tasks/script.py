@@ -43,7 +43,7 @@ def main() -> None:
     faulthandler.enable()
     faulthandler.register(SIGUSR2, all_threads=True)
     Heartbeat(os.path.join(folder, HEARTBEAT))
-    _report_start(folder, int(own["attempt"]), own["task"])
+    report_start(folder, int(own["attempt"]), own["task"])
     if "jax-processes" in own:
         from distlaunch.patches import jax_clusters
 
@@ -69,7 +69,7 @@ _KEPT: list[types.ModuleType] = []
 """The module `__main__` of this file, which is still running while the script has that name."""
 
 
-def _report_start(folder: str, attempt: int, task: str) -> None:
+def report_start(folder: str, attempt: int, task: str) -> None:
     """A `TaskStarted` in the task's event file, written without its class, and without `json`."""
     stamp = f'"event":"TaskStarted","time":{time.time()!r},"attempt":{attempt},"task":{_quoted(task)}'
     host = f'"format_version":{EVENT_FORMAT},"host":{_quoted(os.uname().nodename)},"pid":{os.getpid()}'

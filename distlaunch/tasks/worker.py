@@ -132,7 +132,7 @@ def _run(arguments: argparse.Namespace) -> int:
     files = run.task(arguments.attempt, str(task))
     heartbeat = Heartbeat(files.heartbeat)
     try:
-        config = _read_config(run.attempt_config(arguments.attempt), arguments.config_sha256)
+        config = read_config(run.attempt_config(arguments.attempt), arguments.config_sha256)
         _prepare_process(config, task)
         emit = _emitter(EventWriter(_event_file(run, arguments), attempt=arguments.attempt, task=str(task)))
         stop = StopFlag(heartbeat.turn)
@@ -153,7 +153,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return ExitCode.TEMPORARY if is_outside else ExitCode.FAILED
 
 
-def _read_config(path: Path, sha256: str | None) -> RunConfig:
+def read_config(path: Path, sha256: str | None) -> RunConfig:
     """Read the config of the attempt. Raises DistlaunchError if it is not what was written for it."""
     text = read_text(path)
     if sha256 is not None and hashlib.sha256(text.encode()).hexdigest() != sha256:

@@ -71,7 +71,7 @@ def build_model(config: RunConfig, strategy: Strategy, rows: Batch, findings: Fi
         check(model)
         check_precision(config.precision, model)
         if config.compile is not None:
-            _compile(model, config.compile)
+            compile_model(model, config.compile)
         elif not model.compiled and config.train.step is None:
             message = "missing: the model's function returns a model that is not compiled, so the config must say how"
             raise ConfigError(Problem(("compile",), message))
@@ -118,7 +118,7 @@ def check_formats_of_module(formats: Sequence[str]) -> None:
             raise ConfigError(Problem(("export",), message))
 
 
-def _compile(model: keras.Model, config: Compile) -> None:
+def compile_model(model: keras.Model, config: Compile) -> None:
     named: dict[str, Any] = {
         "optimizer": _optimizer(model, config.optimizer),
         "loss": _nested(config.loss, _loss, ("compile", "loss")),
@@ -142,9 +142,9 @@ def _optimizer(model: keras.Model, given: str | OptimizerComponent | None) -> An
     """The optimizer that the config names, or the model's own with other arguments; None: it says nothing."""
     key = ("compile", "optimizer")
     if given is None or isinstance(given, str):
-        return given and _component(given, "optimizers", key)
+        return given and component(given, "optimizers", key)
     if given.name is not None:
-        return _component(Component(name=given.name, args=given.args), "optimizers", key)
+        return component(Component(name=given.name, args=given.args), "optimizers", key)
     own = model.optimizer if model.compiled else None
     if own is None:
         raise ConfigError(
@@ -203,7 +203,7 @@ def _nested(value: Any, make: Any, key: Key) -> Any:
 
 
 def _loss(value: Named, key: Key) -> Any:
-    return _component(value, "losses", key)
+    return component(value, "losses", key)
 
 
 def _metric(value: NamedMetric, key: Key) -> Any:
@@ -212,7 +212,7 @@ def _metric(value: NamedMetric, key: Key) -> Any:
         value = value.name
     if isinstance(value, str) and ":" not in value:
         return value
-    made = _component(value, "metrics", key)
+    made = component(value, "metrics", key)
     if isinstance(value, MetricComponent) and value.additive is not None:
         if not isinstance(made, keras.metrics.Metric):
             # a function has no state of its own; Keras wraps it so, too
@@ -221,7 +221,7 @@ def _metric(value: NamedMetric, key: Key) -> Any:
     return made
 
 
-def _component(value: Named, group: str, key: Key) -> Any:
+def component(value: Named, group: str, key: Key) -> Any:
     """A Keras object from its name and arguments, or what a function of the user's returns."""
     component = value if isinstance(value, Component) else Component(name=value, args={})
     args = _arguments(component.args, key)

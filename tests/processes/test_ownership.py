@@ -249,7 +249,7 @@ def test_folders_of_a_run_are_its_owners_alone(tmp_path: Path, umask: int) -> No
 def test_a_task_refuses_a_config_that_was_swapped(tmp_path: Path) -> None:
     from distlaunch.base.errors import DistlaunchError
     from distlaunch.plan.train import config_mark
-    from distlaunch.tasks.worker import _read_config
+    from distlaunch.tasks.worker import read_config
 
     (tmp_path / "m.py").write_text("def model(): ...\ndef data(): ...\n")
     (tmp_path / "job.yaml").write_text(CONFIG)
@@ -257,11 +257,11 @@ def test_a_task_refuses_a_config_that_was_swapped(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(text)
     _, sha256 = config_mark(text)
-    assert _read_config(path, sha256).data.global_batch == 4
+    assert read_config(path, sha256).data.global_batch == 4
     path.write_text(text.replace("m.py:model", "theirs.py:model"))
     with pytest.raises(DistlaunchError, match="was changed after it was written for this attempt"):
-        _read_config(path, sha256)
+        read_config(path, sha256)
     path.write_text(text + "\n")
     with pytest.raises(DistlaunchError) as raised:
-        _read_config(path, sha256)
+        read_config(path, sha256)
     assert not isinstance(raised.value, ConfigError)

@@ -127,7 +127,7 @@ def test_workers_of_parameter_servers_read_the_same(tmp_path: Path) -> None:
     offer_splits(run_config, splits, train, validation)
 
     def rows(name: str, batches: int) -> list[Any]:
-        offered = worker_batches._readers[name]
+        offered = worker_batches.offered(name)
         loaded = [offered.read(0, number) for number in range(batches)]
         return [row for batch in loaded for row in zip(*(part.numpy().tolist() for part in batch), strict=True)]
 

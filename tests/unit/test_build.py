@@ -9,7 +9,7 @@ pytest.importorskip("tensorflow")
 
 from distlaunch.base.errors import ConfigError
 from distlaunch.config.run import Component
-from distlaunch.training.build import _component
+from distlaunch.training.build import component
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 
@@ -42,12 +42,12 @@ def made():
 )
 def test_a_loss_is_the_function_or_what_it_makes(name: str, args: dict, expected: float, tmp_path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
-    loss = _component(Component(name=f"{tmp_path}/mine.py:{name}", args=args), "losses", ("compile", "loss"))
+    loss = component(Component(name=f"{tmp_path}/mine.py:{name}", args=args), "losses", ("compile", "loss"))
     assert float(np.mean(loss(np.zeros((4, 2)), np.full((4, 2), 2.0)))) == expected
 
 
 def test_a_schedule_that_cannot_be_made_is_a_mistake_in_its_argument() -> None:
     given = Component(name="SGD", args={"learning_rate": {"name": "CosineDecay", "args": {"decay_steps": 5}}})
     with pytest.raises(ConfigError, match=r"CosineDecay: .*missing.*initial_learning_rate") as caught:
-        _component(given, "optimizers", ("compile", "optimizer"))
+        component(given, "optimizers", ("compile", "optimizer"))
     assert caught.value.problems[0].dotted == "compile.optimizer.args.learning_rate"

@@ -12,7 +12,7 @@ pytest.importorskip("tensorflow")
 
 from distlaunch.base.errors import ConfigError
 from distlaunch.config.run import Compile
-from distlaunch.training.build import _compile
+from distlaunch.training.build import compile_model
 from distlaunch.training.checkpoints.optimizer_changes import describe_optimizers, loss_text, optimizers_text
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
@@ -30,7 +30,7 @@ def own(model: keras.Model | None = None, **more: Any) -> keras.Model:
 
 def compiled(model: keras.Model, **section: Any) -> dict[str, Any]:
     """Return what a model says of itself after a step."""
-    _compile(model, Compile.model_validate(section))
+    compile_model(model, Compile.model_validate(section))
     logs = model.evaluate(np.ones((4, 3)), np.ones((4, 1)), verbose=0, return_dict=True)
     settings = {"rate": float(model.optimizer.learning_rate.numpy()), "class": type(model.optimizer).__name__}
     return {**settings, "loss": loss_text(model.loss), "logs": sorted(logs)}
@@ -59,7 +59,7 @@ def test_parts_that_are_named_replace_the_models_own(section: dict[str, Any], ex
 
 def test_arguments_of_the_models_own_optimizer_keep_the_others() -> None:
     model = own()
-    _compile(model, Compile.model_validate({"optimizer": {"args": {"learning_rate": 0.75, "nesterov": True}}}))
+    compile_model(model, Compile.model_validate({"optimizer": {"args": {"learning_rate": 0.75, "nesterov": True}}}))
     optimizer: Any = model.optimizer
     assert (optimizer.momentum, optimizer.nesterov, float(optimizer.learning_rate.numpy())) == (0.5, True, 0.75)
 
@@ -123,7 +123,7 @@ def test_a_compile_of_the_models_own() -> None:
 )
 def test_what_cannot_be_merged_is_said(model: Any, section: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        _compile(model(), Compile.model_validate(section))
+        compile_model(model(), Compile.model_validate(section))
 
 
 def test_the_optimizer_in_words() -> None:

@@ -51,13 +51,13 @@ LINES = [b"a1", b"a2", b"b1", b"b2"]
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the files that were scanned."""
     seen: list[int] = []
-    scan = lines_module._scan
+    scan = lines_module.scan
 
     def watched(descriptor: int, size: int) -> records.Scanned:
         seen.append(size)
         return scan(descriptor, size)
 
-    monkeypatch.setattr(lines_module, "_scan", watched)
+    monkeypatch.setattr(lines_module, "scan", watched)
     return seen
 
 
@@ -100,8 +100,8 @@ def test_a_damaged_index_is_made_anew(data: Path, kept: Path, scans: list[int], 
 
 def test_indices_are_mapped_into_memory(data: Path) -> None:
     source = text_lines(data)
-    assert isinstance(source._starts, np.memmap)
-    assert source._starts.dtype == np.uint32
+    assert isinstance(source.starts, np.memmap)
+    assert source.starts.dtype == np.uint32
 
 
 def test_read_only_data(data: Path) -> None:
@@ -147,14 +147,14 @@ def test_several_may_index_at_once(data: Path, kept: Path) -> None:
 
 
 def test_a_file_that_is_written_while_it_is_indexed(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scan = lines_module._scan
+    scan = lines_module.scan
 
     def grow(descriptor: int, size: int) -> records.Scanned:
         with (data / "a.txt").open("a") as file:
             file.write("more\n")
         return scan(descriptor, size)
 
-    monkeypatch.setattr(lines_module, "_scan", grow)
+    monkeypatch.setattr(lines_module, "scan", grow)
     with pytest.raises(DataError, match=r"a\.txt cannot be indexed while it is written: .*6 bytes .* now"):
         text_lines(data)
 

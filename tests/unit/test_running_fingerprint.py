@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -25,32 +27,29 @@ BATCHES = 7  # in a pass
 
 
 class Processes:
-    """Two that compare with each other: whoever asks does it for both, as they are asked in turn."""
+    """Two that compare with each other, each in a thread: both ask for the same, and wait for what the other tells."""
 
     def __init__(self) -> None:
         self.running = [RunningFingerprint(lambda text, at=at: self._gather(at, text)) for at in range(2)]
         self.asked = 0
+        self._told, self._meeting = ["", ""], threading.Barrier(2, timeout=30)
 
     def _gather(self, at: int, text: str) -> dict[str, str]:
-        self.asked += 1
-        batches = self.batches
-        other = self.running[1 - at]
-        other._gather, gather = (lambda told: {"worker:0": text, "worker:1": told}), other._gather
-        try:
-            return dict(other._gathered(batches))
-        finally:
-            other._gather = gather
+        self._told[at] = text
+        self._meeting.wait()
+        told = {f"worker:{number}": each for number, each in enumerate(self._told)}
+        self.asked += at == 0
+        # neither may tell something new before both have seen this
+        self._meeting.wait()
+        return told
 
     def compare(self, batches: int, first_step: int = 0) -> None:
-        told = RunningFingerprint._gathered
-        mine = self.running[0]
-
-        def remembered(asked: int) -> Any:
-            self.batches = asked
-            return told(mine, asked)
-
-        mine._gathered = remembered
-        mine.compare(batches, first_step)
+        with ThreadPoolExecutor(2) as pool:
+            ends = [pool.submit(running.compare, batches, first_step) for running in self.running]
+        mine, other = (end.exception() for end in ends)
+        assert str(mine) == str(other), "both see the same"
+        if mine is not None:
+            raise mine
 
 
 def values(at: int) -> Callable[[Any], Any]:
@@ -137,7 +136,7 @@ def test_any_first_difference_is_found(number: int, data: Any) -> None:
     processes = Processes()
     for at, running in enumerate(processes.running):
         for batch in range(1, number + 1):
-            running._note(np.asarray([batch, at if batch >= different else 0]))
+            running.note(np.asarray([batch, at if batch >= different else 0]))
     if equal:
         processes.compare(equal)
     with pytest.raises(ConfigError, match=rf"since step {different};"):

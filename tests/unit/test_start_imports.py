@@ -21,10 +21,10 @@ _COSTLY = {
 _TELL = """
 import os, sys
 from types import SimpleNamespace
-from distlaunch.tasks.script import _report_start
+from distlaunch.tasks.script import report_start
 if len(sys.argv) > 2:
     os.uname = lambda: SimpleNamespace(nodename=sys.argv[2])
-_report_start(sys.argv[1], 2, "worker:1")
+report_start(sys.argv[1], 2, "worker:1")
 """
 
 

@@ -76,20 +76,20 @@ class FilesOfSpans(FilesOfRecords):
         index = cached_index(files, form.kind, form.version, lambda: _build(files, form))
         super().__init__(files, index.arrays["firsts"])
         self.facts = index.facts
-        self._starts = index.arrays["starts"]
+        self.starts = index.arrays["starts"]
         self._sizes = np.array(files.sizes, np.int64)
         self._reader = ByteReader(files)
 
     def where(self, index: int) -> str:
-        return f"{super().where(index)} at byte {int(self._starts[index]):,}"
+        return f"{super().where(index)} at byte {int(self.starts[index]):,}"
 
     def _read(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:
         file_ids, _ = self.locate(indices)
-        starts = self._starts[indices].astype(np.int64)
+        starts = self.starts[indices].astype(np.int64)
         following = indices + 1
         is_last = following == self.firsts[file_ids + 1]
         # `where` evaluates both: without the inner one the last index would be out of bounds
-        ends = np.where(is_last, self._sizes[file_ids], self._starts[np.where(is_last, 0, following)])
+        ends = np.where(is_last, self._sizes[file_ids], self.starts[np.where(is_last, 0, following)])
         return self._parse(self._reader.read(file_ids, starts, ends.astype(np.int64)))
 
     @abstractmethod

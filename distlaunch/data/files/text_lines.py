@@ -21,7 +21,7 @@ def text_lines(files: Patterns) -> TextLines:
         DataError: a file that cannot be read.
     """
     found = find_files(files, "a text file", ("*.txt", "*.text"))
-    return TextLines(found, Format("text", 1, _scan))
+    return TextLines(found, Format("text", 1, scan))
 
 
 class TextLines(FilesOfSpans):
@@ -33,6 +33,6 @@ class TextLines(FilesOfSpans):
         return (as_objects([span.removesuffix(b"\n").removesuffix(b"\r") for span in spans]),)
 
 
-def _scan(descriptor: int, size: int) -> Scanned:
+def scan(descriptor: int, size: int) -> Scanned:
     parts = [rows.starts + rows.offset for rows in scan_rows(descriptor, size)]
     return Scanned(np.concatenate([np.empty(0, np.int64), *parts]))

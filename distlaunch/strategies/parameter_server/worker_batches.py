@@ -58,15 +58,20 @@ _on_failure: list[Callable[[Exception], None]] = []
 _on_times: list[Callable[[StepTimes], None]] = []
 
 
-def offer(split: str, offered: Offered) -> None:
+def offer(split: str, what: Offered) -> None:
     """Lets graphs that run in this process read a split."""
     with _lock:
-        _readers[split] = offered
+        _readers[split] = what
         # functions of this module: TensorFlow's table holds them weakly
         answer(_TOKEN, _read)
         answer(_DATA_TOKEN, _data)
         answer(_TIMES_TOKEN, _times)
         answer(_PASS_TOKEN, _first_pass)
+
+
+def offered(split: str) -> Offered:
+    """Return what this process can read of a split; KeyError if it is not offered."""
+    return _readers[split]
 
 
 def report_failures(to: Callable[[Exception], None]) -> None:
@@ -175,8 +180,8 @@ def batch_spec(elements: Any, load: Callable[[Any], Batch]) -> Any:
 
 
 def _data(split: Any) -> bytes:
-    offered = _readers[_text(split)]
-    return json.dumps([offered.num_batches, offered.describe(), f"{socket.gethostname()}:{os.getpid()}"]).encode()
+    found = offered(_text(split))
+    return json.dumps([found.num_batches, found.describe(), f"{socket.gethostname()}:{os.getpid()}"]).encode()
 
 
 def _times(rows: np.ndarray) -> None:
@@ -185,7 +190,7 @@ def _times(rows: np.ndarray) -> None:
 
 
 def _first_pass(split: Any, worker: np.ndarray) -> np.ndarray:
-    seen = _readers[_text(split)].first_pass(int(worker))
+    seen = offered(_text(split)).first_pass(int(worker))
     return np.array([_UNKNOWN if seen.length is None else seen.length, seen.read], np.int64)
 
 
@@ -197,9 +202,9 @@ def _text(value: Any) -> str:
 def _read(split: Any, worker: np.ndarray, number: np.ndarray, length: np.ndarray) -> list[Any]:
     name = _text(split)
     try:
-        offered = _readers[name]
-        _check_length(name, int(worker), offered.num_batches, int(length))
-        batch = offered.read(int(worker), int(number))
+        found = offered(name)
+        _check_length(name, int(worker), found.num_batches, int(length))
+        batch = found.read(int(worker), int(number))
     except Exception as error:
         # TensorFlow would hand on a text without the user's lines
         _failed.append(error)
