@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +20,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Share, pack
 from distlaunch.data.class_weights import class_weights
 from distlaunch.data.context import WorkerContext
-from distlaunch.data.examples.each_example import ExampleMap, example_map
+from distlaunch.data.examples.each_example import example_map
 from distlaunch.data.examples.random_access import Arrays, FileExamples, Items, gives_items
 from distlaunch.data.examples.reader_pool import ReaderPool, reader_pool
 from distlaunch.data.files.base import IndexedFiles
@@ -65,7 +64,7 @@ def make_split(
         epoch_steps: batches of an epoch, if the config says it.
     """
     if isinstance(data, PyData):
-        return _PyRecipe(data, config, seed, preprocessing, training=training, epoch_steps=epoch_steps).split()
+        return _Recipe(data, config, seed, preprocessing, training=training, epoch_steps=epoch_steps).split()
     if config.global_batch is None:
         message = f"missing: {config.function} gives examples, and not batches as a keras.utils.PyDataset does"
         hint = "add `global_batch:` below `data:`, the number of examples of a step"
@@ -82,106 +81,64 @@ def make_split(
     return _Recipe(data, config, seed, preprocessing, training=training, own=share.number > 1).split()
 
 
-class _BaseRecipe(ABC):
-    """What one split is made of, in each of its forms.
+class _Recipe:
+    """What one split is made of; makes its forms, see `split.Forms`.
 
     Args:
-        training: whether it is the split for training, which has other forms; see `split.Forms`.
+        training: whether it is the split for training, which has other forms.
         own: see `Split.own`.
     """
 
-    def __init__(self, config: DataConfig, seed: int, preprocessing: Preprocessing | None, *, training: bool,
-                 own: bool = False) -> None:  # fmt: skip
-        self._config, self._seed, self._preprocessing = config, seed, preprocessing
-        self._training, self._own = training, own
+    def __init__(self, data: Any, config: DataConfig, seed: int, preprocessing: Preprocessing | None, *,
+                 training: bool, own: bool = False, epoch_steps: int | None = None) -> None:  # fmt: skip
+        self._data, self._config, self._seed, self._preprocessing = data, config, seed, preprocessing
+        self._training, self._own, self._epoch_steps = training, own, epoch_steps
         self._limit = config.train_examples if training else config.validation_examples
-        self._weigh = class_weights(config.class_weight) if config.class_weight else None
+        self._skips = training and config.on_error == "skip"
+        if not isinstance(data, (PyData, StreamData, tf.data.Dataset)):
+            noun = "example" if training else "validation example"
+            self._data = _examples(data, self._limit, noun, skips=self._skips, pool=_pool(data, config, seed))
+        self._plain = None if isinstance(data, PyData) else example_map(config, seed, training=False)
 
     def split(self) -> Split:
-        if not self._training:
-            return self._finished(self._evaluated(), trains=False)
-        return self._finished(self._trained(augmented=True), trains=True).with_forms(self)
+        return self._made(trains=True, augmented=True).with_forms(self) if self._training else self._made(trains=False)
 
     @functools.cached_property
     def unaugmented(self) -> Split | None:
-        if self._config.augment is None:
-            return None
-        return self._finished(self._trained(augmented=False), trains=True)
+        return None if self._config.augment is None else self._made(trains=True)
 
     @functools.cached_property
     def in_order(self) -> Split:
-        split = self._finished(self._evaluated(), trains=False)
+        split = self._made(trains=False)
         # which worker has most of them is only known of what training reads
         return split.with_length(None, None) if split.own else split
 
-    @abstractmethod
-    def _trained(self, *, augmented: bool) -> Split:
-        """Return the examples in the order of training, without weights and preprocessing."""
-
-    @abstractmethod
-    def _evaluated(self) -> Split:
-        """Return the examples in their own order; nothing is dropped, skipped or augmented."""
-
-    def _finished(self, split: Split, *, trains: bool) -> Split:
-        if trains and self._weigh is not None:
-            split = split.with_transform(self._weigh)
+    def _made(self, *, trains: bool, augmented: bool = False) -> Split:
+        """Return a form of the split; one that does not train is in its own order, unchanged and whole."""
+        split = self._read(trains=trains, augmented=augmented)
+        if trains and self._config.class_weight:
+            split = split.with_transform(class_weights(self._config.class_weight))
         if self._preprocessing is not None:
             split = split.with_preprocessing(self._preprocessing)
         return split.with_role("train" if self._training else "validation", own=self._own)
 
-
-class _Recipe(_BaseRecipe):
-    """A split of examples."""
-
-    def __init__(self, data: Any, config: DataConfig, seed: int, preprocessing: Preprocessing | None, *,
-                 training: bool, own: bool) -> None:  # fmt: skip
-        super().__init__(config, seed, preprocessing, training=training, own=own)
-        self._skips = training and config.on_error == "skip"
-        if not isinstance(data, (StreamData, tf.data.Dataset)):
-            noun = "example" if training else "validation example"
-            data = _examples(data, self._limit, noun, skips=self._skips, pool=_pool(data, config, seed))
-        self._data = data
-        self._plain = example_map(config, seed, training=False)
-
-    def _trained(self, *, augmented: bool) -> Split:
-        mapping = example_map(self._config, self._seed, training=True) if augmented else self._plain
-        seed = self._seed if self._config.shuffle is not False else None
-        return self._made(mapping, seed, drop=self._config.remainder == "drop", skips=self._skips)
-
-    def _evaluated(self) -> Split:
-        return self._made(self._plain, None, drop=False, skips=False)
-
-    def _made(self, mapping: ExampleMap | None, seed: int | None, *, drop: bool, skips: bool) -> Split:
-        data, config = self._data, self._config
+    def _read(self, *, trains: bool, augmented: bool) -> Split:
+        data, config, limit = self._data, self._config, self._limit
+        shuffles, drop = trains and config.shuffle is not False, trains and config.remainder == "drop"
+        if isinstance(data, PyData):
+            # the hooks must not be called for the dataset that training reads
+            data = PyData(data.again(), data.again) if self._training and not trains else data
+            datasets = PyDatasets(data, config, limit, self._seed, shuffle=shuffles, trains=trains, drop=drop,
+                                  epoch_steps=self._epoch_steps)  # fmt: skip
+            check_config(config, data.dataset, datasets.global_batch, training=self._training)
+            return datasets
+        mapping = example_map(config, self._seed, training=True) if augmented else self._plain
+        seed = self._seed if shuffles else None
         if isinstance(data, StreamData):
             return Streams(data, config, mapping, seed, "training" if self._training else "validation")
         if isinstance(data, tf.data.Dataset):
-            return Pipeline(data, config, self._limit, mapping, seed, drop=drop)
-        return Indexed(data, config, mapping, seed, drop=drop, skips=skips)
-
-
-class _PyRecipe(_BaseRecipe):
-    """A split that is a `keras.utils.PyDataset`."""
-
-    def __init__(self, data: PyData, config: DataConfig, seed: int, preprocessing: Preprocessing | None, *,
-                 training: bool, epoch_steps: int | None) -> None:  # fmt: skip
-        super().__init__(config, seed, preprocessing, training=training)
-        self._data, self._epoch_steps = data, epoch_steps
-
-    def _trained(self, *, augmented: bool) -> Split:
-        drop, shuffle = self._config.remainder == "drop", self._config.shuffle is not False
-        return self._made(self._data, shuffle=shuffle, trains=True, drop=drop)
-
-    def _evaluated(self) -> Split:
-        # the hooks must not be called for the dataset that training reads
-        data = PyData(self._data.again(), self._data.again) if self._training else self._data
-        return self._made(data, shuffle=False, trains=False, drop=False)
-
-    def _made(self, data: PyData, *, shuffle: bool, trains: bool, drop: bool) -> Split:
-        datasets = PyDatasets(data, self._config, self._limit, self._seed, shuffle=shuffle, trains=trains, drop=drop,
-                              epoch_steps=self._epoch_steps)  # fmt: skip
-        check_config(self._config, data.dataset, datasets.global_batch or 0, training=self._training)
-        return datasets
+            return Pipeline(data, config, limit, mapping, seed, drop=drop)
+        return Indexed(data, config, mapping, seed, drop=drop, skips=trains and self._skips)
 
 
 def _check_part(data: Any, share: Share) -> None:

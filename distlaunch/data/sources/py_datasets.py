@@ -276,7 +276,7 @@ def _spec(leaves: list[np.ndarray], name: str) -> tf.TensorSpec:
     return tf.TensorSpec(sizes, tf.string if text else tf.as_dtype(leaves[0].dtype))
 
 
-def check_config(config: DataConfig, dataset: keras.utils.PyDataset, rows: int, *, training: bool) -> None:
+def check_config(config: DataConfig, dataset: keras.utils.PyDataset, rows: int | None, *, training: bool) -> None:
     """Raise ConfigError if the config says something that a `PyDataset` cannot follow.
 
     Args:
