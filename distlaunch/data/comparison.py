@@ -53,9 +53,11 @@ def compared(
     own = {name for name, split in read.items() if split.own or config.data.streams is not None}
     shared = {task: {name: facts[name] for name in facts if name not in own} for task, facts in seen.items()}
     reasons = OF_FUNCTION if config.data.sharding == "function" else REASONS
-    wrong = _missing(shared, reasons) or different_lengths(
-        {task: _lengths(facts) for task, facts in shared.items()}, reasons
-    )
+    lengths = {
+        task: " and ".join(f"{fact['length']} for {name}" for name, fact in facts.items())
+        for task, facts in shared.items()
+    }
+    wrong = _missing(shared, reasons) or different_lengths(lengths, reasons)
     data = {task: {name: facts[name]["data"] for name in facts} for task, facts in shared.items()}
     wrong = wrong or different_data(data, reasons)
     for name in sorted(names & own):
@@ -127,10 +129,6 @@ def _lacking(name: str, seen: Mapping[str, Mapping[str, Any]]) -> str:
 def _facts(split: Split) -> dict[str, Any]:
     length, data = _length_of(split), split.describe()
     return {"length": length, "batches": split.num_batches, "examples": split.num_examples, "data": data}
-
-
-def _lengths(facts: Mapping[str, Any]) -> str:
-    return " and ".join(f"{fact['length']} for {name}" for name, fact in facts.items())
 
 
 def _length_of(split: Split) -> str:

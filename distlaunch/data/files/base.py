@@ -109,8 +109,12 @@ class IndexedFiles(ABC):
                 tensors = [tf.constant(part[0], spec.dtype) for part, spec in zip(raw, self.raw_spec, strict=True)]
                 example = self.decode(*tensors)
         except tf.errors.OpError as error:
-            raise RecordError(index, self.where(index), _without_operation(error.message)) from error
-        return tf.nest.map_structure(_as_numpy, example)
+            # what is wrong, without where in a graph
+            reason = first_line(re.sub(r"\{\{[^}]*\}\}\s*|\s*\[Op:\w+\].*", "", error.message))
+            raise RecordError(index, self.where(index), reason) from error
+        return tf.nest.map_structure(
+            lambda value: value.numpy() if tf.is_tensor(value) and hasattr(value, "numpy") else value, example
+        )
 
 
 class FilesOfRecords(IndexedFiles):
@@ -174,12 +178,3 @@ def as_objects(values: list[Any]) -> np.ndarray:
 def first_line(text: object) -> str:
     """Of an error's message, what people need."""
     return (str(text).strip().splitlines() or [type(text).__name__])[0]
-
-
-def _without_operation(message: str) -> str:
-    """What TensorFlow says is wrong, without where in a graph."""
-    return first_line(re.sub(r"\{\{[^}]*\}\}\s*|\s*\[Op:\w+\].*", "", message))
-
-
-def _as_numpy(value: Any) -> Any:
-    return value.numpy() if tf.is_tensor(value) and hasattr(value, "numpy") else value
