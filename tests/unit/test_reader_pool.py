@@ -72,8 +72,9 @@ def photos(tmp_path: Path, text: str = FILE) -> Any:
 def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
     pool = ReaderPool(photos(tmp_path), 2, seed=3)
-    processes = psutil.Process().children(recursive=True)
+    others = psutil.Process().children(recursive=True)  # of other tests
     pool.open()
+    processes = [each for each in psutil.Process().children(recursive=True) if each not in others]
     yield pool
     pool.close()
     assert not psutil.wait_procs(processes, timeout=10)[1]

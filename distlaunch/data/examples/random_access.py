@@ -1,18 +1,18 @@
-"""Examples by number: arrays, and whatever has `__len__` and `__getitem__`."""
+"""Examples by number: arrays, files, and whatever has `__len__` and `__getitem__`."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false
 # (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, DataError, Problem
-from distlaunch.data.examples.arrays import as_tensors
+from distlaunch.base.plural import listed
 from distlaunch.data.examples.python_values import as_array, as_arrays
 from distlaunch.data.examples.read_failures import quiet_function, reading
 from distlaunch.data.examples.reader_pool import ReaderPool
@@ -21,6 +21,7 @@ from distlaunch.data.files.base import IndexedFiles
 from distlaunch.data.fingerprints import fingerprint, spread
 
 _KEY = ("data", "function")
+_MOST_NAMED = 12
 
 
 class Arrays:
@@ -54,6 +55,69 @@ class Arrays:
         examples = [tf.nest.map_structure(lambda leaf, at=at: leaf[at], self._tensors) for at in numbers]
         spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), self._tensors)
         return fingerprint(examples, spec, numbers)
+
+
+def as_tensors(data: Any, limit: int | None) -> tuple[Any, int]:
+    """The structure with a tensor for each array, and the number of examples.
+
+    Args:
+        limit: take no more of the examples.
+
+    Raises:
+        ConfigError: values without rows, of types that no tensor has, or different numbers of rows.
+    """
+    data = tuple(data) if isinstance(data, (tuple, list)) else data
+    given = tf.nest.flatten(data)
+    arrays = [np.asarray(leaf) for leaf in given]
+    if (single := next((leaf for leaf, array in zip(given, arrays, strict=True) if array.ndim == 0), _KEY)) is not _KEY:
+        raise ConfigError(Problem(_KEY, f"got {_single(single)}"))
+    if len({len(array) for array in arrays}) != 1:
+        shapes = [array.shape for array in arrays]
+        raise ConfigError(Problem(_KEY, f"the arrays differ in length: their shapes are {shapes}"))
+    number = len(arrays[0]) if limit is None else min(len(arrays[0]), limit)
+    with tf.device("CPU:0"):
+        tensors = [_tensor(leaf, array, number) for leaf, array in zip(given, arrays, strict=True)]
+    return tf.nest.pack_sequence_as(data, tensors), number
+
+
+def _single(leaf: Any) -> str:
+    """What a value without rows is, and what to write instead."""
+    if isinstance(leaf, Iterator):
+        name = "a Python generator" if isinstance(leaf, Generator) else f"an iterator ({type(leaf).__name__})"
+        hint = "tf.data.Dataset.from_generator(function, output_signature=...), or a class with __len__ and __getitem__"
+        return f"{name}, which can be read only once, and not from where a resumed run goes on; give {hint}"
+    if isinstance(leaf, (int, float, complex, str, bytes, bool, np.generic)):
+        return "single values, as Python lists have; expected arrays with an example in each row: np.array(...)"
+    return f"{type(leaf).__name__}; expected arrays with rows, a tf.data.Dataset, or examples by number"
+
+
+def _tensor(leaf: Any, array: np.ndarray, number: int) -> tf.Tensor:
+    try:
+        return tf.constant(array[:number])
+    except (ValueError, TypeError) as error:
+        raise ConfigError(Problem(_KEY, _why(leaf, array))) from error
+
+
+def _why(leaf: Any, array: np.ndarray) -> str:
+    if hasattr(leaf, "columns") and hasattr(leaf, "dtypes"):
+        return _why_no_frame(leaf)
+    name = f" '{leaf.name}'" if isinstance(getattr(leaf, "name", None), str) else ""
+    if array.dtype != object:
+        return f"got an array{name} of {array.dtype}; expected numbers or text; convert it, such as to float32"
+    kinds = sorted({type(value).__name__ for value in array.flat})
+    return (
+        f"got an array{name} of Python objects ({', '.join(kinds)}); expected only numbers or only text; convert it, "
+        "and replace what is missing"
+    )
+
+
+def _why_no_frame(frame: Any) -> str:
+    columns = listed([f"{name} {dtype}" for name, dtype in zip(frame.columns, frame.dtypes, strict=True)], _MOST_NAMED)
+    return (
+        f"got a DataFrame with columns that do not make one array: {columns}; return dict(frame) instead, so that "
+        "the model, or a keras.utils.FeatureSpace as data.preprocessing, takes each column by name; or numbers alone: "
+        'frame[["a", "b"]].to_numpy("float32")'
+    )
 
 
 class Items:
@@ -106,7 +170,9 @@ class Items:
                 raise DataError(f"it has {len(leaves)} parts, example 0 has {len(specs)}")
             for leaf, spec in zip(leaves, specs, strict=True):
                 if not spec.shape.is_compatible_with(leaf.shape):
-                    raise DataError(_other_shape(leaf.shape, spec.shape))
+                    others = f"its shape is {tuple(leaf.shape)}, that of other examples {tuple(spec.shape)}"
+                    hint = "give all one shape, such as by a size to which they are brought in __getitem__"
+                    raise DataError(f"{others}; {hint}")
             return [_as(leaf, spec.dtype) for leaf, spec in zip(leaves, specs, strict=True)]
 
     def _item(self, number: int) -> Any:
@@ -176,13 +242,6 @@ def _as(leaf: np.ndarray, dtype: tf.DType) -> np.ndarray:
     if leaf.dtype != wanted and not np.can_cast(leaf.dtype, wanted, "same_kind"):
         raise DataError(f"it holds {leaf.dtype} where example 0 holds {dtype.name}")
     return leaf.astype(wanted, copy=False)
-
-
-def _other_shape(shape: Any, expected: tf.TensorShape) -> str:
-    return (
-        f"its shape is {tuple(shape)}, that of other examples {tuple(expected)}; give all one shape, such as by a size "
-        "to which they are brought in __getitem__"
-    )
 
 
 class FileExamples:
