@@ -66,7 +66,7 @@ def trained(tmp_path_factory):
 
 # the kinds differ in where they cut; one of them is enough in CI
 PAIRS = [
-    pytest.param(kind, name, marks=pytest.mark.slow if kind in ("min_size", "max_size") else ())
+    pytest.param(kind, name, marks=() if kind == "fixed_shards" else pytest.mark.slow)
     for kind, names in FAST.items()
     for name in names
 ]

@@ -167,6 +167,7 @@ def test_predict_from_a_copy_for_files_and_functions(folder: Path, tmp_path: Pat
                 np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5, err_msg=words[0])
 
 
+@pytest.mark.slow  # in CI tests/processes/test_predict.py
 def test_a_run_predicts_json_lines_by_its_export(folder: Path) -> None:
     np.savez(folder / "one.npz", **{name: part[:3] for name, part in validation(folder).items()})
     code, out, err = run("predict", "runs/one_device", "--input", "one.npz", "--output", "-", cwd=folder)

@@ -258,7 +258,8 @@ def test_what_fails_is_left_out_alike_by_any_number_of_workers(project: Path, mo
 
 
 @pytest.mark.parametrize(("kind", "what"), [
-    ("multi_worker_mirrored", "items"), ("dtensor", "drawn"), ("parameter_server", "drawn"),
+    ("dtensor", "drawn"), ("parameter_server", "drawn"),
+    pytest.param("multi_worker_mirrored", "items", marks=pytest.mark.slow),
     pytest.param("jax", "map", marks=pytest.mark.slow),
     pytest.param("jax", "drawn later", marks=pytest.mark.slow),
     pytest.param("parameter_server", "items in processes", marks=pytest.mark.slow),

@@ -37,7 +37,8 @@ def _validations(folder: Path, *words: str) -> list[float]:
     return [line["logs"]["val_loss"] for line in json_lines(out) if line["event"] == "EpochEnded"]
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", pytest.param("workers", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["mirrored", "workers"])
 def test_validation_is_of_the_checkpoint_and_the_same_after_a_resume(tmp_path: Path, strategy: str) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "mine.yaml").write_text(CONFIG + STRATEGIES[strategy])

@@ -27,7 +27,7 @@ def in_shell(folder: Path, words: str, streams: str, **env: str) -> tuple[int, s
     ("options", "streams"),
     [
         pytest.param("", ">&-", marks=_SLOW),  # in CI test_environments.py
-        ("--json", ">&- 2>&- <&-"),
+        pytest.param("--json", ">&- 2>&- <&-", marks=_SLOW),
         pytest.param("--quiet", ">&-", marks=_SLOW),
         pytest.param("--quiet", ">&- 2>&-", marks=_SLOW),
         pytest.param("--json", ">&-", marks=_SLOW),

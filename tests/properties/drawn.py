@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from distlaunch.base.errors import Problem
 from distlaunch.config.base import Section
 from distlaunch.config.checks.config import cross_check
+from distlaunch.config.engines import AnyEngine, installed
 from distlaunch.config.read.tree import Key
 from distlaunch.config.references.functions import reference_problems
 from distlaunch.config.references.sites import sites
@@ -147,6 +148,8 @@ def _of(annotation: Any, limits: tuple[Any, ...]) -> Draw:
     if origin is dict:
         keys, values = (_of(part, ()) for part in parts)
         return st.dictionaries(keys, values, min_size=int(_limit(limits, "min_length") or 0), max_size=3)
+    if annotation is AnyEngine:
+        return st.one_of(*(of_model(model) for model in installed().models.values()))
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return of_model(annotation)
     return _scalar(annotation, limits)
