@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 @JUNIT
 @click.option("--json", "as_json", is_flag=True, help="Print the results as a JSON list.")
 def command(configs: tuple[str, ...], overrides: tuple[str, ...], junit_xml: str | None, as_json: bool) -> None:
-    """Check configs completely: types, names, arithmetic, functions. Starts nothing. Exits with 2 if one is wrong.
+    """Check configs: keys, types, names, arithmetic, functions and their arguments.
+
+    Starts nothing, and imports neither your code nor Keras. Exits with 2 if one is wrong.
 
     In a job of GitHub Actions, problems are annotations of their lines.
     """
