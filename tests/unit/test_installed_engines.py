@@ -127,3 +127,10 @@ def test_two_packages_with_one_kind_are_both_named(project: Path, monkeypatch: p
     )
     assert tuple(classes) == tuple(installed().models)
     sys.modules.pop("tent", None)
+
+
+def test_an_unknown_engine_hides_no_other_mistake(project: Path) -> None:
+    """What the section says for the engine that was meant is no mistake of another one."""
+    said = call(project, "validate", "job.yaml", "--set", "checkpoint.every_epochs=5").stderr
+    assert "checkpoint.every_epochs: got 5, but training ends after 1 epoch" in said
+    assert said.count("engine.") == 1, said

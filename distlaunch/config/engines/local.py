@@ -22,7 +22,7 @@ class Local(EngineSection):
 
 
 class Auto(RemoteSection):
-    """One task of the cluster that the environment variable TF_CONFIG describes, if it is set.
+    """The place that the environment names: a task of the cluster that TF_CONFIG describes, if it is set.
 
     Else the nodes of the Slurm allocation that this command is in, for which the keys of `slurm` count that are not for
     `submit` alone; else this machine.

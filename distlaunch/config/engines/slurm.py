@@ -43,7 +43,7 @@ SBATCH_FLAGS: Mapping[str, str] = {
     **dict.fromkeys(("--chdir", "--parsable", "--quiet", "--verbose", "--wait", "--wrap", "--test-only", "--help",
                      "--usage", "--version"), _OURS),
 }  # fmt: skip
-"""What may not be among `flags`, and what to do instead."""
+"""Options that may not be among `flags`, each with what to do instead."""
 _SBATCH_SHORT = {
     "A": "--account", "p": "--partition", "q": "--qos", "t": "--time", "N": "--nodes", "C": "--constraint",
     "x": "--exclude", "d": "--dependency", "J": "--job-name", "o": "--output", "n": "--ntasks", "c": "--cpus-per-task",
@@ -79,11 +79,11 @@ class Slurm(RemoteSection):
     workers_per_node: Positive | None = None
     """null: one for each GPU that is asked for, or one."""
     gpus: Gpus | None = None
-    """Of each node; `a100:4` asks for a type."""
+    """The GPUs of each node; `a100:4` asks for a type."""
     cpus: Positive | None = None
-    """Of each node."""
+    """The cores of each node."""
     mem: Memory | None = None
-    """Of each node: megabytes, or a number with K, M, G or T."""
+    """The memory of each node: megabytes, or a number with K, M, G or T."""
     constraint: OneLine | None = None
     exclude: OneLine | None = None
     """Nodes that are not used, such as `n[3,7-9]`."""

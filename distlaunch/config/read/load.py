@@ -227,8 +227,12 @@ def _validate(data: Any) -> tuple[RunConfig | None, list[Problem]]:
 
 def _without_wrong_keys(data: dict[str, Any], problems: list[Problem]) -> RunConfig | None:
     """The config with defaults for all that is wrong, so that the rest can be checked all the same."""
-    # without its kind a strategy is none
-    keys = [problem.key[:1] if problem.key[0] == "strategy" else problem.key for problem in problems if problem.key]
+    # a strategy or an engine without its kind is none, or another one
+    keys = [
+        problem.key[:1] if problem.key[0] in ("strategy", "engine") else problem.key
+        for problem in problems
+        if problem.key
+    ]
     pruned: Any = dict(data)
     for key in keys:
         pruned = _pruned(pruned, key)
