@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 
 class Section(BaseModel):
     """A part of the config. Its traits say which of its keys decide the numbers of a run."""
 
     # strict: pydantic would take "3" for 3; the messages say what to write instead
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, validate_default=True, use_attribute_docstrings=True
-    )
+    # deferred: most commands use few of the sections, and the installed engines are looked for when a config is read
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, defer_build=True)
 
     is_neutral: ClassVar[bool] = False
     """Whether no key of the section decides a number: they say where the work runs, or what is kept and reported."""
@@ -31,6 +36,38 @@ class Section(BaseModel):
                     yield from value.number_keys((*key, name))
                 else:
                     yield *key, name
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Describe each key by the docstring below it.
+
+        Pydantic's `use_attribute_docstrings` parses the source of all sections in each command, for this one use.
+        """
+        made = handler(schema)
+        properties = handler.resolve_ref_schema(made).get("properties", {})
+        for name, text in _attribute_docstrings(cls).items():
+            if name in properties:
+                properties[name].setdefault("description", text)
+        return made
+
+
+def _attribute_docstrings(section: type[Section]) -> dict[str, str]:
+    """Return the docstrings of the attributes of a class and of its bases."""
+    found: dict[str, str] = {}
+    for cls in reversed([each for each in section.__mro__ if issubclass(each, Section)]):
+        try:
+            source = textwrap.dedent(inspect.getsource(cls))
+        except OSError:
+            continue  # made by a call, without a body in a file
+        body = cast(ast.ClassDef, ast.parse(source).body[0]).body
+        for attribute, below in itertools.pairwise(body):
+            if isinstance(attribute, ast.AnnAssign) and isinstance(attribute.target, ast.Name):
+                match below:
+                    case ast.Expr(value=ast.Constant(value=str(text))):
+                        found[attribute.target.id] = inspect.cleandoc(text)
+                    case _:  # a subclass that declares the attribute again says something else
+                        found.pop(attribute.target.id, None)
+    return found
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, PrivateAttr, create_model
+from pydantic import Field, PrivateAttr, create_model
 
 from distlaunch.base.secret_values import MASKED_ENV, REFERENCES_ENV
 from distlaunch.config.backend import Backend
@@ -292,9 +292,6 @@ RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$"
 
 class RunConfig(Section):
     """One run, completely. Unknown keys are errors."""
-
-    # the installed engines are looked for when the first config is read
-    model_config = ConfigDict(defer_build=True)
 
     neutral_keys: ClassVar[frozenset[str]] = frozenset({"name", "runs_dir", "resume", "export"})
 

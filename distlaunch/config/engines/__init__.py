@@ -35,23 +35,29 @@ def load_kinds(points: Iterable[EntryPoint]) -> tuple[dict[str, type[EngineSecti
     """
     classes: dict[str, type[EngineSection]] = {}
     unusable: dict[str, str] = {}
-    packages: dict[str, str] = {}
+    providers: dict[str, EntryPoint] = {}
     for point in sorted(points, key=lambda point: (_rank(point.name), point.name)):
-        package = point.dist.name if point.dist is not None else point.module
-        if point.name in packages:
-            if packages[point.name] != package:
-                both = f"the packages {packages[point.name]} and {package} both provide it; uninstall one of them"
+        if point.name in providers:
+            first, package = _package_of(providers[point.name]), _package_of(point)
+            if first != package:
+                both = f"the packages {first} and {package} both provide it; uninstall one of them"
                 unusable[point.name] = both
             continue
-        packages[point.name] = package
+        providers[point.name] = point
         try:
             classes[point.name] = _checked_class(point)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
+            package = _package_of(point)
             unusable[point.name] = f"the package {package} provides it, but {point.value} cannot be used: {reason}"
     for kind in unusable:
         classes.pop(kind, None)
     return classes, unusable
+
+
+def _package_of(point: EntryPoint) -> str:
+    # its metadata is parsed for the name, which takes longer than loading the class
+    return point.dist.name if point.dist is not None else point.module
 
 
 def _rank(kind: str) -> int:

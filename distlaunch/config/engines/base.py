@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from distlaunch.base.errors import Problem
 from distlaunch.config.base import Section, Words
@@ -20,9 +20,6 @@ class EngineSection(Section):
     A package adds a kind with a subclass and an entry point of the group `distlaunch.engines` that names it. The name
     of the entry point is the kind. The defaults are those of an engine with hosts of its own.
     """
-
-    # built as members of the union, at its first use
-    model_config = ConfigDict(defer_build=True)
 
     is_neutral: ClassVar[bool] = True
 
