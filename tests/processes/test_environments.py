@@ -56,7 +56,6 @@ def _keras_home(text: str) -> Callable[[Path], Any]:
 
 
 FAST = {
-    "modules that shadow": Case(prepare=_files("random.py", "types.py", "queue.py", "logging.py", "yaml.py")),
     "nearly no files": Case(shell='ulimit -n 128; "$@"'),
     "no locale": Case(env={"LC_ALL": "xx_YY.nothing", "LANG": None}),
 }  # fmt: skip
@@ -107,6 +106,7 @@ SLOW = {
     "within a run": Case(env={"DISTLAUNCH_RUN_DIR": "/nowhere", "DISTLAUNCH_TASK": "worker:3"}, config=TWO),
     "a zone that is none": Case(env={"TZ": "Mars/Olympus"}),
     # folders
+    "modules that shadow": Case(prepare=_files("random.py", "types.py", "queue.py", "logging.py", "yaml.py")),
     "a folder with a space": Case(folder="two words; $(false) 'x' \"y\"", config=TWO),
     "a folder with a newline": Case(folder="two\nlines", config=TWO),
     "a folder with a long name": Case(folder="/".join(["n" * 100] * 9)),

@@ -52,7 +52,7 @@ def kill_workers(run_dir: RunDir, times: int, job: subprocess.Popen[str]) -> Non
         os.kill(pids_of(run_dir, task)[-1], signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("kills", "epochs"), [(2, 8), pytest.param(20, 60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("kills", "epochs"), [(2, 4), pytest.param(20, 60, marks=pytest.mark.slow)])
 def test_killed_workers_cost_no_step(tmp_path: Path, kills: int, epochs: int) -> None:
     """Each step is counted once: the counter, the optimizer's iterations, and the examples of each epoch."""
     options = set_(f"train.epochs={epochs}", f"checkpoint.keep={epochs + 1}", "data.train_examples=4000")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,9 @@ from distlaunch.base.run_dir import RunDir  # noqa: E402
 from distlaunch.config.run import RunConfig  # noqa: E402
 from distlaunch.data.source import open_splits  # noqa: E402
 from distlaunch.training.export.writers import save_saved_model  # noqa: E402
+from tests.warm import run_modules  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
-REPOSITORY = Path(__file__).parents[2]
 
 MODULE = """
 import numpy as np, keras, pathlib
@@ -161,15 +159,10 @@ def unnamed() -> Any:
 
 
 def test_processes_that_start_together_share_one(config: Any, tmp_path: Path) -> None:
-    command = [sys.executable, str(tmp_path / "mine.py"), config().model_dump_json(), str(tmp_path / "run")]
-    environment = {"PYTHONPATH": str(REPOSITORY), "TF_CPP_MIN_LOG_LEVEL": "2", "PATH": ""}
-    started = [
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    told = [process.communicate(timeout=120) for process in started]
-    assert [process.returncode for process in started] == [0, 0], told
-    assert told[0][0] == told[1][0]
+    arguments = [str(tmp_path / "mine.py"), config().model_dump_json(), str(tmp_path / "run")]
+    run_modules(tmp_path, "tests.run_file", arguments, [{}, {}])
+    first, second = ((tmp_path / f"{index}.out").read_text() for index in range(2))
+    assert first == second != ""
     assert (tmp_path / "calls").read_text() == "x"
 
 
