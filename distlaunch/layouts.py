@@ -9,7 +9,7 @@ ATTRIBUTE = "_distlaunch_layout"
 
 
 def with_layout(layer: Layer, **axes: list[str | None]) -> Layer:
-    """Says how a layer's variables are split over the mesh axes of `dtensor` and `jax`; other strategies ignore it.
+    """Set how a layer's variables are split over the mesh axes of `dtensor` and `jax`; other strategies ignore it.
 
     A rule of the config's `strategy.layout` that matches a variable comes first. An axis that the mesh has not splits
     nothing, so that one model serves all meshes.

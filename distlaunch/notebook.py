@@ -48,7 +48,7 @@ _TASK = Task("worker", 0)
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a training.
+    """The result of a training.
 
     Attributes:
         history: values of each epoch by name, those of earlier attempts of the run included.
@@ -66,7 +66,7 @@ class Result:
 def train(
     config: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), runs_dir: str | Path | None = None
 ) -> Result:
-    """Runs a config, or goes on with a run, and prints a line an epoch.
+    """Train a config or resume a run, and print a line per epoch.
 
     An interrupt (Ctrl-C, or the notebook's stop button) stops after the current step, with a checkpoint.
 
@@ -139,7 +139,7 @@ def _check_process(config: RunConfig) -> None:
 
 
 def _processes_needed(strategy: Strategy, cluster: Cluster) -> str:
-    """Says how the config could do without other processes, if it could."""
+    """Return how the config could do without other processes, if it can."""
     otherwise = f"use `distlaunch train` for '{strategy.kind}'"
     if "hosting" in strategy.cluster_keys:
         key, got, change = "cluster.hosting", cluster.hosting, "write `hosting: in_process`"
@@ -173,7 +173,7 @@ def _choose(given: str | Path | Mapping[str, Any], config: RunConfig) -> RunDir:
 def train_here(
     config: RunConfig, run: RunDir, interrupts: contextlib.AbstractContextManager[Callable[[], bool]]
 ) -> tuple[Session, LoopEnd]:
-    """The next attempt of a run, whose lock the caller holds.
+    """Run the next attempt of a run, whose lock the caller holds.
 
     Args:
         interrupts: gives a function that says whether to stop after the current step, and may say that an exception is
@@ -235,14 +235,14 @@ class _Reporter:
                 print(f"warning: {event.message}", flush=True)
 
     def fail(self, status: str, seconds: float) -> None:
-        """The end of an attempt that could not report it."""
+        """Record the end of an attempt that could not report it itself."""
         at = self._facts
         self._writer.write(RunEnded(status=status, step=at.step, epochs_done=at.epochs_done, seconds=seconds))
 
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Whether an interrupt came. The second ends at once; Python's handlers are for the main thread only."""
+    """Yield a function that returns whether an interrupt came. A second interrupt ends training at once."""
     asked = threading.Event()
     # signals of Python come to the main thread alone, and only it may set handlers
     if threading.current_thread() is not threading.main_thread():

@@ -51,7 +51,7 @@ def _differences(hosts: Sequence[HostReport]) -> list[str]:
 
 
 def _print_hosts(hosts: Sequence[HostReport], ports: str) -> None:
-    """One line per host, the ports of the tasks, and warnings."""
+    """Print one line for each host, the ports of the tasks, and warnings."""
     from distlaunch.ui import words
 
     rows = [("host", "address", "Python", "TensorFlow", "JAX", "cores", "memory", "disk left", "GPUs", "driver")]

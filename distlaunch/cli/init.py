@@ -45,7 +45,7 @@ def command(target: Path, force: bool) -> None:
 
 
 def _ignored(path: Path) -> str:
-    """Let git ignore runs, unless a file says already what it ignores; return what is to be said."""
+    """Write a `.gitignore` for runs, unless there is one, and return the line to print."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write("runs/\n")

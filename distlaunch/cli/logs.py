@@ -76,7 +76,7 @@ def _write_stacks(run: RunDir) -> None:
 
 
 def _submitted(run: RunDir, note: Callable[[str], None]) -> Callable[[], bool]:
-    """Whether the submitted job of the run, if it has one, goes on."""
+    """Return True if the run has a submitted job that has not ended."""
     from distlaunch.jobs.batch.job_states import JobWatch, live_job
 
     job = live_job(run)
@@ -93,7 +93,7 @@ def _check_started(run: RunDir) -> None:
 
 
 def wait_a_moment() -> bool:
-    """Waits a moment; returns False at once when output is lost, as in `logs -f | head`."""
+    """Wait a moment; return False at once when nobody reads the output, as in `logs -f | head`."""
     if output_error() is not None:
         return False
     poll = select.poll()

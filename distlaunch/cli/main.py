@@ -94,7 +94,7 @@ def cli() -> None:
 
 
 def _with_key(error: click.NoSuchOption) -> click.UsageError:
-    """Explains how to override a config value if somebody uses an option with its name."""
+    """Explain `--set` in the error for an unknown option that has the name of a config key."""
     from distlaunch.config.read.keys import keys_called
 
     takes_values = error.ctx is not None and any("--set" in option.opts for option in error.ctx.command.params)
@@ -113,9 +113,9 @@ def _code_of_interrupt() -> int:
 
 
 def _handle_signals() -> None:
-    """Make signals end a command as an exception does, from its first instant on: it leaves no folders and no helpers.
+    """Turn signals into exceptions from the start of a command, so that it removes its folders and helpers.
 
-    A job takes them later itself, and until then it ends at once.
+    A job installs its own handlers later; until then it ends at once.
     """
     end_at_once_if_asked()
     for number in ENDING:
@@ -159,7 +159,7 @@ def _check_directory() -> None:
 
 
 def main() -> None:
-    """Runs the command; an error of the user is shown as one message, without a traceback."""
+    """Run the command, and show errors of the user as one message without a traceback."""
     open_missing_streams()
     keep_going_without_readers()
     try:

@@ -81,7 +81,7 @@ def command(
 
 
 def _predict_rows(request: PredictRequest, *, as_json: bool, quiet: bool) -> int:
-    """By an export, for rows that are given."""
+    """Predict given rows with an export."""
     from distlaunch.ui.plain import echo
     from distlaunch.ui.progress.view import make_view, reporting_errors
 
@@ -104,7 +104,7 @@ def _predict_split(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """By a checkpoint, for a split of its run."""
+    """Predict a split of a run with a checkpoint."""
     from distlaunch.cluster.machine import Machine
     from distlaunch.jobs.use import use_run
     from distlaunch.ui.progress.view import make_view, show
@@ -114,7 +114,7 @@ def _predict_split(
 
 
 def _check_words_of_run(target: str, batch_size: int | None, *, to_stdout: bool) -> None:
-    """Options that only an export takes. Raises UsageError."""
+    """Raise UsageError for options that only an export takes."""
     if is_export(target):
         raise UsageError(f"{target}: an export predicts for what it is given: add --input FILE or --data FUNCTION")
     if batch_size is not None or to_stdout:
@@ -124,7 +124,7 @@ def _check_words_of_run(target: str, batch_size: int | None, *, to_stdout: bool)
 
 def _check_words(overrides: tuple[str, ...], checkpoint: int | BestName | None, input_file: str | None,
                  data: str | None, split: str | None, *, to_stdout: bool, as_json: bool) -> None:  # fmt: skip
-    """Options that do not go together. Raises UsageError."""
+    """Raise UsageError for options that exclude each other."""
     if input_file is not None and data is not None:
         raise UsageError("got both --input and --data; give one of them")
     if overrides or checkpoint is not None:
@@ -139,7 +139,7 @@ def _check_words(overrides: tuple[str, ...], checkpoint: int | BestName | None, 
 
 
 def _writable(output: str) -> Path:
-    """The file, if it can probably be written: checked now, not after the work."""
+    """Return the file, or raise UsageError now, before the work, if it can probably not be written."""
     path = Path(output).absolute()
     if path.suffix not in (".npz", ".npy"):
         raise UsageError(f"--output {output}: expected a name that ends in .npz, or in .npy for a single array")

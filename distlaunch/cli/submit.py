@@ -94,7 +94,7 @@ def command(target: str, overrides: tuple[str, ...], name: str | None, resume: b
 
 
 def _overrides(given: Mapping[str, Any]) -> dict[str, str]:
-    """The options as overrides of the config, each with the option that it was given by."""
+    """Return the options as overrides of the config, each with the name of its option."""
     values = {name: given[name.replace("-", "_")] for name in _JOB}
     values = {name: escape(value) if isinstance(value, str) else value for name, value in values.items()}
     # quoted, so that `--account 12` stays text
@@ -107,7 +107,7 @@ def _overrides(given: Mapping[str, Any]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _called_by_option(options: Mapping[str, str]) -> Iterator[None]:
-    """Reports mistakes in an option with the option's name."""
+    """Report mistakes in an override under the name of the option that gave it."""
     try:
         yield
     except ConfigError as error:

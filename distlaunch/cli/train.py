@@ -156,7 +156,7 @@ def _smoke(request: JobRequest, *, as_json: bool, quiet: bool) -> tuple[int, Cas
 
 
 def _debug(target: str, overrides: tuple[str, ...], name: str | None, others: list[str]) -> NoReturn:
-    """Becomes the process that trains."""
+    """Replace this process by the one that trains."""
     from distlaunch.jobs.debug import become_debugger
 
     if others:
@@ -166,7 +166,7 @@ def _debug(target: str, overrides: tuple[str, ...], name: str | None, others: li
 
 
 def _detached(request: JobRequest, *, as_json: bool, quiet: bool) -> int:
-    """Starts the run here, and continues it in a process of its own."""
+    """Start the run here, and continue it in a process in the background."""
     from distlaunch.cluster.machine import Machine
     from distlaunch.jobs import detach, job
     from distlaunch.ui.detach import DetachedView, NotesView, print_detached

@@ -56,7 +56,7 @@ def command(configs: tuple[str, ...], overrides: tuple[str, ...], junit_xml: str
 
 @dataclass(frozen=True)
 class FileResult:
-    """What was found in one file."""
+    """Problems and warnings of one config file."""
 
     config: str
     summary: str
@@ -100,7 +100,7 @@ def _check(config: str, overrides: tuple[str, ...]) -> FileResult:
 
 
 def _planning_problems(config: str, overrides: tuple[str, ...], machine: Machine) -> list[Problem]:
-    """Problems that `train` would report before it starts a process, such as too few GPUs for the workers."""
+    """Return the problems that `train` reports before it starts a process, such as too few GPUs."""
     from distlaunch.jobs import job
     from distlaunch.jobs.choice import JobRequest
 
@@ -125,7 +125,7 @@ def _plain(problem: Problem) -> dict[str, Any]:
 
 
 def _summary(config: RunConfig, num_gpus: int | None) -> str:
-    """`strategy mirrored, 2 replicas, global batch 64`."""
+    """Return one line such as `strategy mirrored, 2 replicas, global batch 64`."""
     strategy = config.strategy
     words = strategy.words(config.cluster, num_gpus)
     return ", ".join([f"strategy {strategy.kind}", *words, f"global batch {config.data.global_batch or 'of the data'}"])

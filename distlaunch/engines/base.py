@@ -16,10 +16,10 @@ from distlaunch.supervise.allocation import Allocation
 
 @dataclass(frozen=True)
 class Needs:
-    """What a job asks of an engine.
+    """The requirements of a job on an engine.
 
     Attributes:
-        num_tasks: processes to be started.
+        num_tasks: number of processes to start.
         num_addresses: how many of them the others must reach.
         num_computing: how many of them compute most of the time: those of a host share its cores.
         jobs: how many tasks with addresses there are of each job (`chief`, `worker`, `ps`), in their order; empty: a
@@ -40,7 +40,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class HostFiles:
-    """What a job reads on every host, beside the code of the working directory.
+    """Files that a job reads on every host, beside the code of the working directory.
 
     Attributes:
         code: Python files, which must be the same everywhere.
@@ -53,11 +53,11 @@ class HostFiles:
 
 @dataclass(frozen=True)
 class HostReport:
-    """What `distlaunch doctor` shows of a host.
+    """The report on a host that `distlaunch doctor` prints.
 
     Attributes:
-        address: by which other hosts reach it; empty: there are none.
-        driver: version of the GPUs' driver; empty: there is none.
+        address: the address at which other hosts reach it; empty if there are none.
+        driver: version of the GPU driver; empty if there is none.
         machine: what no other machine has.
         free_bytes: on the disk of the working directory.
         warnings: what may become a problem.
@@ -79,7 +79,7 @@ class HostReport:
     def of(
         name: str, address: str, facts: Mapping[str, Any], state: Mapping[str, Any], warnings: Sequence[str]
     ) -> HostReport:
-        """From what an agent reports: see `host_facts` and `host_state`."""
+        """Make the report from an agent's messages; see `host_facts` and `host_state`."""
         known = {key: facts[key] for key in ("python", "packages", "cores", "memory_bytes", "gpus", "driver")}
         known["machine"] = facts.get("machine", "")  # an agent of the same version may be older
         free_bytes = next(iter(state["free_bytes"].values()))
@@ -111,10 +111,10 @@ class Engine(Protocol):
     ) -> None: ...
 
     def examine(self) -> list[HostReport]:
-        """Look at each host as a start does. To be called while the engine is entered; may be called again.
+        """Check each host as a start does. Call it while the engine is entered; it may be called again.
 
         Raises:
-            UsageError: with everything that is wrong with any of them.
+            UsageError: at least one host cannot be used; the message lists all problems.
         """
         ...
 
@@ -148,7 +148,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Start:
-    """What a submitted job starts, and where.
+    """The command that a submitted job starts.
 
     Attributes:
         python: the interpreter of the launcher; `engine.python` is that of the tasks.
@@ -161,30 +161,30 @@ class Start:
 
 
 class Queue(Protocol):
-    """Where a job waits for its hosts."""
+    """A queue in which jobs wait for their hosts."""
 
     name: str
 
     def notes(self, config: RunConfig) -> list[str]:
-        """What the user should know before a job is submitted."""
+        """Return lines that the user should see before a job is submitted."""
         ...
 
     def script(self, config: RunConfig, start: Start) -> str:
-        """What is submitted. Raises ConfigError."""
+        """Return the batch script of a job. Raise ConfigError if it cannot be written."""
         ...
 
     def submit(self, script: Path, config: RunConfig, environ: Mapping[str, str]) -> Submission:
-        """Raises UsageError with what the queue says against the job."""
+        """Submit a script and return the job. Raise UsageError with the message of the queue if it refuses."""
         ...
 
     def states(self, jobs: Sequence[Submission]) -> dict[Submission, JobState]:
-        """How jobs stand. Raises QueueBusyError if the queue does not answer, UsageError if there is none here."""
+        """Return the states of jobs. Raise QueueBusyError if the queue is silent, UsageError if there is none."""
         ...
 
     def cancel(self, job: Submission) -> None:
-        """Ends a job that waits."""
+        """Cancel a pending job."""
         ...
 
     def stop(self, job: Submission, *, at_once: bool = False) -> None:
-        """Asks a running job to stop with a checkpoint, and not to come back."""
+        """Ask a running job to stop with a checkpoint and not to requeue itself."""
         ...

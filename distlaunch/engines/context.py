@@ -1,4 +1,4 @@
-"""Where a command starts tasks: resolved once from its config, its environment and this machine."""
+"""The launch context of a command, resolved once from its config, its environment and this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distlaunch.engines.local import GivenClusterEngine
 
 @dataclass(frozen=True)
 class LaunchContext:
-    """What a command has found out before it starts tasks. Nothing after it asks the environment again.
+    """The settings and devices with which a command starts tasks. Nothing after it reads the environment again.
 
     Attributes:
         machine: this machine, with the environment variables that the tasks inherit.
@@ -47,7 +47,7 @@ class LaunchContext:
 
     @cached_property
     def engine(self) -> Engine:
-        """The engine, which the command enters around all that it starts.
+        """Return the engine, which the command enters around everything that it starts.
 
         Raises:
             ConfigError: its settings are wrong.
@@ -59,7 +59,7 @@ class LaunchContext:
 
     @property
     def is_secondary_srun_task(self) -> bool:
-        """Whether `srun` has started this command several times, and another of them does the work."""
+        """Return True if `srun` has started this command several times and another copy does the work."""
         return self.given is None and self.settings.is_secondary_task(self.machine.environ)
 
 

@@ -10,11 +10,11 @@ _LEAST_FILES = 1024
 _LEAST_PROCESSES = 1024
 """Threads count as well, and a task of TensorFlow has some hundred on a host with many cores."""
 _CLOCK_S = 5.0
-"""By so much clocks may differ before it is worth a word: times in events and logs are each host's own."""
+"""Clock differences above this, in seconds, are warned of: times in events and logs are those of each host."""
 
 
 def host_warnings(name: str, state: Mapping[str, Any], paths: Mapping[str, str], clock_s: float = 0.0) -> Iterator[str]:
-    """Sentences that begin with the host's name.
+    """Return the warnings about one host; each begins with its name.
 
     Args:
         state: see `host_state`.
@@ -39,16 +39,16 @@ def host_warnings(name: str, state: Mapping[str, Any], paths: Mapping[str, str],
 
 
 def warnings_between(drivers: Mapping[str, str], machines: Mapping[str, str]) -> Iterator[str]:
-    """What is worth a word of several hosts together; arguments as of the functions below."""
+    """Return the warnings about several hosts together; see the functions below for the arguments."""
     yield from driver_warnings(drivers)
     yield from machine_warnings(machines)
 
 
 def machine_warnings(machines: Mapping[str, str]) -> Iterator[str]:
-    """One machine under several names, which counts on its cores and GPUs once for each.
+    """Warn of one machine under several names, whose cores and GPUs are counted once for each name.
 
     Args:
-        machines: host -> what no other machine has.
+        machines: host -> an identifier that is unique to the machine.
     """
     for names in _alike(machines).values():
         if len(names) > 1:
@@ -56,7 +56,7 @@ def machine_warnings(machines: Mapping[str, str]) -> Iterator[str]:
 
 
 def driver_warnings(drivers: Mapping[str, str]) -> Iterator[str]:
-    """Drivers of GPUs that differ: what runs on one host may not run on another.
+    """Warn of GPU drivers that differ: what runs on one host may not run on another.
 
     Args:
         drivers: host -> version; empty: it has no GPU.
@@ -69,7 +69,7 @@ def driver_warnings(drivers: Mapping[str, str]) -> Iterator[str]:
 
 
 def _alike(values: Mapping[str, str]) -> dict[str, list[str]]:
-    """The hosts of each value that is not empty."""
+    """Return the hosts for each value that is not empty."""
     hosts: dict[str, list[str]] = {}
     for host, value in values.items():
         if value:

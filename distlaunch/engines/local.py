@@ -31,10 +31,10 @@ _HOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class LocalAllocation:
-    """This machine: its GPUs, and the ports held for the tasks.
+    """The allocation on this machine: its GPUs, and the ports reserved for the tasks.
 
     Attributes:
-        environ: what the tasks inherit.
+        environ: the environment variables that tasks inherit.
         warm_starts: what tasks are forked from.
         adapt: what the engine changes in how a task is started.
         num_computing: how many tasks share the cores: it decides the sizes of their thread pools, and whether each is
@@ -64,14 +64,14 @@ class LocalAllocation:
         return {address for address in addresses if split_address(address)[1] in ports}
 
     def note_host_failure(self, host: str) -> None:
-        """There is no other."""
+        """Do nothing: there is no other host."""
 
     def import_ahead(self, plan: LaunchPlan) -> None:
         for task in plan.tasks:
             self.warm_starts.process_for(self.spec_of(task))
 
     def spec_of(self, task: TaskPlan) -> TaskSpec:
-        """What this host must know to start a task."""
+        """Return what is needed to start a task on this host."""
         inherited = {name: value for name, value in self.environ.items() if name not in REMOVED_ENV}
         # the user's own OMP_NUM_THREADS and the like win
         env = {**pool_sizes(self.num_computing), **inherited, **task.env}
@@ -97,7 +97,7 @@ class _Starter:
         return self._tasks.start(spec._replace(cores=spec.cores or self._cores.of(spec.name, spec.env)))
 
     def collect(self, gives_up: Callable[[], bool]) -> None:
-        """They wrote it here."""
+        """Do nothing: tasks have written their files here."""
 
 
 class LocalEngine:
@@ -110,7 +110,7 @@ class LocalEngine:
     hosts = ()
     uses_this_machine_only = True
     name = "local"
-    """What plans call the engine."""
+    """The name of the engine in plans."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine

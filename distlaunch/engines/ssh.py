@@ -21,7 +21,7 @@ _OPTIONS = ("-T", "-x", "-o", "BatchMode=yes", "-o", "ControlMaster=no", "-o", "
 
 
 def ssh_command(host: Host, settings: Ssh) -> list[str]:
-    """What starts an agent. Nothing of the job is in it: the command lines of a host are everybody's to see."""
+    """Return the command that starts an agent. It contains nothing of the job, since every user sees command lines."""
     python = python_of(host, settings)
     # safe path: a folder called `distlaunch` in the home directory must not be taken for the package
     remote = f"exec {shlex.quote(python)} -P -m distlaunch.agent.remote"
@@ -31,7 +31,7 @@ def ssh_command(host: Host, settings: Ssh) -> list[str]:
 
 
 def hosts_of(settings: Ssh) -> tuple[Host, ...]:
-    """The hosts that the config or its hostfile names. Raises ConfigError."""
+    """Return the hosts that the config or its hostfile names."""
     if settings.hostfile is None:
         return tuple(parse_host(text) for text in settings.hosts)
     if problems := hostfile_problems(settings.hostfile):
@@ -40,7 +40,7 @@ def hosts_of(settings: Ssh) -> tuple[Host, ...]:
 
 
 def ssh_engine(settings: Ssh, machine: Machine, files: HostFiles) -> RemoteEngine:
-    """The hosts of the section `engine`. Raises ConfigError."""
+    """Return the engine of the hosts of the section `engine`."""
 
     def command_of(host: Host) -> Command:
         target = f"{host.user}@{host.name}" if host.user else host.name

@@ -1,4 +1,4 @@
-"""One attempt of a run: its files are written, its plan is made and executed."""
+"""One attempt of a run: plan it, write its files, and execute it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from distlaunch.supervise.supervisor import Supervisor
 
 @dataclass(frozen=True)
 class AttemptResult:
-    """What was executed, and how it ended.
+    """An executed attempt and its end.
 
     Attributes:
-        resumable: whether the run is worth going on with: a smoke test is not.
+        resumable: whether a later resume makes sense; False for a smoke run.
     """
 
     plan: LaunchPlan
@@ -44,10 +44,10 @@ class AttemptResult:
 
 
 def count_workers(config: RunConfig, context: LaunchContext, *, dry: bool = False) -> RunConfig:
-    """The config with as many workers as there are places for, if it leaves that open.
+    """Return the config with the number of workers filled in: as many as there are slots, if it leaves that open.
 
     Args:
-        dry: as of `Engine.count_slots`.
+        dry: see `Engine.count_slots`.
 
     Raises:
         ConfigError: not even one worker fits the config.
@@ -73,7 +73,7 @@ def plan_attempt(
     mode: Mode = "train",
     extra: Sequence[str] = (),
 ) -> LaunchPlan:
-    """The plan of an attempt; reserves and writes nothing."""
+    """Return the plan of an attempt without reserving or writing anything."""
     from distlaunch.config.read.load import dump_config
 
     least = least_workers(config)
@@ -98,7 +98,7 @@ def _plan(
 
 
 def import_ahead(config: RunConfig, run: RunDir, mode: Mode, context: LaunchContext) -> None:
-    """Begins to import what an attempt will need. A config that cannot be started is left to its start."""
+    """Start to import what an attempt will need. Errors are left to the start itself, which reports them."""
     with contextlib.suppress(DistlaunchError):
         allocation = allocate(config, context, dry=True)
         allocation.import_ahead(_plan(_fitted(config, allocation), run, 0, mode, allocation, ()))
@@ -107,12 +107,12 @@ def import_ahead(config: RunConfig, run: RunDir, mode: Mode, context: LaunchCont
 def allocate_fitting(
     config: RunConfig, context: LaunchContext, least: int, *, dry: bool = False
 ) -> tuple[RunConfig, Allocation]:
-    """An allocation, and the config with as many workers as there is room for. Raises as `Engine.allocate`.
+    """Return an allocation, and the config with as many workers as fit. See `Engine.allocate` for errors.
 
     Hosts that have failed twice are used only if the others do not suffice.
 
     Args:
-        least: how few workers are enough.
+        least: the smallest number of workers that is enough.
     """
     spares_failed = True
     while True:
@@ -130,13 +130,13 @@ def allocate_fitting(
 
 
 def least_workers(config: RunConfig) -> int:
-    """With how few workers a job may go on."""
+    """Return the smallest number of workers with which the job may continue."""
     workers = config.cluster.workers
     return workers.min if isinstance(workers, Span) else 1 if workers == "auto" else workers
 
 
 def allocate(config: RunConfig, context: LaunchContext, *, dry: bool = False, spares_failed: bool = True) -> Allocation:
-    """Hosts, devices and addresses for a config's tasks. Raises as `Engine.allocate`."""
+    """Return hosts, devices and addresses for the tasks of a config. See `Engine.allocate` for errors."""
     jobs = processes(config)
     count = sum(jobs.values())
     computing = config.cluster.num_workers if count else 1
@@ -147,7 +147,7 @@ def allocate(config: RunConfig, context: LaunchContext, *, dry: bool = False, sp
 
 
 def _cluster(config: RunConfig, allocation: Allocation) -> tuple[ClusterSpec, Task | None]:
-    """The cluster, and the only task of it to be started here; None: all of them."""
+    """Return the cluster and the one task of it to start here, or None for all tasks."""
     if allocation.given is not None:
         return allocation.given
     addresses = [place.address for place in allocation.places if place.address]
@@ -165,7 +165,7 @@ def run_attempt(
     signals: SignalPipe | None = None,
     workers: int | None = None,
 ) -> AttemptResult:
-    """Runs the next attempt of a run.
+    """Run the next attempt of a run.
 
     The caller holds the lock of the run, has entered the engine, and may have taken signals over.
 
@@ -219,7 +219,7 @@ def run_attempt(
 
 
 def _write_attempt(run: RunDir, text: str, plan: LaunchPlan) -> None:
-    """Before anything starts: a launcher that is killed leaves what it was about to do.
+    """Write the files of an attempt before anything starts, so that a killed launcher leaves a record of it.
 
     Args:
         text: of the config.
@@ -233,7 +233,7 @@ def _write_attempt(run: RunDir, text: str, plan: LaunchPlan) -> None:
 def _write_run(
     run: RunDir, config: RunConfig, text: str, plan: LaunchPlan, allocation: Allocation, environ: Mapping[str, str]
 ) -> str | None:
-    """Writes what the run is now; returns the config that it had in earlier attempts, if that was another.
+    """Write the config of the run; return the config of earlier attempts if it differs.
 
     Args:
         text: of the config.
@@ -252,7 +252,7 @@ def _write_run(
 
 
 def end_processes_left(plan: LaunchPlan, observer: Observer) -> None:
-    """End what the tasks of an attempt have started on this host and left running, and name it."""
+    """End and name the processes that tasks of an attempt have left running on this host."""
     from distlaunch.agent.leavers import end_leavers
 
     tasks = {str(task.task) for task in plan.tasks}
@@ -271,7 +271,7 @@ def _with_failed_export(run: RunDir, attempt: int, outcome: Outcome) -> Outcome:
 
 
 def _was_in_vain(run: RunDir, attempt: int, outcome: Outcome) -> bool:
-    """Whether an attempt has failed by itself before its first step."""
+    """Return True if the attempt failed before its first step and was not stopped from outside."""
     # a killed task says nothing about the config
     if outcome.lost or not (outcome.problems or outcome.failure is not None):
         return False
@@ -279,9 +279,9 @@ def _was_in_vain(run: RunDir, attempt: int, outcome: Outcome) -> bool:
 
 
 def run_beside(config: RunConfig, run: RunDir, observer: Observer, context: LaunchContext) -> AttemptResult:
-    """Runs the evaluator that TF_CONFIG asks for, in the latest attempt of a run that another launcher works on.
+    """Run the evaluator task of a TF_CONFIG in the latest attempt of a run that another launcher trains.
 
-    Nothing of the run's own is written.
+    Files that belong to that launcher are not written.
     """
     allocation = allocate(config, context)
     cluster, here = _cluster(config, allocation)
@@ -295,7 +295,7 @@ def run_beside(config: RunConfig, run: RunDir, observer: Observer, context: Laun
 
 
 def checked(result: AttemptResult, locate: Callable[[Iterable[Problem]], list[Problem]]) -> AttemptResult:
-    """The result, unless the tasks found mistakes in the config: then raises ConfigError with their lines."""
+    """Return the result, or raise ConfigError with lines if the tasks found mistakes in the config."""
     if result.outcome.problems:
         raise ConfigError(locate(result.outcome.problems))
     return result

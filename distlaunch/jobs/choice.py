@@ -1,4 +1,4 @@
-"""Which run a request is about: a new one, one to resume, or one that lacks something."""
+"""The decision which run a request is about: a new run, one to resume, or one whose exports are missing."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ Locate = Callable[[Iterable[Problem]], list[Problem]]
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What the user asks to train.
+    """A request to train.
 
     Attributes:
-        target: a config file, or a run directory to go on with.
-        makes_run: it leads to a run directory, which needs a name.
+        target: a config file, or the directory of a run to resume.
+        makes_run: whether a run directory is made, which needs a name.
     """
 
     target: str
@@ -48,11 +48,11 @@ class JobRequest:
 
 @dataclass(frozen=True)
 class Choice:
-    """What will be trained, where, and in which run.
+    """The config to train, its launch context and its run.
 
     Attributes:
         context: where its tasks are started.
-        run: the run to go on with; None: a new one, called `name`.
+        run: the run to resume; None: a new run called `name`.
         note: what the user should know about the choice.
         warnings: what the user should know about the config.
         finished: `run` has come to its end already.
@@ -73,12 +73,12 @@ class Choice:
 
     @property
     def would_be(self) -> RunDir:
-        """The run's directory; for a new run the one that it would get now."""
+        """Return the target run directory; for a new run, the one that it would get now."""
         return self.run or RunDir.unclaimed(self.config.runs_dir, self.name)
 
 
 def choose(request: JobRequest, machine: Machine) -> Choice:
-    """Decides which run a request is about. Raises ConfigError, UsageError."""
+    """Decide which run a request is about."""
     target = Path(request.target)
     if target.is_dir():
         return _choose_directory(request, RunDir(target), machine)
@@ -91,7 +91,7 @@ def choose(request: JobRequest, machine: Machine) -> Choice:
 
 
 def _load_for(request: JobRequest, machine: Machine) -> tuple[RunConfig, Locate]:
-    """Load the config of a request. Secrets of variables that are not set are those that its run has kept."""
+    """Load the config of a request. Secrets of unset variables come from the run, which has kept them."""
     target = Path(request.target)
     try:
         return _load(target, request.overrides, machine)
@@ -280,7 +280,7 @@ def _for_use(choice: Choice) -> Choice:
 
 
 def config_for_use(config: RunConfig, machine: Machine) -> RunConfig:
-    """The config with which something else than training is done with a run."""
+    """Return the config with which a run is evaluated, predicted from or exported."""
     if config.strategy.has_coordinator:  # one device reads the same checkpoint, and needs no servers
         config = config.model_copy(update={"strategy": config.strategy.on_one_device(), "cluster": Cluster()})
     return config.model_copy(update={"engine": config.engine.for_one_device(machine.environ)})

@@ -15,7 +15,7 @@ from distlaunch.plan.train import REMOVED_ENV
 
 
 def become_debugger(target: str, overrides: Sequence[str], name: str | None, environ: Mapping[str, str]) -> NoReturn:
-    """Raises UsageError if there is no such config."""
+    """Replace this process by one that trains without graphs. Raise UsageError if there is no such config."""
     if Path(target).is_dir():
         raise UsageError(f"--debug: got the folder {target}; expected a config file, such as {target}/config.yaml")
     if not (is_stream(Path(target)) or Path(target).exists()):

@@ -22,7 +22,7 @@ _LIMIT_S = 600.0  # for the user's own functions, the data function among them
 
 
 def describe_variables(config: RunConfig, locate: Locate, machine: Machine) -> VariablesPlaced | None:
-    """Where the variables of the config's model would go; None if every task holds all.
+    """Return where the variables of the config's model are placed, or None if every task holds all of them.
 
     Raises:
         ConfigError: the model cannot be built, with the lines that say why.
@@ -37,7 +37,7 @@ def describe_variables(config: RunConfig, locate: Locate, machine: Machine) -> V
 
 
 def describe_data(config: RunConfig, locate: Locate, machine: Machine) -> dict[str, Any]:
-    """Who reads what, as `data/overview.py` finds it.
+    """Return which task reads which data; see `data/overview.py`.
 
     Raises:
         ConfigError: the data does not fit the config, with the lines that say why.

@@ -20,7 +20,7 @@ class Waiting:
     pipe: int
 
     def wait(self) -> int | None:
-        """The exit code of a launcher that has ended before it began, and has said why; None: it is at work."""
+        """Return the exit code of a launcher that ended before its tasks started, or None if it is working."""
         try:
             at_work = os.read(self.pipe, 1) != b""
         except KeyboardInterrupt:  # which the launcher's session does not get
@@ -43,7 +43,7 @@ class Daemon:
         self._log = log
 
     def settle(self) -> None:
-        """The tasks are about to start: output goes to the log from now on, and the user gets the terminal back."""
+        """Redirect output to the log and give the terminal back to the user, just before the tasks start."""
         if self._pipe is None:
             return
         # before the descriptor changes: what was printed until now is for the terminal
@@ -59,7 +59,7 @@ class Daemon:
 
 
 def leave(log: Path) -> Waiting | Daemon:
-    """Forks: the caller goes on twice, as the process that waits and as the launcher."""
+    """Fork into a process that waits for the start and the launcher; both return from this call."""
     # else both processes would write what is still in the buffer
     sys.stdout.flush()
     sys.stderr.flush()

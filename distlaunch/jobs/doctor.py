@@ -15,12 +15,12 @@ from distlaunch.plan.exposure import exposure
 def examine(
     target: str, overrides: Sequence[str], machine: Machine, note: Callable[[str], None]
 ) -> tuple[list[HostReport], str]:
-    """What each host has, and which ports its tasks open to whom.
+    """Return what each host has, and which ports its tasks open to whom.
 
     Raises ConfigError, UsageError with everything that is wrong.
 
     Args:
-        note: takes lines on what is waited for.
+        note: called with lines about what is being waited for.
     """
     choice = choose(JobRequest(target, tuple(overrides), makes_run=False), machine)
     config, context = choice.config, choice.context

@@ -50,6 +50,6 @@ def _has_network() -> bool:
 
 
 def isolate_if_configured(config: RunConfig, context: LaunchContext) -> None:
-    """See `isolate`."""
+    """Isolate this command if its config asks for it; see `isolate`."""
     if config.cluster.isolate:
         isolate(context.engine)

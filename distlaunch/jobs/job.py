@@ -37,7 +37,7 @@ def begin(
     machine: Machine,
     on_finished: Callable[[RunDir], None] = lambda run: None,
 ) -> ClaimedRun | None:
-    """Chooses the run and claims its directory; None if there is nothing to do. Raises ConfigError, UsageError.
+    """Choose the run and claim its directory; return None if there is nothing to do.
 
     Raises RunBusyError if another launcher works on it.
 
@@ -70,7 +70,7 @@ def begin(
 
 
 def execute(claimed: ClaimedRun, observer: Observer) -> AttemptResult:
-    """Trains a claimed run. Raises as `train` does."""
+    """Train a claimed run. See `train` for errors."""
     choice, run = claimed.choice, claimed.run
     if choice.beside:
         with naming_run(shown(run.path)), choice.context.engine:
@@ -84,7 +84,7 @@ def execute(claimed: ClaimedRun, observer: Observer) -> AttemptResult:
 
 
 def _do_uses(choice: Choice, run: RunDir, observer: Observer) -> AttemptResult:
-    """Do what a finished run lacks, and return the last result, or the first of an attempt that did not end well."""
+    """Make the missing exports and evaluations of a finished run; return the last result, or the first failure."""
     config, context = choice.config, choice.context
     result: AttemptResult | None = None
     with context.engine:
@@ -104,7 +104,7 @@ def train(
     machine: Machine,
     on_run: Callable[[RunDir], None] = lambda run: None,
 ) -> AttemptResult | None:
-    """Runs a config or goes on with a run; None if the run is finished already.
+    """Train a config or resume a run; return None if the run has already finished.
 
     Args:
         on_run: called with the run before anything is started, also if nothing is.
@@ -121,7 +121,7 @@ def train(
 
 
 def plan(request: JobRequest, machine: Machine) -> tuple[LaunchPlan | None, Choice]:
-    """What `train` would start, without touching anything; None: nothing, since the run is finished."""
+    """Return the plan of what `train` would start, or None for a finished run. Write nothing."""
     choice = choose(request, machine)
     if choice.finished:
         return None, choice

@@ -18,7 +18,7 @@ Listing = dict[str, Any]
 
 
 def check_kept(run: RunDir, checkpoint: int | BestName) -> None:
-    """Raises UsageError if the run has no such checkpoint."""
+    """Raise UsageError if the run has no such checkpoint."""
     if checkpoint == BEST:
         if not run.has_best():
             hint = "`checkpoint.best` keeps one while a run trains"
@@ -34,10 +34,10 @@ def _there(run: RunDir) -> str:
 
 
 def list_checkpoint(run: RunDir, checkpoint: int | BestName | None, environ: Mapping[str, str]) -> Listing:
-    """The variables of a checkpoint, in its order.
+    """Return the variables of a checkpoint in their order in the file.
 
     Args:
-        checkpoint: None: the newest good one.
+        checkpoint: its step; None: the newest good one.
 
     Raises:
         UsageError: there is no such checkpoint.

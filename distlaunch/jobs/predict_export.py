@@ -18,7 +18,7 @@ from distlaunch.base.run_dir import RunDir, checkpoint_name
 from distlaunch.plan.train import REMOVED_ENV
 
 SUFFIXES = (".npy", ".npz", ".csv", ".tsv", ".txt", ".jsonl")
-"""Of files that can be given."""
+"""Suffixes of the files that can be predicted."""
 _USABLE = ("saved_model", "keras", "tflite")
 """The formats that hold a model, the best first."""
 _LAST_LINES = 20
@@ -26,7 +26,7 @@ _LAST_LINES = 20
 
 @dataclass(frozen=True)
 class PredictRequest:
-    """What an export is to predict.
+    """A request for predictions of an export.
 
     Attributes:
         target: an export, or a run directory that has one.
@@ -44,7 +44,7 @@ class PredictRequest:
 
 
 def is_export(target: str) -> bool:
-    """Whether a path looks like an exported model."""
+    """Return True if a path looks like an exported model."""
     path = Path(target)
     return (path / "saved_model.pb").is_file() or (path.is_file() and path.suffix in (".keras", ".tflite", ".h5"))
 
@@ -52,10 +52,10 @@ def is_export(target: str) -> bool:
 def predict_export(
     request: PredictRequest, environ: Mapping[str, str], note: Callable[[str], None] = lambda text: None
 ) -> Predicted:
-    """Waits until the predictions are written.
+    """Write the predictions, and return when they are complete.
 
     Args:
-        note: hears of an export that is older than its run.
+        note: called with a line if the export is older than its run.
 
     Raises:
         UsageError: the export, the file or the dataset is not what it should be.
@@ -78,7 +78,7 @@ def predict_export(
 
 
 def _is_older(run: RunDir, export: Path) -> bool:
-    """Whether a run has a newer checkpoint than when it wrote an export."""
+    """Return True if the run has a newer checkpoint than the export."""
     steps = run.checkpoint_steps()
     file = export / "saved_model.pb" if export.is_dir() else export
     try:

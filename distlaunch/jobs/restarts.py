@@ -35,7 +35,7 @@ _LONGEST_BACKOFF_S = 300.0  # as the config's `restarts.backoff_s` says
 
 @dataclass(frozen=True)
 class Limits:
-    """How often a job is started again, and when; as in `config.run.Restarts`."""
+    """Limits on restarts; see `config.run.Restarts`."""
 
     most: int
     window_s: float | None = None
@@ -43,7 +43,7 @@ class Limits:
 
 
 def run_job(config: RunConfig, run: RunDir, observer: Observer, context: LaunchContext) -> AttemptResult:
-    """Trains a run, whose lock the caller holds, and starts it again after failures that need not come again."""
+    """Train a run, whose lock the caller holds, and restart it after failures that may be temporary."""
     workers, is_span = config.cluster.num_workers, isinstance(config.cluster.workers, Span)
 
     def start(signals: SignalPipe) -> AttemptResult:
@@ -65,7 +65,7 @@ def run_job(config: RunConfig, run: RunDir, observer: Observer, context: LaunchC
 
 
 def note_hosts(engine: Engine, note: Callable[[str], None]) -> None:
-    """Says whom a start asks, which may take seconds."""
+    """Print which hosts a start is waiting for, since that may take seconds."""
     if engine.hosts:
         note(f"connecting to {listed(engine.hosts)}")
 
@@ -77,12 +77,12 @@ def repeat(
     control: Path,
     change: Callable[[Outcome], str] = lambda outcome: "",
 ) -> AttemptResult:
-    """Starts a job, and again after failures that need not come again.
+    """Run a job, and restart it after failures that may be temporary.
 
     Args:
         start: runs an attempt.
         control: the run's socket for requests.
-        change: decides what is different in the next attempt, and says it.
+        change: called before a restart; adapts the next attempt and prints the change.
     """
     starts, mark = list[float](), ""  # when it was started again; what the last failure was
     result: AttemptResult | None = None
@@ -129,7 +129,7 @@ def _after_no_start(
     signals: SignalPipe,
     threaded: ThreadedObserver,
 ) -> AttemptResult | None:
-    """Waits after a restart that could not be made, which counts as one: a host may be back soon. The end, if it is."""
+    """Wait after a restart for which hosts were missing, since one may be back soon; return the end if it is final."""
     recent = _recent(starts, limits.window_s)
     if len(recent) >= limits.most:
         why = f"cannot be started again: {error}"
@@ -145,13 +145,13 @@ def _after_no_start(
 
 
 def _backoff(limits: Limits, num_recent: int) -> tuple[float, str]:
-    """How long to wait before the next restart, doubled with each that still counts, and the words for it."""
+    """Return the seconds to wait before the next restart, doubled with each recent one, and the words for it."""
     seconds = min(limits.backoff_s * 2**num_recent, _LONGEST_BACKOFF_S)
     return seconds, f" in {seconds:g} s" if seconds else ""
 
 
 def _named(failure: Failure, *, has_hosts: bool) -> str:
-    """Who failed, where, and why."""
+    """Describe the failed task, its host and the reason."""
     if failure.reason.startswith(LOST_HOST):  # a sentence of its own
         return failure.reason
     is_told = not failure.task or failure.host in failure.reason
@@ -170,7 +170,7 @@ def _recent(starts: Sequence[float], window_s: float | None) -> list[float]:
 
 
 def _next_workers(config: RunConfig, workers: int, *, lost: bool, num_gpus: int) -> int:
-    """How many workers the next attempt has: fewer after one was lost, all of them again the time after."""
+    """Return the number of workers of the next attempt: one fewer after a loss, all of them the time after."""
     span = config.cluster.workers
     if not isinstance(span, Span):
         return workers
@@ -181,7 +181,7 @@ def _next_workers(config: RunConfig, workers: int, *, lost: bool, num_gpus: int)
 
 
 def _stop_signal_within(signals: SignalPipe, seconds: float) -> signal.Signals | None:
-    """The signal that asked the job to end since the last attempt, or does within so many seconds."""
+    """Wait for up to `seconds` and return the signal that has asked the job to end since the last attempt, if any."""
     until = time.monotonic() + seconds
     while True:
         stop = [number for number in signals.read() if number in ENDING]
@@ -193,7 +193,7 @@ def _stop_signal_within(signals: SignalPipe, seconds: float) -> signal.Signals |
 
 
 def _stopped(result: AttemptResult, number: signal.Signals, threaded: ThreadedObserver) -> AttemptResult:
-    """The end of a job that was asked to stop while none of its processes ran; the run's events record it."""
+    """Record and return the end of a job that was stopped while none of its processes ran."""
     threaded.note(f"stopping ({number.name})")
     outcome = Outcome("interrupted" if number == signal.SIGINT else "stopped", ExitCode.PREEMPTED, stopped_by=number)
     if (end := write_end(result.plan, outcome.status)) is not None:

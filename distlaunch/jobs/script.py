@@ -38,7 +38,7 @@ from distlaunch.supervise.supervisor import Supervisor
 
 @dataclass(frozen=True)
 class ScriptRequest:
-    """What the user asks to run.
+    """A request to run a script.
 
     Attributes:
         engine: where its tasks run.
@@ -60,7 +60,7 @@ def run_script(
     machine: Machine,
     on_run: Callable[[RunDir], None] = lambda run: None,
 ) -> AttemptResult | None:
-    """Runs a script to its end; None if another process of the same `srun` does.
+    """Run a script to its end; return None if another process of the same `srun` runs it.
 
     Args:
         on_run: called with the run before anything is started.
@@ -102,7 +102,7 @@ def _attempt(
     signals: SignalPipe,
     window_s: float | None,
 ) -> AttemptResult:
-    """Starts all tasks anew, at addresses that nobody has used before."""
+    """Restart all tasks on fresh addresses."""
     engine, environ = context.engine, context.machine.environ
     needs = Needs(job.num_tasks, job.num_addresses, job.num_computing, job.slots, failure_window_s=window_s)
     with signals.raising():
@@ -133,7 +133,7 @@ def _record(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def find_program(target: str, *, module: bool) -> Kind:
-    """What is to be run: a script or module of Python, or any other program. Raises UsageError if it is not there."""
+    """Return the script, module or program to run. Raise UsageError if it does not exist."""
     if module:
         _find_module(target)
         return "module"
@@ -152,7 +152,7 @@ def find_program(target: str, *, module: bool) -> Kind:
 
 
 def _find_module(name: str) -> None:
-    """Looks without importing anything: packages may take seconds, and TensorFlow has no place in the launcher."""
+    """Find a module without importing its packages, which may take seconds and import TensorFlow."""
     if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name):
         raise UsageError(f"-m {name}: expected the name of a module, such as package.module")
     places = [os.getcwd(), *sys.path]
@@ -175,6 +175,6 @@ def _find_module(name: str) -> None:
 
 
 def run_name(program: str) -> str:
-    """What the run directory is called."""
+    """Return the name of the run directory."""
     stem = program if "/" not in program and not program.endswith(".py") else Path(program).stem
     return re.sub(r"[^A-Za-z0-9._-]", "_", stem).lstrip("._-") or "run"

@@ -24,12 +24,12 @@ from distlaunch.runs.paths import shown
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 
 STEPS = 4
-"""At most: the data may have fewer. There is a checkpoint after two."""
+"""Largest number of steps of a smoke run; the data may have fewer. A checkpoint is written after two."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """One thing that a smoke run shows, and whether it did."""
+    """One thing that a smoke run proves, and whether it did."""
 
     what: str
     holds: bool
@@ -48,7 +48,7 @@ class SmokeResult:
 
 
 def smoke_overrides(config: RunConfig, *, epochs: int) -> tuple[str, ...]:
-    """What makes a run of any length one of a few steps, the last with an uneven batch if the data allows it."""
+    """Return the overrides that shorten any run to a few steps, the last with an uneven batch if the data allows it."""
     batch = config.data.global_batch
     # batches that the function makes can only be counted
     if config.data.batched or batch is None:
@@ -83,7 +83,7 @@ class _SmokeObserver(ThreadedObserver):
 
 
 def smoke(request: JobRequest, observer: Observer, machine: Machine) -> SmokeResult:
-    """Runs the two attempts. Raises as `train` does."""
+    """Run the two attempts of a smoke run. See `train` for errors."""
     # of `choose`: a config with `resume: auto` is proven by a run of its own, too
     fresh = replace(request, overrides=(*request.overrides, "resume=never"), resume=False)
     choice = choose(fresh, machine)
@@ -129,7 +129,7 @@ def _may_validate(events: Sequence[Event]) -> bool:
 
 
 def prove(config: RunConfig, events: Sequence[Event], tasks: Sequence[str]) -> tuple[Proof, ...]:
-    """What the events of the two attempts show."""
+    """Return what the events of the two attempts prove."""
     first, second = (RunFacts.of(event for event in events if event.attempt == number) for number in (0, 1))
     losses = [
         event.logs["loss"] for event in events if isinstance(event, StepsDone | EpochEnded) and "loss" in event.logs

@@ -22,7 +22,7 @@ _CHECK_INTERVAL_S = 0.02  # while the socket is not there yet
 
 
 def stop_run(run: RunDir, *, at_once: bool = False, timeout_s: float | None = None) -> bool:
-    """Asks the controller of a run to end, as SIGTERM or two Ctrl-C do, and waits until it is gone.
+    """Ask the controller of a run to end, as SIGTERM or two Ctrl-C do, and wait until it has ended.
 
     Returns whether there was one. Raises UsageError if it cannot be asked, NotStoppedError if it takes too long.
     """
@@ -65,7 +65,7 @@ def _stop_submitted(run: RunDir, job: Submission, state: JobState, *, at_once: b
 
 
 def ask_for_stacks(run: RunDir) -> bool:
-    """Lets every task of a run write its Python stacks to its error log; False: the run is not going on."""
+    """Make every task of a run write its Python stacks to its error log; return False if the run is not running."""
     owner, connection = run.owner(), _connect(run)
     if connection is None or owner is None:
         return False
@@ -74,7 +74,7 @@ def ask_for_stacks(run: RunDir) -> bool:
 
 
 def _request(connection: Connection, request: Request, run: RunDir, owner: Owner) -> bool:
-    """False: the controller has ended meanwhile."""
+    """Send a request; return False if the controller has ended in the meantime."""
     try:
         refused = connection.ask(request, _ANSWERS_WITHIN_S)
     except TimeoutError:
@@ -87,7 +87,7 @@ def _request(connection: Connection, request: Request, run: RunDir, owner: Owner
 
 
 def _connect(run: RunDir) -> Connection | None:
-    """A connection to whoever works on the run; None: nobody does. Raises UsageError if it cannot be reached."""
+    """Connect to the controller of the run; return None if there is none. Raise UsageError if it cannot be reached."""
     until = time.monotonic() + _OPENS_WITHIN_S
     while (owner := run.owner()) is not None:
         _check(owner, shown(run.path))
@@ -104,7 +104,7 @@ def _connect(run: RunDir) -> Connection | None:
 
 
 def _check(owner: Owner, name: str) -> None:
-    """Whether the owner may be asked at all. Raises UsageError."""
+    """Raise UsageError if the controller runs elsewhere or cannot be asked."""
     if not owner.is_here:
         raise UsageError(f"{name}: its launcher is {owner.description}; it can only be stopped there")
     if owner.notebook:

@@ -38,10 +38,10 @@ def use_run(
     machine: Machine,
     checkpoint: int | BestName | None = None,
 ) -> AttemptResult:
-    """Starts the processes of an existing run to do something else than training.
+    """Evaluate, predict or export with a checkpoint of a run, in processes of its own.
 
     Args:
-        checkpoint: the step of the checkpoint to take; `best`: that of the best epoch; None: the newest.
+        checkpoint: the step of the checkpoint; `best`: the best epoch; None: the newest.
     """
     run = open_run(path)
     if not run.has_config():

@@ -114,7 +114,7 @@ class Attempt:
 
     @contextlib.contextmanager
     def started(self) -> Iterator[Starter]:
-        """Start all tasks; when it is left, none of them is there."""
+        """Start all tasks; none of them is left when the block ends."""
         for task in self.plan.tasks:
             task.files.path.mkdir(parents=True, exist_ok=True)
         show = lambda task, line: self.lines.append((task, line))  # noqa: E731
@@ -150,7 +150,7 @@ class Attempt:
         return self.ends
 
     def wait_for_line(self, text: str, number: int = 1) -> None:
-        """Wait until so many tasks have printed a line."""
+        """Wait until tasks have printed a line at least `number` times."""
         self.wait_until(lambda: [line for _, line in self.lines].count(text) >= number, f"{number} lines {text!r}")
 
     def text(self, task: str, stream: str = "stdout") -> str:

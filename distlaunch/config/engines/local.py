@@ -13,7 +13,7 @@ from distlaunch.config.engines.slurm import Slurm, is_in_allocation
 
 
 class Local(EngineSection):
-    """This machine, whatever the environment says."""
+    """Engine that starts all tasks on this machine, whatever the environment says."""
 
     kind: Literal["local"]
 

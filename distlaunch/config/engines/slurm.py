@@ -109,13 +109,13 @@ class Slurm(RemoteSection):
 
     @property
     def num_gpus(self) -> int | None:
-        """GPUs of each node, of whatever type; None: not known."""
+        """Return the number of GPUs of each node, of any type; None if unknown."""
         match = _GPUS.match(str(self.gpus))
         return int(match[1]) if match else None
 
     @property
     def node_workers(self) -> int:
-        """How many workers a node takes."""
+        """Return the number of workers per node."""
         return self.workers_per_node or self.num_gpus or 1
 
     def for_one_device(self, environ: Mapping[str, str]) -> EngineSection:
@@ -148,7 +148,7 @@ class Slurm(RemoteSection):
 
 
 def is_in_allocation(environ: Mapping[str, str]) -> bool:
-    """Whether this process belongs to a Slurm job with other nodes than the one it is on."""
+    """Return True if this process belongs to a Slurm job that has other nodes, too."""
     # a container may be given some of the variables and not the rest
     if "SLURM_JOB_ID" not in environ or "SLURM_JOB_NODELIST" not in environ:
         return False
@@ -157,12 +157,12 @@ def is_in_allocation(environ: Mapping[str, str]) -> bool:
 
 
 def is_one_of_many(environ: Mapping[str, str]) -> bool:
-    """Whether `srun` has started this command several times, and this is not the first."""
+    """Return True if `srun` has started this command several times and this is not the first."""
     return int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and environ.get("SLURM_PROCID", "0") != "0"
 
 
 def time_limit_s(time: int | str) -> int | None:
-    """The seconds that Slurm's notation means; None: it is none. `30` and `30:00` are minutes, `1-6` is 30 hours."""
+    """Return the seconds of Slurm's notation, or None if it is none. `30` and `30:00` are minutes, `1-6` 30 hours."""
     match = _TIME.match(str(time))
     if match is None:
         return None
@@ -178,12 +178,12 @@ def time_limit_s(time: int | str) -> int | None:
 
 
 def is_gpus(value: int | str) -> bool:
-    """Whether sbatch can read it as GPUs of a node."""
+    """Return True if sbatch accepts it as GPUs of a node."""
     return _GPUS.match(str(value)) is not None
 
 
 def is_memory(value: int | str) -> bool:
-    """Whether sbatch can read it as memory of a node."""
+    """Return True if sbatch accepts it as memory of a node."""
     return _MEMORY.match(str(value)) is not None
 
 
@@ -214,7 +214,7 @@ def _flags(name: str, flags: list[str], taken: Mapping[str, str], short: Mapping
 
 
 def _taken(flag: str, taken: Mapping[str, str], short: Mapping[str, str]) -> str | None:
-    """The option among `taken` that a flag is, perhaps abbreviated."""
+    """Return the option among `taken` that a flag, perhaps abbreviated, stands for."""
     if not flag.startswith("--"):
         return short.get(flag[1])
     name = flag.partition("=")[0]

@@ -15,7 +15,7 @@ from distlaunch.config.references.sites import STAND_IN
 def load_engine(
     hosts: str | None, hostfile: str | None, overrides: Sequence[str], environ: Mapping[str, str]
 ) -> EngineSection:
-    """Checks the options as a config's section is checked.
+    """Check the options as a section of a config, and return the section.
 
     Args:
         hosts: separated by commas.

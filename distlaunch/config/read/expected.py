@@ -27,7 +27,7 @@ class Expected:
     words: str | None = field(default=None, compare=False)
 
     def alternatives(self) -> list[Expected]:
-        """Members of a union; of nested unions too."""
+        """Yield the members of a union and of nested unions."""
         origin = get_origin(self.type)
         if self.type is engines.AnyEngine:
             return [Expected(model) for model in engines.installed().models.values()]
@@ -40,12 +40,12 @@ class Expected:
 
     @property
     def is_text(self) -> bool:
-        """Whether text is allowed, and neither a number nor a truth value."""
+        """Return True if only text is allowed, not a number or a bool."""
         kinds = [part.type for part in self.alternatives()]
         return str in kinds and all(kind in (str, type(None)) for kind in kinds)
 
     def _worded(self) -> list[Expected]:
-        """As `alternatives`, but what has words of its own stays whole."""
+        """Yield alternatives, but keep types whole that have a description of their own."""
         if self.words:
             return [self]
         origin = get_origin(self.type)
@@ -57,7 +57,7 @@ class Expected:
         return [self]
 
     def describe(self) -> str:
-        """`a whole number of at least 1, or 'auto'`."""
+        """Describe what is allowed, such as `a whole number of at least 1, or 'auto'`."""
         parts: list[str] = []
         for part in self._worded():
             words = part.words or _describe(part)
@@ -69,11 +69,11 @@ class Expected:
         return either(others) + (", or null" if len(others) < len(parts) else "")
 
     def accepts(self, kind: Any) -> bool:
-        """Whether one of the alternatives is this type, e.g. bool."""
+        """Return True if one of the alternatives is this type, such as bool."""
         return any(part.type is kind or get_origin(part.type) is kind for part in self.alternatives())
 
     def choices(self) -> list[str]:
-        """The words to choose from, where the key holds one of a few."""
+        """Return the allowed words of a key that holds one of a few."""
         return [
             str(choice)
             for part in self.alternatives()
@@ -82,7 +82,7 @@ class Expected:
         ]
 
     def section(self, value: Any) -> type[Section] | None:
-        """The section among the alternatives that a mapping was meant as."""
+        """Return the section among the alternatives that a mapping was meant to be."""
         types_ = [part.type for part in self.alternatives()]
         models = [model for model in types_ if isinstance(model, type) and issubclass(model, Section)]
         if not models or not isinstance(value, dict):
@@ -98,7 +98,7 @@ class Expected:
         return models[0]
 
     def inner(self, part: str | int, value: Any) -> Expected | None:
-        """What a key or an index within this value may hold; `value` distinguishes sections from mappings."""
+        """Return what a key or index within this value may hold; `value` distinguishes sections from mappings."""
         section = self.section(value) if isinstance(part, str) else None
         if section is not None:
             info = section.model_fields.get(part) if isinstance(part, str) else None
@@ -115,7 +115,7 @@ def of_field(info: FieldInfo) -> Expected:
 
 
 def at(key: Key, data: Any) -> Expected | None:
-    """What may stand at a key of the config `data`; None where anything may, or nothing."""
+    """Return what is allowed at a key of the config `data`; None if anything is, or nothing."""
     expected: Expected | None = Expected(RunConfig)
     for part in key:
         if expected is None:
@@ -126,7 +126,7 @@ def at(key: Key, data: Any) -> Expected | None:
 
 
 def inside(data: Any, part: str | int) -> Any:
-    """The value at a key or index, or None."""
+    """Return the value at a key or index, or None."""
     if isinstance(data, dict):
         return data.get(part)
     return data[part] if isinstance(data, list) and isinstance(part, int) and part < len(data) else None
@@ -167,5 +167,5 @@ def _limits(metadata: list[Any]) -> tuple[Any, ...]:
 
 
 def _words(metadata: list[Any]) -> str | None:
-    """Words that a type's annotation states itself."""
+    """Return the description in a type's own annotation."""
     return next((entry.text for entry in metadata if isinstance(entry, Words)), None)

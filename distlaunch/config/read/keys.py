@@ -16,11 +16,11 @@ _USUAL = {
     "strategy": "strategy.kind",
     "engine": "engine.kind",
 }
-"""What other programs call them."""
+"""Names that other programs use for these keys."""
 
 
 def keys_called(word: str) -> list[str]:
-    """`train.epochs` for `epochs`; a plural for a singular, and the other way round, finds its key, too."""
+    """Return the full keys with this name, such as `train.epochs` for `epochs`; singular and plural count as equal."""
     name = word.replace("-", "_")
     if name in _USUAL:
         return [_USUAL[name]]

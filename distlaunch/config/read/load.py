@@ -44,11 +44,11 @@ class LoadedConfig:
     root: Node
 
     def source(self, key: Key) -> str | None:
-        """Where a key was written, e.g. `run.yaml:12` or `--set seed=3`; the nearest key around it if it was not."""
+        """Return where a key, or the nearest key around it, was written: `run.yaml:12` or `--set seed=3`."""
         return self.root.nearest(key).source
 
     def located(self, problems: Iterable[Problem]) -> list[Problem]:
-        """Problems found later, e.g. by a worker, with their lines."""
+        """Add lines to problems that were found later, such as by a worker."""
         return [
             problem if problem.source else problem._replace(source=_source_of(self.root, problem))
             for problem in problems
@@ -62,7 +62,7 @@ def load_config(
     num_gpus: int | None = None,
     modules_folder: Path | None = None,
 ) -> LoadedConfig:
-    """Reads and checks a config completely; no user code is imported.
+    """Read and check a config completely, without importing user code.
 
     Args:
         path: a YAML file; `-` for standard input. A pipe is read once, however often it is asked for.
@@ -101,7 +101,7 @@ def load_mapping(
     environ: Mapping[str, str] = os.environ,
     num_gpus: int | None = None,
 ) -> LoadedConfig:
-    """The same for a config made in Python. Files that it names are found from the working directory.
+    """Check a config made in Python. Relative paths start at the working directory.
 
     Raises:
         ConfigError: holds every problem that was found.
@@ -193,7 +193,7 @@ def _base_of(root: Node, key: Key, path: Path) -> Path:
 
 
 def load_resolved(path: Path | str, environ: Mapping[str, str] | None = None) -> RunConfig:
-    """Reads the config that a run directory holds, as `dump_config` wrote it.
+    """Read the config of a run directory, as `dump_config` wrote it.
 
     Args:
         environ: values of the secrets that the config refers to; None: the references stay.
@@ -226,7 +226,7 @@ def _validate(data: Any) -> tuple[RunConfig | None, list[Problem]]:
 
 
 def _without_wrong_keys(data: dict[str, Any], problems: list[Problem]) -> RunConfig | None:
-    """The config with defaults for all that is wrong, so that the rest can be checked all the same."""
+    """Return the config with defaults in place of wrong values, so that the rest can be checked."""
     # a strategy or an engine without its kind is none, or another one
     keys = [
         problem.key[:1] if problem.key[0] in ("strategy", "engine") else problem.key
@@ -254,7 +254,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _pruned(data: Any, key: Key) -> Any:
-    """A copy without a key; without the whole list if the key is inside one, so that no index changes."""
+    """Return a copy without a key, or without the whole list around it, so that no index changes."""
     if not isinstance(data, dict) or key[0] not in data:
         return data
     if len(key) == 1 or isinstance(key[1], int):
@@ -263,7 +263,7 @@ def _pruned(data: Any, key: Key) -> Any:
 
 
 def _name(root: Node, path: Path) -> None:
-    """A run is called after its config file, unless the config says otherwise. A stream has no name to give."""
+    """Return the name of the run: that of the config file unless the config has one. A stream has no name."""
     assert isinstance(root.value, dict)
     if is_stream(path):
         return
@@ -274,7 +274,7 @@ def _name(root: Node, path: Path) -> None:
 
 
 def _covered(problem: Problem, early: list[Problem]) -> bool:
-    """Whether a value is wrong only because reading it failed before."""
+    """Return True if a value is wrong only because an earlier error has removed it."""
     return any(problem.key[: len(other.key)] == other.key for other in early if other.key)
 
 

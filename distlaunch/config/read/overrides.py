@@ -22,7 +22,7 @@ _EXAMPLE = "write it as train.epochs=3 or train.callbacks[0].name=TerminateOnNaN
 
 
 def apply(root: Node, overrides: tuple[str, ...], environ: Mapping[str, str]) -> list[Problem]:
-    """Changes the tree in place, in the order given.
+    """Apply overrides to the tree in place, in the order given.
 
     An override of `strategy.kind` or `engine.kind` drops what the file says for the old kind only, so that one setting
     switches the strategy or the engine.
@@ -42,7 +42,7 @@ def apply(root: Node, overrides: tuple[str, ...], environ: Mapping[str, str]) ->
 
 
 def split(text: str) -> tuple[Key, str]:
-    """`a.b[0]=x` -> (("a", "b", 0), "x").
+    """Split an override: `a.b[0]=x` -> (("a", "b", 0), "x").
 
     Raises:
         ValueError: that is no KEY=VALUE.
@@ -118,7 +118,7 @@ def _assign(root: Node, key: Key, value: Node, source: str) -> None:
 
 
 def _enter(node: Node, key: Key, position: int, part: str | int, source: str) -> Node:
-    """The node one step down, made if there is none yet."""
+    """Return the node one step down; create it if there is none."""
     part = _open(node, key, position, source)
     inner = node.child(part)
     if inner is None:
@@ -131,7 +131,7 @@ def _enter(node: Node, key: Key, position: int, part: str | int, source: str) ->
 
 
 def _open(node: Node, key: Key, position: int, source: str) -> str | int:
-    """Makes the node hold keys or items, as the key at a position asks, and returns that key as it is in the node."""
+    """Make the node a mapping or list, as the key at a position requires, and return the key as the node has it."""
     part = key[position]
     if node.value is None:
         node.value = [] if isinstance(part, int) else {}
@@ -156,7 +156,7 @@ def _open(node: Node, key: Key, position: int, source: str) -> str | int:
 
 
 def _own_key(entries: dict[str | int, Node], part: str | int) -> str | int:
-    """Class weights have whole numbers as keys: `data.class_weight.3=2.0`."""
+    """Return the key as the mapping has it: class weights have whole numbers as keys (`data.class_weight.3=2.0`)."""
     if isinstance(part, str) and part.isdigit() and (not entries or any(isinstance(entry, int) for entry in entries)):
         return int(part)
     return part

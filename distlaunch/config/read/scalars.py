@@ -1,4 +1,4 @@
-"""What a plain YAML scalar means, by YAML 1.2's core rules, and how `${NAME}` is filled in.
+"""Plain YAML scalars by the core rules of YAML 1.2, and the substitution of `${NAME}`.
 
 `1e-3` is a number, `on`, `off`, `yes`, `no`, `12:30` and dates are text, `010` is ten (not eight, as in YAML 1.1).
 """
@@ -41,7 +41,7 @@ class UnsetError(ValueError):
 
 
 def resolve(text: str) -> Scalar:
-    """The value of a scalar that is written without quotes.
+    """Return the value of a scalar without quotes.
 
     Raises:
         ValueError: a whole number beyond 64 bits, or another that a double cannot hold.
@@ -73,12 +73,12 @@ def resolve(text: str) -> Scalar:
 
 
 def is_filled_in_later(key: tuple[str | int, ...]) -> bool:
-    """Whether `${run_dir}` in a value of this key is no environment variable."""
+    """Return True if `${run_dir}` in a value of this key is replaced later, and is no environment variable."""
     return key[:2] == ("train", "callbacks") and key[3:4] == ("args",)
 
 
 def substitute(text: str, environ: Mapping[str, str], *, keep_run_dir: bool = False) -> str:
-    """Fills in `${NAME}` and `${NAME:default}`; `$${` stands for a literal `${`.
+    """Substitute `${NAME}` and `${NAME:default}`; `$${` is a literal `${`.
 
     Raises:
         UnsetError: a variable is not set and has no default.
@@ -103,14 +103,14 @@ def substitute(text: str, environ: Mapping[str, str], *, keep_run_dir: bool = Fa
 
 
 def escape(text: str, *, keep_run_dir: bool = False) -> str:
-    """The inverse of `substitute`: text that it gives back unchanged."""
+    """Escape text so that `substitute` returns it unchanged."""
     if keep_run_dir:
         return _ESCAPED.sub(lambda match: match[0] if match[1] else "$${", text)
     return text.replace("${", "$${")
 
 
 def unusable(text: str) -> str | None:
-    """Why a text can be no value: control characters and half characters break paths and files later."""
+    """Return why a text cannot be a value: control characters and lone surrogates break paths and files later."""
     if "\0" in text:
         return "the text holds a NUL character; remove it"
     if any("\ud800" <= character <= "\udfff" for character in text):

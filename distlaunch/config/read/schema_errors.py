@@ -1,4 +1,4 @@
-"""What pydantic found, retold: where, what was received, what is expected, what to do. One problem a key."""
+"""Pydantic's errors in our words: where, what was received, what is expected, what to do; one problem per key."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _MOST = 200
 
 
 def problems_of(error: ValidationError, data: dict[str, Any]) -> list[Problem]:
-    """One problem for each wrong key.
+    """Return one problem for each wrong key.
 
     Args:
-        error: what validating `data` raised.
+        error: the error of validating `data`.
         data: the config as plain values.
     """
     found: dict[Key, Problem] = {}
@@ -69,7 +69,7 @@ def _problem(kind: str, location: Key, data: dict[str, Any]) -> Problem | None:
 
 
 def _key(location: Key, data: Any) -> Key | None:
-    """The location without the names of union members that pydantic puts in between; None for a member not meant."""
+    """Return the location without the names of union members, or None for a member that was not meant."""
     key: list[str | int] = []
     expect: Expected | None = Expected(RunConfig)
     for position, part in enumerate(location):
@@ -90,7 +90,7 @@ def _key(location: Key, data: Any) -> Key | None:
 
 
 def _is_member(part: str | int, data: Any, expect: Expected | None, *, last: bool) -> bool:
-    """Whether a part of a location is the name of a union member instead of a key."""
+    """Return True if a part of a location is the name of a union member instead of a key."""
     if isinstance(part, int) or expect is None or len(expect.alternatives()) < 2:
         return False
     # how pydantic names members of a union that are no models
@@ -107,14 +107,14 @@ def _fields(expect: Expected, data: Any) -> Any:
 
 
 def _accepts_kind(expect: Expected | None, data: Any) -> bool:
-    """Whether one of the members is of the value's kind, so that its own mistakes are the ones to report."""
+    """Return True if one of the members has the value's type, so that its mistakes are the ones to report."""
     if expect is None or not isinstance(data, dict | list):
         return False
     return expect.accepts(type(data)) or (isinstance(data, dict) and expect.section(None) is not None)
 
 
 def _is_meant(member: str, data: Any, expect: Expected | None) -> bool:
-    """Whether a member of a union is the one that a list or a mapping was written for."""
+    """Return True if a list or mapping was meant to be this member of a union."""
     if isinstance(data, list):
         return member.startswith("list[")
     if not isinstance(data, dict) or expect is None:
@@ -152,7 +152,7 @@ def _missing(key: Key, data: dict[str, Any]) -> str:
 
 
 def unknown_key(key: Key, data: dict[str, Any]) -> str:
-    """The message for a key that its section does not have."""
+    """Return the message for a key that its section does not have."""
     name = str(key[-1])
     if key == ("engine", "slurm"):
         return f"{_UNKNOWN}; the keys of Slurm stand beside `kind: slurm`, as in `engine: {{kind: slurm, nodes: 2}}`"
@@ -175,7 +175,7 @@ def _of_other_kinds(key: Key) -> str:
 
 
 def _allowed(key: Key, data: dict[str, Any]) -> list[str]:
-    """Keys of the section at a key."""
+    """Return the keys of the section at a key."""
     expect = expected.at(key, data)
     value: Any = data
     for part in key:
@@ -186,7 +186,7 @@ def _allowed(key: Key, data: dict[str, Any]) -> list[str]:
 
 @functools.cache
 def _homes() -> dict[str, str]:
-    """Where each key of a section belongs, to help with keys in the wrong section: epochs -> train.epochs."""
+    """Return the sections that have a key, for keys in the wrong section: epochs -> train.epochs."""
     homes: dict[str, str] = {}
     for section, info in RunConfig.model_fields.items():
         homes.setdefault(section, section)
@@ -215,12 +215,12 @@ def _wrong_type(key: Key, data: dict[str, Any]) -> Problem:
 
 
 def _type_fits(value: Any, expect: Expected) -> bool:
-    """Whether the type is right and the value alone is wrong, so that the type needs no word."""
+    """Return True if only the value is wrong, so that the message need not name the type."""
     return expect.accepts(type(value)) or (isinstance(value, str) and bool(expect.choices()))
 
 
 def _hint(value: Any, expect: Expected) -> str:
-    """What to write instead, where it can be guessed."""
+    """Return what to write instead, if it can be guessed."""
     is_section = expect.section(None) is not None
     if value is None:
         return f"; {'indent its keys below it' if is_section else 'write a value'}, or remove the line"
@@ -259,7 +259,7 @@ def _hint_for_text(value: str, expect: Expected, *, accepts_number: bool) -> str
 
 
 def _hint_for_item(value: str, expect: Expected) -> str:
-    """For a list that was written as its one item."""
+    """Return the hint for a list that was written as its single item."""
     items = [
         args[0] for part in expect.alternatives() if get_origin(part.type) is list and (args := get_args(part.type))
     ]

@@ -56,7 +56,7 @@ def _in_memory(data: bytes) -> int:
 
 
 def read_text(path: Path) -> str:
-    """The file's text.
+    """Return the text of a file.
 
     Raises:
         ConfigError: no such file, not a file, not readable, too large, not UTF-8, or not text.

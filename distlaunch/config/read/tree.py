@@ -31,11 +31,11 @@ class Node:
 
     @property
     def is_override(self) -> bool:
-        """Whether it was given by `--set`."""
+        """Whether the value was given by `--set`."""
         return self.source.startswith("--set ")
 
     def plain(self) -> object:
-        """The value without its places."""
+        """Return the value without its sources."""
         if isinstance(self.value, dict):
             return {key: node.plain() for key, node in self.value.items()}
         if isinstance(self.value, list):
@@ -43,7 +43,7 @@ class Node:
         return self.value
 
     def nearest(self, key: Key) -> Node:
-        """The node at a key, or the closest one around it that was written."""
+        """Return the node at a key, or the closest one around it that was written."""
         node = self
         for part in key:
             inner = node.child(part)
@@ -53,7 +53,7 @@ class Node:
         return node
 
     def at(self, key: Key) -> Node | None:
-        """The node at a key; None if it was not written."""
+        """Return the node at a key, or None if it was not written."""
         node: Node | None = self
         for part in key:
             node = None if node is None else node.child(part)
@@ -98,10 +98,10 @@ class TreeBuilder:
         self._depth = 0
 
     def build(self, raw: yaml.Node, key: Key = ()) -> Node:
-        """The node of a value; aliases become copies.
+        """Return the node of a value; aliases become copies.
 
         Raises:
-            ConfigError: aliases blow the config up beyond all bounds.
+            ConfigError: aliases expand the config beyond the limits.
         """
         return self._build(raw, key, line_of(raw))
 
@@ -147,7 +147,7 @@ class TreeBuilder:
         return {**merged, **entries}
 
     def _merged(self, child: yaml.Node, key: Key, line: int) -> dict[str | int, Node]:
-        """Entries of `<<: *base` or `<<: [*first, *second]`; the first wins."""
+        """Return the entries of `<<: *base` or `<<: [*first, *second]`; the first wins."""
         found: dict[str | int, Node] = {}
         for source in child.value if isinstance(child, yaml.SequenceNode) else [child]:
             if not isinstance(source, yaml.MappingNode):
@@ -161,7 +161,7 @@ class TreeBuilder:
         return found
 
     def _key(self, node: yaml.ScalarNode, key: Key) -> str | int | None:
-        """A key is text; whole numbers are kept for the mappings that want them, such as class weights."""
+        """Return a key as text; whole numbers stay numbers for mappings such as class weights."""
         text: str = node.value
         problem = unusable(text)
         value: Scalar = text

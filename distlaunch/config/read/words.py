@@ -1,4 +1,4 @@
-"""How values and choices are put into words, the same in every message."""
+"""Words for values and choices, the same in every message."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 _LONGEST = 60  # characters of a value in a message
 SHOWN = _LONGEST - 3
-"""How much of a longer value is shown."""
+"""Number of characters of a long value that are shown."""
 
 
 def show(value: Any) -> str:
-    """A value as the user wrote it, near enough: `'adam'`, `3`, `true`, `null`, `a mapping`, `a list`."""
+    """Return a value approximately as the user wrote it: `'adam'`, `3`, `true`, `null`, `a mapping`, `a list`."""
     if value is None:
         return "nothing (null)"
     # before int, of which bool is a subclass
@@ -28,7 +28,7 @@ def show(value: Any) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """What YAML calls the value, to distinguish `'3'` from `3`; empty where `show` says it already."""
+    """Return the YAML type of the value, to distinguish `'3'` from `3`; empty if `show` makes it clear."""
     if isinstance(value, bool):
         return "a truth value"
     if isinstance(value, int):
@@ -39,31 +39,31 @@ def kind_of(value: Any) -> str:
 
 
 def received(value: Any) -> str:
-    """`got '3' (text)`."""
+    """Return words such as `got '3' (text)`."""
     kind = kind_of(value)
     return f"got {show(value)} ({kind})" if kind else f"got {show(value)}"
 
 
 def listed(words: Iterable[Any], most: int = 12) -> str:
-    """`'a', 'b', 'c'`, cut where it gets long."""
+    """Return `'a', 'b', 'c'`, truncated where it gets long."""
     quoted = [repr(word) for word in words]
     return ", ".join(quoted if len(quoted) <= most else [*quoted[:most], f"... ({len(quoted)} in all)"])
 
 
 def either(words: Iterable[str]) -> str:
-    """`a, b or c`."""
+    """Return `a, b or c`."""
     parts = list(words)
     return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " or " + parts[-1]
 
 
 def all_of(words: Iterable[str]) -> str:
-    """`a, b and c`."""
+    """Return `a, b and c`."""
     parts = list(words)
     return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
 
 
 def closest(word: str, options: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The option that was most likely meant, whatever its case."""
+    """Return the option that was most likely meant, ignoring case."""
     if len(word) > _LONGEST:
         return None
     folded: dict[str, str] = {}
@@ -86,7 +86,7 @@ def _is_slip(word: str, meant: str) -> bool:
 
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:
-    """`; did you mean 'mirrored'?`, or nothing."""
+    """Return `; did you mean 'mirrored'?`, or an empty string."""
     found = closest(word, options)
     return f"; did you mean '{found}'?" if found is not None else ""
 

@@ -1,4 +1,4 @@
-"""What a YAML syntax error means and what to do, in words for people who do not know YAML's grammar."""
+"""Explanations of YAML syntax errors for people who do not know YAML's grammar."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HINTS = (
 
 
 def explain(error: yaml.YAMLError, text: str) -> tuple[int, str]:
-    """The line and the message for a parser's error."""
+    """Return the line and the message for a parser's error."""
     mark = getattr(error, "problem_mark", None)
     context = getattr(error, "context_mark", None)
     problem = getattr(error, "problem", None) or str(error)

@@ -39,10 +39,10 @@ def _shielded(text: str) -> str:
 
 
 def parse(text: str, name: str, empty: str = f"the file is empty{_START}") -> yaml.Node:
-    """The root of the one document of a file. An alias is the very node that its anchor names.
+    """Return the root node of the only document of a file. An alias is the same node as its anchor.
 
     Args:
-        name: what the source is called in messages, e.g. `run.yaml`.
+        name: the name of the source in messages, such as `run.yaml`.
         empty: what to say where there is nothing.
 
     Raises:
@@ -68,7 +68,7 @@ def parse(text: str, name: str, empty: str = f"the file is empty{_START}") -> ya
 
 
 def line_of(node: yaml.Node) -> int:
-    """Where a node begins, from 1."""
+    """Return the line where a node begins, from 1."""
     return node.start_mark.line + 1
 
 
@@ -115,7 +115,7 @@ class _NodeLoader(_Loader):
         return node
 
     def resolve(self, kind: type, value: Any, implicit: Any) -> str:
-        """Instead of YAML 1.1's rules; `scalars.resolve` has those of YAML 1.2."""
+        """Resolve a scalar by the rules of YAML 1.2 (`scalars.resolve`) instead of 1.1."""
         return _TEXT
 
     def _check_alias(self, anchor: str, line: int) -> None:

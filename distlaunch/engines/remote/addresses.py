@@ -32,19 +32,19 @@ class UnreachableError(UsageError):
         self._pairs = pairs
 
     def worst(self, hosts: Sequence[str]) -> tuple[str, str]:
-        """The host that takes part in most of it, of several the last; and what there is to say of it."""
+        """Return the host that is part of most failed connections (the last, if several are), and its explanation."""
         counts = [sum(host in pair for pair in self._pairs) for host in hosts]
         name = max(range(len(hosts)), key=lambda number: (counts[number], number))
         return hosts[name], next(reasons for pair, reasons in self._pairs.items() if hosts[name] in pair)
 
 
 def at(address: str, port: int | str) -> str:
-    """`host:port`, as TensorFlow and JAX read it."""
+    """Return `host:port` in the form that TensorFlow and JAX accept."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def interface_problem(link: Link, interface: str | None) -> str:
-    """What is wrong with `engine.interface` for a host; empty if nothing."""
+    """Return why `engine.interface` cannot be used on this host, or an empty string."""
     if interface is None or _candidates(link, interface):
         return ""
     there = ", ".join(f"{name} ({address})" for address, name in link.facts.get("addresses", ())) or "none"
@@ -52,7 +52,7 @@ def interface_problem(link: Link, interface: str | None) -> str:
 
 
 def _candidates(link: Link, interface: str | None) -> list[str]:
-    """Addresses of a host, the likeliest first; only those of the wanted interface."""
+    """Return the addresses of a host on the wanted interface, the most likely first."""
     found = [(str(address), str(name)) for address, name in link.facts.get("addresses", ())]
     return [address for address, name in found if interface in (None, name) or _is_in(address, str(interface))]
 
@@ -67,7 +67,7 @@ def _is_in(address: str, network: str) -> bool:
 def choose_addresses(
     links: Sequence[Link], ports: Mapping[str, Sequence[int]], interface: str | None
 ) -> dict[str, str]:
-    """An address of each host that all others reach. Raises UsageError that names who cannot reach whom.
+    """Return an address of each host that all others reach. Raise UsageError that names who cannot reach whom.
 
     Args:
         ports: those reserved on each host. Each is tried by some host, and each host tries one of each other's.
@@ -101,7 +101,7 @@ def choose_addresses(
 
 
 def ports_to_try(ports: Sequence[int], number: int, count: int) -> Sequence[int]:
-    """The ports of a host that one of `count` hosts tries: all of them try all, and none tries none.
+    """Return the ports of a host that one of `count` hosts tries, so that each port is tried and each host tries one.
 
     If each tried all, a thousand hosts of eight tasks would make eight million connections.
     """
@@ -111,7 +111,7 @@ def ports_to_try(ports: Sequence[int], number: int, count: int) -> Sequence[int]
 def _probe(
     links: Sequence[Link], addresses: Mapping[str, str], ports: Mapping[str, Sequence[int]], tokens: Mapping[str, str]
 ) -> dict[str, list[tuple[str, int]]]:
-    """Of each host that is not reached by all: from which host, and at which port."""
+    """Return for each host that is not reached by all: from which host, and at which port."""
     pending, targets = {}, {}
     seconds = _PROBE_S + len(addresses) // _PROBES_PER_S
     for number, link in enumerate(links):

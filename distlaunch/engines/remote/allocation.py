@@ -21,14 +21,14 @@ from distlaunch.plan.train import REMOVED_ENV, LaunchPlan
 from distlaunch.supervise.allocation import Starter
 
 FORWARDED = ("TF_", "XLA_", "JAX_", "KERAS_", "NCCL_", "GRPC_", "OMP_", "PYTHONHASHSEED")
-"""How variables begin that change what a framework computes: tasks get them from the controller's environment."""
+"""Prefixes of variables that change what a framework computes: tasks get them from the controller's environment."""
 _LISTENING_S = 10.0
 _BEAT_MS, _FEW_HOSTS = 500, 4
-"""How often a host sends the signs of life of its tasks; with more hosts half as often, which shows frozen ones too."""
+"""Interval at which a host sends the heartbeats of its tasks; doubled for many hosts."""
 
 
 def forwarded(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
-    """What tasks get of the controller's environment; everything else is that of their host."""
+    """Return the variables that tasks get from the controller; all others are those of their host."""
     wanted = {*names, MASKED_ENV, REFERENCES_ENV, *environ.get(REFERENCES_ENV, "").split(",")}
     return {
         name: value
@@ -97,7 +97,7 @@ class RemoteAllocation:
         return encode("begin", attempt=plan.attempt, computing=computing, without=without, beat_ms=beat_ms)
 
     def import_ahead(self, plan: LaunchPlan) -> None:
-        """Agents do so when they start tasks."""
+        """Do nothing: agents import ahead when they start tasks."""
 
     def listening(self, addresses: Collection[str]) -> set[str]:
         pending = {name: link.request("listening") for name, link in self.links.items()}

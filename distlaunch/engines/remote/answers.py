@@ -16,7 +16,7 @@ ANSWER_S = 30.0
 
 
 def unanswered(futures: Mapping[str, Future[Frame]] | Mapping[str, Future[None]], seconds: float) -> dict[str, str]:
-    """Why answers did not come, by host."""
+    """Return for each host why its answer did not come."""
     until, failed = time.monotonic() + seconds, dict[str, str]()
     for name, future in futures.items():
         try:
@@ -29,14 +29,14 @@ def unanswered(futures: Mapping[str, Future[Frame]] | Mapping[str, Future[None]]
 
 
 def refusals(pending: Mapping[str, Future[Frame]], seconds: float = ANSWER_S) -> dict[str, str]:
-    """Why hosts did not do what they were asked to."""
+    """Return for each host why it did not do what it was asked to."""
     wrong = unanswered(pending, seconds)
     errors = {name: pending[name].result().fields.get("error") for name in pending.keys() - wrong.keys()}
     return wrong | {name: str(error) for name, error in errors.items() if error}
 
 
 def raise_for(wrong: Mapping[str, str]) -> None:
-    """Raises UsageError if there is anything, with a line for each host; HostsError if all of it may pass."""
+    """Raise UsageError with a line per problem, or HostsError if all may be temporary; return if there is none."""
     if wrong:
         kind = HostsError if all(map(may_pass, wrong.values())) else UsageError
         raise kind("\n".join(f"{name}: {reason}" for name, reason in wrong.items()))
@@ -47,5 +47,5 @@ _MAY_PASS = (ADDRESS_PROBLEM, NO_SERVER, NO_ANSWER)
 
 
 def may_pass(reason: str) -> bool:
-    """Whether a host cannot be used because it is down or its network is, and not because of the config."""
+    """Return True if the host or its network is down, as opposed to a mistake in the config."""
     return any(part in reason for part in _MAY_PASS)

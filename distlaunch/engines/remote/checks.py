@@ -28,7 +28,7 @@ def check_hosts(
     *,
     sync: bool,
 ) -> None:
-    """Makes hosts ready whose agents have just started, and notes their state.
+    """Check hosts whose agents have just started, prepare them, and record their state.
 
     Args:
         folders: the working directory on each host, also of those that have no agent.
@@ -44,7 +44,7 @@ def check_hosts(
     wrong = {name: problem for name, link in left.items() if (problem := _version_problem(link))}
 
     def request(kind: str, payload: bytes = b"", seconds: float = ANSWER_S, **fields: Any) -> dict[str, Future[Frame]]:
-        """Asks those of whom nothing is wrong yet; returns the answers of those who have done it."""
+        """Send a request to the hosts without problems; return the answers of those that have succeeded."""
         asked = {name: link for name, link in left.items() if name not in wrong}
         pending = {name: link.request(kind, payload, folder=folders[name], **fields) for name, link in asked.items()}
         wrong.update(refusals(pending, seconds))
@@ -80,13 +80,13 @@ def _code_problems(answers: Mapping[str, Future[Frame]]) -> dict[str, str]:
 
 
 def _raise_in_order(hosts: Iterable[str], *found: Mapping[str, str]) -> None:
-    """All that was found, in the order of the hosts, and perhaps several lines for one."""
+    """Raise UsageError with all problems in the order of the hosts."""
     reasons = {name: [problems[name] for problems in found if name in problems] for name in hosts}
     raise_for({name: f"\n{name}: ".join(each) for name, each in reasons.items() if each})
 
 
 def _version_problem(link: Link) -> str:
-    """What the host runs in another version than this machine; empty if nothing."""
+    """Return which versions on the host differ from those of this machine, or an empty string."""
     facts = link.facts
     if (facts.get("distlaunch"), facts.get("protocol")) != (__version__, PROTOCOL):
         return (f"it has distlaunch {facts.get('distlaunch')} (protocol {facts.get('protocol')}), this machine has "

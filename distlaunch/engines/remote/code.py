@@ -23,7 +23,7 @@ _PASSED_OVER = ("node_modules", "site-packages", "__pycache__", "runs")
 _SECRET = (".env*", "id_*", "*.pem", "*.key")
 """Names of files that hold keys and passwords as a rule."""
 _GIT = ("git", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
-"""Without programs that the repository's own settings name."""
+"""git without the programs that the repository's own settings name."""
 
 
 class CodeFiles:
@@ -41,7 +41,7 @@ class CodeFiles:
 
     @functools.cached_property
     def _there(self) -> tuple[list[str], list[str]]:
-        """Files that git tracks, and others that may be code."""
+        """Return the files that git tracks, and others that may be code."""
         tracked, others = _git_files(self._folder)
         return tracked, others if tracked or others else [*islice(_walked(self._folder), _MOST)]
 
@@ -54,7 +54,7 @@ class CodeFiles:
 
     @functools.cached_property
     def left_out(self) -> list[str]:
-        """Names of files that look like secrets, and are not sent."""
+        """Return the names of files that look like secrets and are not sent."""
         return [
             name
             for name in self._there[1]
@@ -75,10 +75,10 @@ class CodeFiles:
                              "put a copy in its place, or let git ignore it")  # fmt: skip
 
     def digests_as_json(self, *, outside: bool) -> bytes:
-        """Of Python files, by their names in the folder.
+        """Return the digests of Python files, by their names in the folder.
 
         Args:
-            outside: also of those that are elsewhere.
+            outside: whether to include files outside the folder.
         """
         names = [name for name in self._names if name.endswith(".py")]
         # within the folder by their names there, elsewhere by their paths
@@ -86,7 +86,7 @@ class CodeFiles:
         return self._listed(names)
 
     def listing(self) -> bytes:
-        """All files with what they hold. Raises UsageError if that is too much to be code."""
+        """Return all files with their contents. Raise UsageError if they are too large to be code."""
         for name in self._names:
             self._check_inside(name)
         size = sum((self._folder / name).stat().st_size for name in self._names)
@@ -106,7 +106,7 @@ class CodeFiles:
         return data
 
     def messages(self) -> Iterator[bytes]:
-        """The messages that send all files."""
+        """Yield the messages that send all files."""
         for name in self._names:
             yield from send_file(self._folder / name, name, keeps_mode=True)
 
@@ -122,7 +122,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _git_files(folder: Path) -> tuple[list[str], list[str]]:
-    """Files that git tracks, and those that it would add; none where it knows no repository."""
+    """Return the files that git tracks or would add; none outside a repository."""
     return _listed_by_git(folder, "--cached"), _listed_by_git(folder, "--others", "--exclude-standard")
 
 

@@ -34,7 +34,7 @@ PICKED_LATER = "(picked at start)"
 
 
 def python_of(host: Host, settings: RemoteSection) -> str:
-    """The interpreter that is asked for on a host."""
+    """Return the Python interpreter configured for a host."""
     return host.python or settings.python or sys.executable
 
 
@@ -79,7 +79,7 @@ class RemoteEngine:
 
     @cached_property
     def _data(self) -> dict[str, str]:
-        """What hosts should have of the job's data: of what this machine does not have nobody knows."""
+        """Return the data paths that hosts should have: those that exist on this machine."""
         return {key: path for key, path in self._files.data.items() if is_there(path)}
 
     def examine(self) -> list[HostReport]:
@@ -127,7 +127,7 @@ class RemoteEngine:
         return RemoteAllocation(places, used, env, computing, note_host_failure, self.kind, patience_s, notes=notes)
 
     def _planned(self, needs: Needs) -> RemoteAllocation:
-        """As far as it is known without asking a host."""
+        """Return the allocation as far as it is known without asking a host."""
         chosen = self._place(needs, [(host.label, host.slots or 1) for host in self._hosts])
         numbers = list(needs.ports) if needs.ports != "auto" else [PICKED_LATER] * needs.num_addresses
         hosts = {host.label: host for host in self._hosts}
@@ -150,7 +150,7 @@ class RemoteEngine:
                    "that its Python imports")  # fmt: skip
 
     def _warnings_of(self, used: Mapping[str, Link]) -> list[str]:
-        """What is worth a word of hosts that are new to this job, and was not said yet."""
+        """Return warnings about hosts that are new to this job, each only once."""
         new = {name: link for name, link in used.items() if not link.is_known}
         warnings = [warning for link in new.values() for warning in self._warnings(link)]
         if new:
@@ -165,7 +165,7 @@ class RemoteEngine:
         return news
 
     def _ready(self) -> list[Link]:
-        """Hosts that have what a job needs. Raises UsageError."""
+        """Return the hosts that have what a job needs. Raise UsageError if they are too few."""
         fleet = self._fleet
         missing = fleet.missing = fleet.connect()
         links = [fleet.links[host.label] for host in self._hosts if host.label not in missing]
@@ -188,7 +188,7 @@ class RemoteEngine:
         return sorted(links, key=lambda link: fleet.failures.count(link.name))
 
     def _without_failed(self, links: Sequence[Link], needs: Needs) -> Sequence[Link]:
-        """Hosts that are worth another try."""
+        """Return the hosts that have not failed repeatedly."""
         if not needs.spares_failed:
             return links
         fleet = self._fleet
@@ -197,7 +197,7 @@ class RemoteEngine:
         return [link for link in links if link not in failed]
 
     def _reachable(self, needs: Needs, links: Sequence[Link]) -> tuple[list[str], tuple[Place, ...]]:
-        """The host of each process, and its address. A restart takes a spare for a host that others do not reach.
+        """Return the host of each process and its address. A restart replaces an unreachable host by a spare.
 
         Raises TooFewSlotsError, or UsageError.
         """
@@ -222,7 +222,7 @@ class RemoteEngine:
                 links = [link for link in links if link.name != worst]
 
     def _places(self, needs: Needs, chosen: Sequence[str], used: Mapping[str, Link]) -> tuple[Place, ...]:
-        """Where each process runs, with an address that the others reach. Raises UsageError."""
+        """Return where each process runs, with an address that the others reach."""
         ports = _reserve(used, chosen, needs)
         wanted = self._settings.interface
         addresses = choose_addresses(list(used.values()), ports, wanted) if needs.num_addresses else {}
@@ -241,7 +241,7 @@ class RemoteEngine:
         return host.folder or self._settings.folder or str(Path.cwd())
 
     def _place(self, needs: Needs, slots: Sequence[tuple[str, int]]) -> list[str]:
-        """The name of the host of each process."""
+        """Return the name of the host of each process."""
         names = [name for name, _ in slots]
         numbers = place_tasks(needs.jobs, [count for _, count in slots], names)
         # a single process, or an evaluator, is beside the one that writes checkpoints
@@ -254,7 +254,7 @@ def _slots(link: Link) -> int:
 
 
 def _reserve(links: Mapping[str, Link], chosen: Sequence[str], needs: Needs) -> dict[str, Sequence[int]]:
-    """Ports on each host, in the order of its tasks. Raises UsageError."""
+    """Reserve ports on each host, in the order of its tasks."""
     with_address = list(chosen[: needs.num_addresses])
     pending = {}
     for name, link in links.items():

@@ -1,4 +1,4 @@
-"""All agents of a job. One thread does the I/O of all connections, so that a slow connection never delays another."""
+"""The agents of a job. One thread does the I/O of all connections, so that a slow one never delays another."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _FILES_PER_HOST = 4
 _TURN_S = 1.0
 _BEAT_S = 2.0
 _START_S = 60.0
-"""For an agent to greet. ssh itself gives up earlier; a start-up file of a shell may take its time."""
+"""Time allowed for an agent's first message. ssh itself gives up earlier; start-up files of a shell may be slow."""
 _BUSY_PAUSES_S = (0.5, 1.0, 2.0, 4.0)
-"""Before an agent is started again where a server took no more logins."""
+"""Pauses before an agent is started again on a server that took no more logins."""
 _BYE_S = 5.0
 _MANY_LINKS, _LITTLE_BYTES, _REST_S = 16, 16 * 1024, 0.15
-"""With many hosts signs of life come all the time; to wake for each costs more than to read it."""
+"""With many hosts heartbeats arrive constantly; waking up for each costs more than reading it."""
 
 
 class Fleet:
@@ -44,13 +44,13 @@ class Fleet:
         self.links: dict[str, Link] = {}
         self.failures = HostFailures()
         self.missing: dict[str, str] = {}
-        """Why there is no agent on some hosts, as of the last start."""
+        """Host -> why it has no agent since the last start."""
         self.warned: set[str] = set()
-        """What has been reported of its hosts, and is not to be said again."""
+        """Warnings that have been printed and are not repeated."""
         self.not_sent = ""
-        """Which files are not sent to its hosts, and why."""
+        """Files that are not sent to hosts, and why."""
         self.num_starts = 0
-        """How many attempts have had hosts that reach each other."""
+        """Number of attempts whose hosts reached each other."""
         self._lifeline: Lifeline | None = None
         self._thread: threading.Thread | None = None
         self._ending, self._posted = threading.Event(), threading.Event()
@@ -65,7 +65,7 @@ class Fleet:
         self._is_open = True
 
     def connect(self) -> dict[str, str]:
-        """Starts the agents that are not there, all at once; returns why some did not start, by host.
+        """Start all missing agents at once; return for each host that has none why it did not start.
 
         Raises UsageError if the system does not allow this process so many open files.
         """
@@ -112,7 +112,7 @@ class Fleet:
         return link
 
     def _drop(self, link: Link) -> None:
-        """Lets go of a connection: first the thread, then the descriptors are closed."""
+        """Detach a connection from the thread, then close its descriptors."""
         gone = threading.Event()
         with self._lock:
             self.links.pop(link.name, None)
@@ -159,7 +159,7 @@ class Fleet:
                 os.write(self._wake_write, b"+")
 
     def _run(self) -> None:
-        """The thread that does the I/O."""
+        """Do the I/O of all connections; the body of the thread."""
         try:
             self._serve()
         except BaseException as error:
@@ -193,11 +193,11 @@ class Fleet:
                 self._posted.clear()
 
     def _has_time(self) -> bool:
-        """Whether there are many links, and nobody waits for an answer."""
+        """Return True if there are many links and no answer is awaited."""
         return len(self.links) > _MANY_LINKS and not any(link.is_asked for link in list(self.links.values()))
 
     def _watch_links(self, selector: selectors.BaseSelector, watched: dict[int, Link]) -> None:
-        """Registers what is to be read and written, and lets go of what was dropped or lost."""
+        """Register the descriptors to read and write, and remove those that were dropped or lost."""
         with self._lock:
             links, dropped = list(self.links.values()), self._dropped
             self._dropped = []
@@ -216,7 +216,7 @@ class Fleet:
             gone_event.set()
 
     def _keep_alive(self, now: float) -> bool:
-        """Whether links may have been lost."""
+        """Send keep-alive messages; return True if links may have been lost."""
         # whoever had stopped this process, or closed the lid of its machine, has stopped nobody's beats
         pause, self._turn_at = now - (self._turn_at or now), now
         if now - self._beat_at < _BEAT_S:
@@ -237,7 +237,7 @@ class Fleet:
 
 
 def _pump(link: Link, fd: int, now: float) -> int:
-    """How many bytes of messages have come."""
+    """Read and write what is ready; return the number of bytes received."""
     stdin, stdout, _ = link.fds
     if fd == stdout:
         return link.pump_in(now)

@@ -1,4 +1,4 @@
-"""Which hosts have failed during a job, and when: a restart leaves out those that failed twice."""
+"""Failures of hosts during a job: a restart leaves out hosts that have failed twice."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 LIMIT = 2
-"""One failure may be bad luck of any host."""
+"""Number of failures after which a host is left out; a single one may be an accident."""
 
 
 class HostFailures:
@@ -20,10 +20,10 @@ class HostFailures:
         return bool(self._at)
 
     def note(self, host: str, attempt: int) -> None:
-        """A host was lost, or a task on it was killed or froze, in an attempt of this number."""
+        """Record that in this attempt a host was lost, or a task on it was killed or froze."""
         self._at.setdefault(host, {})[attempt] = self._clock()
 
     def count(self, host: str, window_s: float | None = None) -> int:
-        """In how many attempts a host has failed, of those within the last `window_s` seconds."""
+        """Return the number of attempts within the last `window_s` seconds in which a host has failed."""
         now = self._clock()
         return sum(window_s is None or now - at <= window_s for at in self._at.get(host, {}).values())

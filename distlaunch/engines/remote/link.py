@@ -31,7 +31,7 @@ class LinkError(Exception):
 
 @dataclass(frozen=True)
 class Command:
-    """How an agent is started.
+    """The command that starts an agent.
 
     Attributes:
         argv: a program whose standard streams become the agent's.
@@ -45,7 +45,7 @@ class Command:
 
 
 class Link:
-    """One agent. Messages may be given from any thread; `pump_*` are called by the one that does the I/O.
+    """The connection to one agent. Any thread may post messages; only the I/O thread calls `pump_*`.
 
     Attributes:
         facts: what the agent has reported of its host; empty until then.
@@ -64,13 +64,13 @@ class Link:
         self.clock_s = 0.0
         self.received_at = 0.0
         self.is_ready = False
-        """Whether it was found to have what a job needs."""
+        """Whether the host has passed the checks of this job."""
         self.takes_beats = False
-        """Whether it knows who this is, and may be sent signs of life."""
+        """Whether the agent has been greeted, and may be sent keep-alive messages."""
         self.is_silent = False
-        """Whether it prints nothing more beside the messages."""
+        """Whether the standard error of the agent has been closed."""
         self.keeps_copies = False
-        """Whether it has something that the controller could not take."""
+        """Whether the host keeps files that the controller could not take."""
         self.take: Callable[[Link, Frame], None] | None = None
         """Gets the messages that answer nothing; called by the thread that does the I/O."""
         self.on_lost: Callable[[], None] | None = None
@@ -104,7 +104,7 @@ class Link:
 
     @property
     def fds(self) -> tuple[int, int, int]:
-        """Standard input, output and error of the child."""
+        """Return the descriptors of the child's standard input, output and error."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -118,26 +118,26 @@ class Link:
 
     @property
     def is_asked(self) -> bool:
-        """Whether an answer is to come."""
+        """Return True if an answer is awaited."""
         return bool(self._pending) or not self.greeted.done()
 
     def post(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
-        """Sends a message; nobody hears of it if the agent is gone."""
+        """Send a message; it is dropped silently if the agent is gone."""
         with self._lock:
             self._outbox.put(encode(kind, payload, **fields))
         self._wake()
 
     def post_in_order(self, messages: Iterable[bytes]) -> None:
-        """Sends messages, made only when there is room for them, before what is given to this later."""
+        """Send messages that are made only when there is room for them; later calls queue behind them."""
         with self._lock:
             self._outbox.put_files(messages)
         self._wake()
 
     def request(self, kind: str, payload: bytes = b"", *, after_files: bool = False, **fields: Any) -> Future[Frame]:
-        """Sends a message; the result is the answer, or LinkError.
+        """Send a message and return a future of the answer, which may raise LinkError.
 
         Args:
-            after_files: behind all that was given to `post_in_order`.
+            after_files: whether to send it behind everything given to `post_in_order`.
         """
         answer: Future[Frame] = Future()
         with self._lock:
@@ -152,12 +152,12 @@ class Link:
         return answer
 
     def pump_out(self) -> None:
-        """Writes what can be written."""
+        """Write what can be written without waiting."""
         with self._lock, contextlib.suppress(OSError):  # its end is seen where it is read
             self._outbox.flush()
 
     def pump_in(self, now: float) -> int:
-        """Reads what has come; returns how many bytes."""
+        """Read what has arrived; return the number of bytes."""
         stdout = self.fds[1]
         try:
             data = os.read(stdout, _READ_BYTES)
@@ -181,14 +181,14 @@ class Link:
         return num_bytes
 
     def pump_errors(self) -> None:
-        """Takes what the child prints beside the messages."""
+        """Read what the child prints to standard error."""
         with contextlib.suppress(BlockingIOError):
             data = os.read(self.fds[2], _READ_BYTES)
             self._stderr = (self._stderr + data)[-_KEPT_BYTES:]
             self.is_silent = not data
 
     def lose(self, reason: str) -> None:
-        """There is no agent any more, or none that can be talked to."""
+        """Mark the link as lost: the agent has ended or no longer answers."""
         with self._lock:
             self.lost = self.lost or reason
             pending, self._pending = self._pending, {}
@@ -203,11 +203,11 @@ class Link:
 
     @property
     def failed_for_a_moment(self) -> bool:
-        """Whether the agent did not start for a reason that passes."""
+        """Return True if the agent failed to start for a temporary reason."""
         return not self.facts and self._command.is_busy(self._stderr.decode(errors="replace"))
 
     def close(self, wait_s: float) -> None:
-        """Waits for the child to end, and ends it. The thread that does the I/O has let go of it."""
+        """Wait for the child to exit, and kill it if it does not. The I/O thread must have released the link."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(wait_s)
         self._kill()
@@ -242,7 +242,7 @@ class Link:
             self.take(self, frame)
 
     def _end(self) -> None:
-        """The child has closed its output: its exit code and its last words say why."""
+        """Handle the end of the child; its exit code and its last output say why."""
         code: int | None = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(2.0)

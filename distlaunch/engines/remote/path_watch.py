@@ -19,15 +19,15 @@ _CONFIRMED_BY = 2
 """Rounds in a row; each tries for seconds, so that lost packets are no cut."""
 
 Path = tuple[str, str]
-"""From a host to an address."""
+"""A network path from a host to an address."""
 
 
 class PathWatch:
-    """Of the tasks of one attempt.
+    """Watch over the network paths between the tasks of one attempt.
 
     Args:
         hosts: the host of each address at which a task may listen.
-        patience_s: how long no task makes a step before paths are tried.
+        patience_s: seconds without a step of any task after which paths are tried.
         clock: monotonic seconds.
     """
 
@@ -43,10 +43,10 @@ class PathWatch:
         self._moved_at = clock()
 
     def check(self, progress: Any) -> tuple[str, str] | None:
-        """The host to be given up and why, if two hosts cannot reach each other.
+        """Return the host to give up and why, if two hosts cannot reach each other.
 
         Args:
-            progress: something that changes with each step of any task; None before the first.
+            progress: a value that changes with each step of any task; None before the first step.
         """
         if progress is None or len(self._links) < 2:
             return None

@@ -16,7 +16,7 @@ _ANSWER_S = 60.0
 
 
 def open_run(run: RunDir, links: Sequence[Link]) -> dict[str, list[int]]:
-    """Lets each host look for the run directory; returns the checkpoints of those that have a copy of their own.
+    """Ask each host for the run directory; return the checkpoints of hosts that have a copy of their own.
 
     Raises UsageError that says which host cannot have one, and why.
     """
@@ -34,10 +34,10 @@ def open_run(run: RunDir, links: Sequence[Link]) -> dict[str, list[int]]:
 
 
 def what_tasks_read(run: RunDir, attempt: int, *, checkpoints_there: Sequence[int] | None) -> Iterator[bytes]:
-    """Messages that put into a copy what the tasks of an attempt read.
+    """Return the messages that write the files of an attempt into a host's copy of the run.
 
     Args:
-        checkpoints_there: those that the copy has; None: its tasks read none.
+        checkpoints_there: checkpoints that the copy has; None if its tasks read none.
     """
     # a script has no config, and a first attempt no events
     for path in (run.attempt_config(attempt), run.events):

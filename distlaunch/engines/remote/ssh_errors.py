@@ -27,16 +27,16 @@ _PYTHON_CAUSES: tuple[tuple[str, str], ...] = (
      "there is no Python at {python}; install it there, or give another one with python=PATH"),
 )  # fmt: skip
 _BUSY = re.compile(r"kex_exchange_identification|ssh_exchange_identification|Connection (?:reset|closed) by")
-"""What ssh says when a server, or a jump host, takes no more logins at the moment (`MaxStartups`)."""
+"""Messages of ssh when a server or jump host accepts no more logins at the moment (`MaxStartups`)."""
 
 
 def is_busy(stderr: str) -> bool:
-    """Whether the server has dropped the connection before the login, and may take it a moment later."""
+    """Return True if the server dropped the connection before the login and may accept it a moment later."""
     return bool(_BUSY.search(stderr)) and "Permission denied" not in stderr
 
 
 def explain(stderr: str, code: int | None, *, target: str, name: str, python: str) -> str:
-    """What keeps the agent from starting, and what to do."""
+    """Explain why the agent did not start, and what to do."""
     for pattern, message in _CAUSES:
         if re.search(pattern, stderr):
             return message.format(target=target, name=name)
@@ -48,7 +48,7 @@ def explain(stderr: str, code: int | None, *, target: str, name: str, python: st
 
 
 def explain_python(stderr: str, python: str) -> str:
-    """What keeps the interpreter from starting the agent; empty if it is something else."""
+    """Explain why the interpreter could not start the agent; empty for any other reason."""
     for pattern, message in _PYTHON_CAUSES:
         if re.search(pattern, stderr):
             return message.format(python=python)

@@ -25,7 +25,7 @@ from distlaunch.engines.remote.replies import signs_of
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 
 _LOST_CODE = -9
-"""Of a task whose host is lost: nothing of it runs, or will for longer than the lease."""
+"""Exit code of a task whose host is lost; it ends at the latest with the lease."""
 _CHECK_INTERVAL_S = 0.25
 _NOTE_AFTER_S = 2.0
 
@@ -59,7 +59,7 @@ class RemoteTask:
 
 @dataclass
 class _Sender:
-    """What a host may send in an attempt.
+    """Limits on what a host may send in an attempt.
 
     Attributes:
         others: folders of the tasks of other hosts, and the run's events if the chief is elsewhere.
@@ -134,7 +134,7 @@ class RemoteTasks:
         return made
 
     def collect(self, gives_up: Callable[[], bool]) -> None:
-        """Also ends the tasks of hosts on which some still run. Only the first call does anything."""
+        """Collect the files of all hosts and end tasks that still run. Only the first call has an effect."""
         if self._is_collected:
             return
         self._is_collected = True
@@ -171,7 +171,7 @@ class RemoteTasks:
         return bool(ready - {self._wake_read})
 
     def take(self, link: Link, frame: Frame) -> None:
-        """A message of an agent; called by the thread of the connections."""
+        """Handle a message of an agent; called by the I/O thread."""
         if frame.kind in file_transfer.KINDS:
             self._take_file(link, frame)
         elif frame.kind == "line":
@@ -199,7 +199,7 @@ class RemoteTasks:
         return self._senders[host]
 
     def _take_line(self, link: Link, frame: Frame) -> None:
-        """Shows a line, unless the host sends more of them than agents do."""
+        """Show a line, unless the host sends more lines than agents do."""
         sender, name = self._sender(link.name), frame.text("task")
         if not sender.allowance.take(time.monotonic()):
             sender.num_hidden += 1
@@ -215,19 +215,19 @@ class RemoteTasks:
             sender.num_hidden = 0
 
     def note_end(self) -> None:
-        """A task has ended, or a host is lost, with which its tasks are; called by any thread."""
+        """Record the end of a task, or the loss of a host and its tasks; called by any thread."""
         self._has_ended.set()
         self.wake()
 
     def wake(self) -> None:
-        """`wait` returns."""
+        """Make `wait` return."""
         if not self._is_woken:
             self._is_woken = True
             with contextlib.suppress(BlockingIOError):
                 os.write(self._wake_write, b"+")
 
     def _progress(self) -> Any:
-        """What changes with each step; None before the first, and while something else than a step takes its time."""
+        """Return a value that changes with each step; None before the first, and while no step is expected."""
         with self._lock:
             running = [task.shown for task in self._tasks.values() if task.exit is None]
         if all(signs.step is None for signs in running) or any(signs.has_to_finish for signs in running):
@@ -235,7 +235,7 @@ class RemoteTasks:
         return [(signs.turns, signs.step) for signs in running]
 
     def _give_up(self, host: str, reason: str) -> None:
-        """Ends the tasks of a host that others cannot reach."""
+        """End the tasks of a host that others cannot reach."""
         self._note_host_failure(host)
         with self._lock:
             for task in self._tasks.values():

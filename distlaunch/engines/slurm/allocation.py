@@ -21,7 +21,7 @@ _OUTPUT_SETTINGS = ("SLURM_LABELIO", "SRUN_LABELIO", "SLURM_STDOUTMODE", "SLURM_
 
 
 def slurm_engine(settings: Slurm, machine: Machine, files: HostFiles) -> RemoteEngine:
-    """The nodes of the allocation. Raises UsageError if there is none."""
+    """Return the engine of the nodes of the allocation. Raise UsageError if there is no allocation."""
     environ = machine.environ
     if "SLURM_JOB_ID" not in environ:
         raise UsageError(
@@ -59,7 +59,7 @@ def slurm_engine(settings: Slurm, machine: Machine, files: HostFiles) -> RemoteE
 def srun_command(
     host: Host, python: str, num_cpus: int | None, environ: Mapping[str, str], more: Sequence[str] = ()
 ) -> list[str]:
-    """What starts an agent, beside the step that this command may itself be in."""
+    """Return the `srun` command that starts an agent beside the step that this command may be in."""
     unset = [word for name in _OUTPUT_SETTINGS if name in environ for word in ("-u", name)]
     # Slurm 22.05 hands it down to no step inside a step
     cpus = [f"--cpus-per-task={num_cpus}"] if num_cpus else []
@@ -68,7 +68,7 @@ def srun_command(
 
 
 def node_counts(text: str) -> list[int]:
-    """Slurm's `4(x2),8`: one number for each node."""
+    """Parse Slurm's `4(x2),8` into one number for each node."""
     found: list[int] = []
     for part in text.split(",") if text else ():
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
@@ -79,7 +79,7 @@ def node_counts(text: str) -> list[int]:
 
 
 def node_names(nodelist: str) -> list[str]:
-    """The nodes that `n[1-3,7]` means, in Slurm's order. Raises UsageError."""
+    """Expand `n[1-3,7]` to the names of nodes, in Slurm's order."""
     if "[" not in nodelist:
         return nodelist.split(",")
     try:

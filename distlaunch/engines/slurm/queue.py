@@ -50,13 +50,13 @@ class SlurmQueue:
         return found
 
     def script(self, config: RunConfig, start: Start) -> str:
-        """The batch script. Raises ConfigError if a set-up line is none that a shell can read."""
+        """Return the batch script. Raise ConfigError if a shell cannot parse a set-up line."""
         if problems := list(_setup_problems(section_of(config).setup)):
             raise ConfigError(problems)
         return batch_script(config, start)
 
     def submit(self, script: Path, config: RunConfig, environ: Mapping[str, str]) -> Submission:
-        """Hands a script to sbatch. Raises UsageError with what Slurm says against it."""
+        """Submit a script with sbatch. Raise UsageError with the message of Slurm if it refuses."""
         # `--parsable` prints JOB or JOB;CLUSTER
         try:
             output = _run(["sbatch", "--parsable", str(script)], submission_environment(section_of(config), environ))
@@ -66,7 +66,7 @@ class SlurmQueue:
         return Submission(self.name, job, time.time(), cluster)
 
     def states(self, jobs: Sequence[Submission]) -> dict[Submission, JobState]:
-        """How jobs stand. Raises QueueBusyError if the queue does not answer, UsageError if there is none here."""
+        """Return the states of jobs. Raise QueueBusyError if the queue is silent, UsageError if there is none."""
         found: dict[Submission, JobState] = {}
         for cluster in dict.fromkeys(job.cluster for job in jobs):
             of_it = [job for job in jobs if job.cluster == cluster]
@@ -75,18 +75,18 @@ class SlurmQueue:
         return found
 
     def cancel(self, job: Submission) -> None:
-        """Ends a job that waits."""
+        """Cancel a pending job."""
         _run(["scancel", *_clusters(job.cluster), job.job])
 
     def stop(self, job: Submission, *, at_once: bool = False) -> None:
-        """Asks a running job to stop with a checkpoint, and not to come back."""
+        """Ask a running job to stop with a checkpoint and not to requeue itself."""
         # what they mean is in the batch script
         number = "INT" if at_once else "USR2"
         _run(["scancel", *_clusters(job.cluster), "--batch", f"--signal={number}", job.job])
 
 
 def submission_environment(job: Slurm, environ: Mapping[str, str]) -> dict[str, str]:
-    """Without what a surrounding job would hand down, and without what would win over the options in the script."""
+    """Return the environment without variables of a surrounding job, and without those that override the script."""
     written = {f"SBATCH_{variable}" for key, variable in _VARIABLES.items() if getattr(job, key) is not None}
     return {
         name: value

@@ -13,7 +13,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.engines.base import Start
 
 _PAUSE_S = 60
-"""How long a job waits at least before it starts again after a cause outside of it."""
+"""Minimum pause before a job is requeued after a failure with a cause outside of it."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=\[\]-]+\Z")
 
@@ -118,7 +118,7 @@ finish "$code"
 
 
 def batch_script(config: RunConfig, start: Start) -> str:
-    """The script: its options, the signals, the set-up lines, the job, and what becomes of it at the end."""
+    """Return the batch script: options, signals, set-up lines, the job, and the requeue at its end."""
     job, run = section_of(config), start.run
     words = {
         "run": shlex.quote(str(run.path)), "script": run.batch_script.name, "exit": run.batch_exit.name,
@@ -149,17 +149,17 @@ def _setup(config: RunConfig, number: int) -> str:
 
 
 def num_nodes(config: RunConfig) -> int:
-    """How many nodes the job asks for."""
+    """Return the number of nodes that the job asks for."""
     return section_of(config).nodes or needed_nodes(config)
 
 
 def needed_nodes(config: RunConfig) -> int:
-    """How many nodes have room for the workers."""
+    """Return the number of nodes that the workers need."""
     return -(-config.cluster.num_workers // section_of(config).node_workers)
 
 
 def setup_check(command: str) -> tuple[str, str]:
-    """A set-up line alone, and as it stands in the script: a shell must be able to read both."""
+    """Return a set-up line alone and as it is in the script, for the check that a shell parses both."""
     return command + "\n", _SETUP.format(command=command, message="''")
 
 
@@ -197,7 +197,7 @@ def _option(name: str, value: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As one word, by sbatch's own rules for the lines of a script."""
+    """Quote a value as one word by sbatch's rules for the lines of a script."""
     if _PLAIN.match(text):
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

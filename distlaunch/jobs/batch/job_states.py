@@ -19,7 +19,7 @@ _NOTHING_WRITTEN = "it wrote nothing into {}; is that on a disk that its nodes s
 
 
 def live_job(run: RunDir) -> tuple[Submission, JobState] | None:
-    """The submitted job of a run if it is pending or running; None: there is none, or its queue does not answer."""
+    """Return the submitted job of a run if it is pending or running; None also if its queue does not answer."""
     job = run.live_submission()
     if job is None:
         return None
@@ -28,18 +28,18 @@ def live_job(run: RunDir) -> tuple[Submission, JobState] | None:
 
 
 def state_of(run: RunDir) -> JobState | None:
-    """The state of a run's submitted job; None: it has none, has reported its end, or its queue does not answer."""
+    """Return the state of a run's submitted job; None if there is none, or its queue does not answer."""
     job = run.live_submission()
     return None if job is None else job_state(job)
 
 
 def job_state(job: Submission) -> JobState | None:
-    """The state of a job; None: its queue does not answer here."""
+    """Return the state of a job, or None if its queue does not answer here."""
     return job_states([job]).get(job)
 
 
 def job_states(jobs: Iterable[Submission]) -> dict[Submission, JobState]:
-    """The states of jobs, as far as their queues answer here."""
+    """Return the states of those jobs whose queues answer here."""
     found: dict[Submission, JobState] = {}
     of_engines: dict[str, list[Submission]] = {}
     for job in jobs:
@@ -69,7 +69,7 @@ class JobWatch:
         self._state: JobState | None = None
 
     def is_active(self) -> bool:
-        """Whether the job waits or runs. An answer may be some seconds old."""
+        """Return True if the job is pending or running. The answer may be some seconds old."""
         if not self._run.may_be_queued():
             return False
         now = time.monotonic()
@@ -83,7 +83,7 @@ class JobWatch:
         return self._state is None or self._state.phase != "ended"
 
     def exit_code(self) -> int:
-        """The code of a job that has ended."""
+        """Return the exit code of a job that has ended."""
         code = self._run.job_exit_code()
         if code is not None:
             return code

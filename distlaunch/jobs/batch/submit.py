@@ -28,7 +28,7 @@ class Prepared:
     machine: Machine
 
     def script(self, run: RunDir) -> str:
-        """The script that trains a run. Raises ConfigError."""
+        """Return the batch script that trains a run. Raise ConfigError if it cannot be written."""
         try:
             return self.queue.script(self.choice.config, Start(run, sys.executable, Path.cwd()))
         except ConfigError as error:
@@ -51,7 +51,7 @@ class Submitted:
 
 
 def prepare(request: JobRequest, engine: str | None, options: Sequence[str], machine: Machine) -> Prepared:
-    """Chooses the run. Raises ConfigError, UsageError.
+    """Choose the run to submit.
 
     Args:
         engine: whose queue; None: that of the config.
@@ -80,7 +80,7 @@ def _check_queue(choice: Choice) -> None:
 
 
 def submit(prepared: Prepared) -> Submitted:
-    """Writes the run directory, and submits its script. Raises UsageError if the queue refuses it."""
+    """Write the run directory and submit its script. Raise UsageError if the queue refuses it."""
     from distlaunch.config.read.load import dump_config
 
     choice = prepared.choice
@@ -109,7 +109,7 @@ def submit(prepared: Prepared) -> Submitted:
 
 
 def _take_back(run: RunDir, config: str | None) -> None:
-    """Leaves a run as it was."""
+    """Restore the run directory to its state before the submission."""
     if config is not None:
         write_atomically(run.config, config)
         return
