@@ -53,19 +53,19 @@ class Source:
 
 @dataclass(frozen=True)
 class Share:
-    """One of equal parts of each global batch. `index`: which, from 0; `number`: how many there are."""
+    """A part `index` of `number` equal parts of each global batch."""
 
     index: int = 0
     number: int = 1
 
 
 def pack(components: tuple[Any, ...]) -> Any:
-    """Undoes that tf.data passes the components of a tuple as arguments."""
+    """Return the arguments as one tuple: tf.data passes the components of a tuple as separate arguments."""
     return components[0] if len(components) == 1 else components
 
 
 def num_rows(element: Any) -> tf.Tensor:
-    """Rows of an element, a scalar int64."""
+    """Return the number of rows of an element, a scalar int64."""
     # composites stay whole: the values of a ragged tensor are not its rows
     first = tf.nest.flatten(element, expand_composites=False)[0]
     if isinstance(first, tf.RaggedTensor):
@@ -84,7 +84,7 @@ def any_rows(leaf: Any) -> Any:
 
 
 def slice_rows(element: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
-    """Rows `start` to `stop` of every leaf."""
+    """Return rows `start` to `stop` of every leaf."""
 
     def rows(leaf: Any) -> Any:
         if isinstance(leaf, tf.SparseTensor):

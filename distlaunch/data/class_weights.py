@@ -14,7 +14,7 @@ from distlaunch.data.batches import Batch
 
 
 def class_weights(weights: Mapping[int, float]) -> Callable[[Batch], Batch]:
-    """Adds the weights to a batch (x, y), as Keras `fit(class_weight=...)` does; classes not named have weight 1."""
+    """Add weights to a batch (x, y), as Keras `fit(class_weight=...)` does; unlisted classes have weight 1."""
     table = np.ones(max(weights) + 1, np.float32)
     for label, weight in weights.items():
         table[label] = weight

@@ -26,7 +26,7 @@ from distlaunch.data.split import Split
 
 
 class Peers(Protocol):
-    """What a comparison needs of a strategy: the processes of the run, this one among them."""
+    """The processes of the run, as a comparison of their data needs them."""
 
     @property
     def is_chief(self) -> bool: ...
@@ -39,10 +39,10 @@ class Peers(Protocol):
 def compared(
     config: RunConfig, peers: Peers, train: Split, validation: Split | None, emit: Callable[[Event], None]
 ) -> tuple[Split, Split | None]:
-    """The splits, once all processes are known to see the same; each of one's own with the length that all agree upon.
+    """Return the splits if all processes see the same data; process-local splits get the agreed length.
 
     Raises:
-        ConfigError: they see different data, or the same where each should have its own.
+        ConfigError: the processes see different data, or the same where each should have its own.
     """
     splits = {"training": train, "validation": validation}
     read = {name: split for name, split in splits.items() if split is not None}
@@ -81,7 +81,7 @@ def compared(
 
 
 def described(config: RunConfig, train: Split, validation: Split | None) -> dict[str, str]:
-    """What the chief sees of the splits, for `what_changed` in a later attempt."""
+    """Return a description of the splits by the chief, for `what_changed` in a later attempt."""
     descriptions = {}
     for name, split in {"train": train, "validation": validation}.items():
         if split is not None:
@@ -92,7 +92,7 @@ def described(config: RunConfig, train: Split, validation: Split | None) -> dict
 
 
 def what_changed(events: Iterable[Event], now: DataResolved) -> str:
-    """How the data differ from those of the attempt before, if there was one; empty if they are the same."""
+    """Return how the data differ from those of the previous attempt, or an empty string."""
     before = next((event for event in reversed([*events]) if isinstance(event, DataResolved)), None)
     if before is None:
         return ""
@@ -143,6 +143,6 @@ def _not_own(name: str, seen: Mapping[str, Any]) -> str:
 
 
 def _agreed(split: Split, name: str, seen: Mapping[str, Any]) -> Split:
-    """A pass of one's own data is as long as the longest of all, and has what all have; unknown if one of them is."""
+    """Return a process-local split with the length of the longest pass, or None if one is unknown."""
     batches, examples = ([facts[name][what] for facts in seen.values()] for what in ("batches", "examples"))
     return split.with_length(None if None in batches else max(batches), None if None in examples else sum(examples))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """With `data.sharding: function`: one of the workers; the function returns this worker's training examples.
+    """The worker whose training examples a data function returns (`data.sharding: function`).
 
     Like `tf.distribute.InputContext`, whose `num_input_pipelines` and `input_pipeline_id` these are.
 
@@ -22,11 +22,11 @@ class WorkerContext:
 
 @dataclass(frozen=True)
 class StreamContext:
-    """With `data.streams`: one of the streams; the function returns its examples, whatever the number of workers.
+    """The stream whose examples a data function returns (`data.streams`), independent of the number of workers.
 
     Attributes:
-        num_streams: how many there are.
-        stream: which one, from 0.
+        num_streams: number of streams.
+        stream: index of this stream, from 0.
     """
 
     num_streams: int

@@ -18,15 +18,15 @@ REASONS = (
 
 
 def kind_of(source: str) -> str:
-    """`training` or `validation`, by the name of a `Source`."""
+    """Return `training` or `validation`, by the name of a `Source`."""
     return "validation" if source.startswith("validation") else "training"
 
 
 def check_ends(ended: Sequence[bool], names: Sequence[str], steps: int, kind: str) -> None:
-    """Raises DataError if some processes have come to the end of their data, and others have not.
+    """Raise DataError if the data of some processes have ended and those of others have not.
 
     Args:
-        ended: of each process; `names`: what they are called.
+        ended: for each process, whether its data have ended. `names`: the names of the processes.
         steps: global batches that have come from them in this pass.
         kind: of data, in words.
     """
@@ -41,11 +41,11 @@ def check_ends(ended: Sequence[bool], names: Sequence[str], steps: int, kind: st
 
 @dataclass(frozen=True)
 class FirstPass:
-    """What a process knows of the length of its data.
+    """What a process has found out about the length of its data.
 
     Attributes:
-        length: global batches of a pass; None as long as no end was seen.
-        read: so many batches were read without an end.
+        length: global batches of a pass; None before its end was seen.
+        read: number of batches read so far without an end.
     """
 
     length: int | None = None
@@ -53,10 +53,10 @@ class FirstPass:
 
 
 def check_passes(seen: Mapping[str, FirstPass], kind: str) -> None:
-    """Raises DataError if the data of some processes ends at another batch than that of others.
+    """Raise DataError if the data of processes end at different batches.
 
     Args:
-        seen: by process. Each reads what it is asked for, and begins the next pass where its data end.
+        seen: for each process. Each begins its next pass where its data end.
         kind: of data, in words.
     """
     lengths = {name: one.length for name, one in seen.items() if one.length is not None}
@@ -85,7 +85,7 @@ OF_FUNCTION = (
 
 
 def different_lengths(lengths: Mapping[str, str], reasons: str = REASONS) -> str:
-    """What is wrong if processes know other lengths of their data; empty if all know the same.
+    """Return how the lengths of the data differ between processes, or an empty string.
 
     Args:
         lengths: by process, e.g. `900 examples for training`.
@@ -97,7 +97,7 @@ def different_lengths(lengths: Mapping[str, str], reasons: str = REASONS) -> str
 
 
 def not_own_data(by_process: Mapping[str, Mapping[str, Any]]) -> str:
-    """What is wrong if parts that should hold different examples begin with the same; empty if nothing is.
+    """Return which parts begin with the same examples although they should differ, or an empty string.
 
     Args:
         by_process: what `fingerprint` has said of its own part, or of its `parts`.
@@ -122,7 +122,7 @@ def _parts(name: str, facts: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def different_data(by_process: Mapping[str, Mapping[str, str]], reasons: str = REASONS) -> str:
-    """What is wrong if processes see different data; empty if all see the same.
+    """Return how the data differ between processes, or an empty string.
 
     Args:
         by_process: by process and split, what `fingerprint` of `data/fingerprints.py` has said.
@@ -136,7 +136,7 @@ def different_data(by_process: Mapping[str, Mapping[str, str]], reasons: str = R
 
 
 def first_difference(seen: Mapping[str, Mapping[str, Any]]) -> str:
-    """The first fact that differs from the first name's, in words; empty if none does."""
+    """Describe the first fact that differs from that of the first name, or return an empty string."""
     first, *others = seen
     # types come before examples, as `fingerprint` writes them: other types explain other hashes
     for fact in seen[first]:

@@ -15,12 +15,12 @@ SAMPLES = 8
 
 
 def spread(number: int) -> list[int]:
-    """Numbers of examples from all over a pass, the first and the last included."""
+    """Return the numbers of examples spread over a pass, including the first and last."""
     return sorted({round(at * (number - 1) / (SAMPLES - 1)) for at in range(SAMPLES)}) if number else []
 
 
 def fingerprint(examples: Sequence[Any], spec: Any, numbers: Sequence[int] | None = None, **more: str) -> str:
-    """A description of data in JSON, without anything that differs from host to host for the same data.
+    """Return a description of data in the types of JSON that is equal on all hosts for the same data.
 
     Args:
         numbers: of the examples in the data; None: the first ones.

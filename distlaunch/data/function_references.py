@@ -18,7 +18,7 @@ _PREFIX = "_distlaunch_user_"
 
 
 def load_function(reference: str, key: Key) -> Callable[..., Any]:
-    """Imports a function or class.
+    """Import a function or class.
 
     Raises:
         ConfigError: there is no such module or name. Errors inside the module rise as they are.
@@ -35,7 +35,7 @@ def load_function(reference: str, key: Key) -> Callable[..., Any]:
 
 
 def call(reference: str, args: Mapping[str, Any], key: Key, *given: Any) -> Any:
-    """Loads a function and calls it; arguments that it does not take are errors of the config.
+    """Load a function and call it; arguments that it does not take are errors in the config.
 
     Args:
         args: what the config says.
@@ -53,7 +53,7 @@ def call(reference: str, args: Mapping[str, Any], key: Key, *given: Any) -> Any:
 
 
 def _restore(what: str, key: Key) -> None:
-    """Undo what the user's code has changed in this process, as far as a job depends on it.
+    """Restore the state of this process that a job depends on and the user's code has changed.
 
     Raises ConfigError: it has changed what cannot be undone.
     """
@@ -74,7 +74,7 @@ def hidden_module(module: str, name: str, file: Path, loaded: str) -> str:
 
 
 def imported_files() -> dict[str, str]:
-    """The names under which files of the user's have been imported, and the files: objects from them say the names."""
+    """Return the files of the user by the module name under which they were imported, which pickled objects contain."""
     named = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
     return {name: file for name, file in named.items() if name.startswith(_PREFIX) and file}
 

@@ -17,7 +17,7 @@ from distlaunch.patches.tensorflow_private import is_deterministic
 
 @tf.autograph.experimental.do_not_convert
 def now(after: Any) -> tf.Tensor:
-    """Seconds, a float64 scalar; 0 under TensorFlow's determinism, which refuses to give the time.
+    """Return the time in seconds, a float64 scalar; 0 under TensorFlow's determinism, which forbids clocks.
 
     Args:
         after: tensors that are there by then, in any structure.
@@ -29,7 +29,7 @@ def now(after: Any) -> tf.Tensor:
 
 @tf.autograph.experimental.do_not_convert
 def read_timed(read: Callable[[], Any], after: tf.Tensor, ready: Callable[[Any], Any]) -> tuple[Any, tf.Tensor]:
-    """What `read` returns, and the seconds that it took.
+    """Return the result of `read`, and the seconds that it took.
 
     Args:
         after: it begins when this tensor is there.
@@ -44,7 +44,7 @@ def read_timed(read: Callable[[], Any], after: tf.Tensor, ready: Callable[[Any],
 
 @tf.autograph.experimental.do_not_convert
 def time_row(waited: tf.Tensor, began: tf.Tensor, ended: tf.Tensor, rows: Any) -> tf.Tensor:
-    """A step as `StepTimes.of` takes it.
+    """Return the times of a step as `StepTimes.of` expects them.
 
     Args:
         rows: how many examples it had; numbers that are summed.
@@ -55,7 +55,7 @@ def time_row(waited: tf.Tensor, began: tf.Tensor, ended: tf.Tensor, rows: Any) -
 
 @tf.autograph.experimental.do_not_convert
 def time_rows(num_steps: tf.Tensor) -> tf.TensorArray:
-    """Takes a row for each step; those of steps that are not made are zeros."""
+    """Return the times of a call from a row for each step; steps that were not made are zeros."""
     with tf.device("CPU:0"):
         return tf.TensorArray(tf.float64, size=num_steps, element_shape=[3])
 

@@ -1,4 +1,4 @@
-"""Which task reads what, for `distlaunch plan --data`: sources, orders, rows of each task, memory of buffers."""
+"""The overview of `distlaunch plan --data`: sources, orders, rows of each task, memory of buffers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BATCHES, _NUMBERS = 3, 8  # of which the first examples are shown, and how many
 
 
 def overview(config: RunConfig, run: RunDir, num_gpus: int | None) -> dict[str, Any]:
-    """In JSON's types; see `ui/data_overview.py`. Reads the data in this process, as the first worker does.
+    """Return the overview in the types of JSON. It reads the data in this process, as the first worker does.
 
     Raises:
         ConfigError: the data does not fit the config.
@@ -38,7 +38,7 @@ def overview(config: RunConfig, run: RunDir, num_gpus: int | None) -> dict[str, 
 
 
 def _readers(config: RunConfig, num_gpus: int | None) -> list[dict[str, Any]]:
-    """The tasks that read, with the part of each batch that they do: `first` and `number` of `of` parts."""
+    """Return the tasks that read, with their part of each batch: `first` and `number` of `of` parts."""
     strategy, cluster = config.strategy, config.cluster
     if strategy.has_coordinator:
         return []
@@ -75,7 +75,7 @@ def _of_split(config: RunConfig, split: Split, readers: list[dict[str, Any]]) ->
 
 
 def _numbers(split: Split, at: int, batch: int, reader: dict[str, Any]) -> dict[str, Any]:
-    """The rows of a batch that a task reads, from `start` to before `stop`, and the first of their numbers."""
+    """Return the rows of a batch that a task reads, `start` to before `stop`, and the first of their numbers."""
     total = batch
     numbers: list[int] = []
     if split.by_number and split.num_examples:

@@ -44,7 +44,7 @@ class Preprocessing:
 
 
 def prepare(config: PreprocessingConfig, inputs: tf.data.Dataset, path: Path) -> Preprocessing:
-    """The layer that the config's function makes of the training inputs; made by the process that comes first.
+    """Return the layer that the config's function adapts to the training inputs; the first process makes it.
 
     Args:
         inputs: the inputs of the training split in batches, once.
@@ -65,7 +65,7 @@ def prepare(config: PreprocessingConfig, inputs: tf.data.Dataset, path: Path) ->
 
 
 def restore(config: PreprocessingConfig, path: Path, raw: Any) -> Preprocessing:
-    """The layer that `prepare` has kept.
+    """Return the layer that `prepare` has saved.
 
     Raises:
         ConfigError: it cannot be loaded.
@@ -108,7 +108,7 @@ def _cannot_be_kept(function: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process at a time, where the disk has locks; the system drops a lock with its process."""
+    """Admit one process at a time, if the disk has locks; the system releases a lock when its process ends."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         lock(fd, fcntl.LOCK_EX)  # without one, several make the same layer

@@ -1,4 +1,4 @@
-"""How many batches are made before a step wants them: bounded in number and in bytes."""
+"""The number of batches that are made ahead of the steps, bounded in number and bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MOST_BATCHES, MOST_BYTES = 2, 256_000_000
 
 
 def batches_ahead(spec: Any, rows: int | None) -> int:
-    """At least one, so that reading and training go on side by side.
+    """Return the number of batches to make ahead, at least one, so that reading and training overlap.
 
     Args:
         spec: of a batch; its first dimension is not looked at.
@@ -20,13 +20,13 @@ def batches_ahead(spec: Any, rows: int | None) -> int:
 
 
 def at_once(most: int, spec: Any, rows: int | None) -> int:
-    """How many of at most so many batches fit into `MOST_BYTES`, at least one; the other arguments as above."""
+    """Return how many of `most` batches fit into `MOST_BYTES`, at least one; see `batches_ahead`."""
     num_bytes = None if rows is None else _row_bytes(spec)
     return most if not num_bytes else max(1, min(most, MOST_BYTES // (num_bytes * max(rows or 1, 1))))
 
 
 def _row_bytes(spec: Any) -> int | None:
-    """Of one row; None if its type does not say."""
+    """Return the bytes of one row, or None if its type does not say."""
     total = 0
     for leaf in tf.nest.flatten(spec, expand_composites=False):
         is_dense = isinstance(leaf, tf.TensorSpec) and leaf.dtype not in (tf.string, tf.variant)

@@ -22,10 +22,10 @@ Gather = Callable[[str], Mapping[str, str]]
 
 
 class RunningFingerprint:
-    """One number after each global batch, of all that was read up to it.
+    """A running digest of everything that was read, one number after each global batch.
 
     Args:
-        gather: what each process says, in all of them.
+        gather: gathers a value of each process in all of them.
     """
 
     def __init__(self, gather: Gather) -> None:
@@ -34,14 +34,14 @@ class RunningFingerprint:
         self._equal = 0
 
     def begin(self) -> None:
-        """Reading begins, perhaps anew."""
+        """Start, or restart, at the beginning of reading."""
         self._after, self._equal = array("I", [0]), 0
 
     def watched(self, elements: tf.data.Dataset, glimpse: Callable[[Any], Any]) -> tf.data.Dataset:
-        """The row sources, each of which is noted when it is read.
+        """Return the row sources, each recorded when it is read.
 
         Args:
-            glimpse: what stands for a row source that has rows, such as its first and its last.
+            glimpse: returns what identifies a row source with rows, such as its first and last row.
         """
 
         @tf.autograph.experimental.do_not_convert
@@ -59,10 +59,10 @@ class RunningFingerprint:
         return elements.map(note)
 
     def note(self, *leaves: np.ndarray) -> np.bool_:
-        """Note a row source that was read; return true.
+        """Record a row source that was read, and return true.
 
         Args:
-            leaves: of what stands for it.
+            leaves: the leaves of what identifies it.
         """
         value = self._after[-1]
         for leaf in map(np.asarray, leaves):  # a single text comes as bytes
@@ -72,7 +72,7 @@ class RunningFingerprint:
         return np.True_
 
     def compare(self, batches: int, first_step: int) -> None:
-        """Compares what the processes have read in so many batches since the beginning; every process must call it.
+        """Compare what the processes have read so far; every process must call it.
 
         Args:
             first_step: at which they began.

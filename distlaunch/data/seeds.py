@@ -14,12 +14,12 @@ _SEED_STEP = 1_000_003  # between the seeds of two runs: more than the passes of
 
 
 def seed_of_pass(seed: int, number_of_pass: tf.Tensor) -> tf.Tensor:
-    """One number of two, an int64 scalar: seeds that are neighbours must not share those of neighbouring passes."""
+    """Combine seed and pass into one int64 scalar, such that neighbouring seeds share none with neighbouring passes."""
     return number_of_pass + tf.constant(seed, tf.int64) * _SEED_STEP
 
 
 def seed_process(config: RunConfig) -> None:
-    """Begins a run in this process: the same names of layers and the same random numbers in each of its processes."""
+    """Seed this process and reset the names of layers, so that all processes of the run draw the same numbers."""
     keras.utils.clear_session()  # names of layers are numbered on in a process that has built a model before
     keras.utils.set_random_seed(config.seed)
     count_iterations()

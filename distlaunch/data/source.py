@@ -44,7 +44,7 @@ def worker_of(share: Share) -> WorkerContext:
 
 
 def first_worker(config: RunConfig) -> WorkerContext | None:
-    """Whose examples a coordinator looks at, to learn what all have in common; None if there is no coordinator."""
+    """Return the worker whose examples a coordinator inspects, or None if there is no coordinator."""
     return WorkerContext(config.cluster.num_workers, worker=0) if config.strategy.has_coordinator else None
 
 
@@ -52,7 +52,7 @@ def make_split(
     data: Any, config: DataConfig, *, seed: int, training: bool, preprocessing: Preprocessing | None = None,
     share: Share = WHOLE, epoch_steps: int | None = None,
 ) -> Split:  # fmt: skip
-    """Makes one split readable.
+    """Make one split readable.
 
     Args:
         data: arrays, an object that gives its examples by number, or a `tf.data.Dataset` of examples (of global batches
@@ -82,7 +82,7 @@ def make_split(
 
 
 class _Recipe:
-    """What one split is made of; makes its forms, see `split.Forms`.
+    """The ingredients of one split, from which its forms are made; see `split.Forms`.
 
     Args:
         training: whether it is the split for training, which has other forms.
@@ -142,7 +142,7 @@ class _Recipe:
 
 
 def _check_part(data: Any, share: Share) -> None:
-    """A worker without any example would have no row to stand in for those that it lacks."""
+    """Raise ConfigError for a worker without examples: it has no row that could fill an empty share."""
     pipeline = isinstance(data, tf.data.Dataset)
     arrays = not pipeline and not isinstance(data, IndexedFiles) and not gives_items(data)
     known = int(data.cardinality()) if pipeline else len(tf.nest.flatten(data)[0]) if arrays else len(data)
@@ -156,7 +156,7 @@ def _rows_of(share: Share, global_batch: int) -> int:
 
 
 def shares(config: DataConfig, share: Share) -> tuple[Share, Share]:
-    """What of `share` counts for training data, and for validation data: processes that share rows read the same."""
+    """Return the share for training and validation data: processes that share rows read the same."""
     of_streams = share if config.streams is not None else WHOLE
     return (share if config.sharding == "function" else of_streams), of_streams
 
@@ -200,7 +200,7 @@ def with_global_batch(config: RunConfig, train: Split) -> RunConfig:
 def open_splits(
     config: RunConfig, run: RunDir, share: Share = WHOLE, context: WorkerContext | None = None
 ) -> tuple[Splits, Split, Split | None]:
-    """What the config's data function gave, and its splits for training and validation.
+    """Return the result of the config's data function, and its splits for training and validation.
 
     Args:
         run: keeps the layer that preprocesses.

@@ -46,17 +46,17 @@ class Forms(Protocol):
 
     @property
     def unaugmented(self) -> Split | None:
-        """The split without `data.augment`; None where that does not change it."""
+        """The split without `data.augment`; None if that does not change it."""
         ...
 
     @property
     def in_order(self) -> Split:
-        """The same examples as they are evaluated: unchanged, in their own order and all of them."""
+        """The same examples as they are evaluated: unchanged, complete, and in their own order."""
         ...
 
 
 class Split(ABC):
-    """One split, ready to be read.
+    """A split of the data, ready to be read.
 
     There is a class for each kind of data: `Indexed` (examples by number: arrays, items, files), `Pipeline`, `Streams`
     and `PyDatasets` (batches by number). Such a class sets the facts below and says how *row sources* are made and
@@ -220,7 +220,7 @@ class Split(ABC):
 
     @property
     def unaugmented(self) -> Split:
-        """The split without `data.augment`; itself, where that does not change it."""
+        """Return the split without `data.augment`, or this split if that does not change it."""
         return self if self._forms is None else self._forms.unaugmented or self
 
     def in_order(self) -> Split:
@@ -255,7 +255,7 @@ class Split(ABC):
         self, first_pass: int, offset: int, *, ends_visible: bool, skip: int = 0, batches: int | None = None,
         passes: int | None = None,
     ) -> Source:  # fmt: skip
-        """Pass after pass.
+        """Return the endless sequence of training passes.
 
         Args:
             first_pass, offset: where to begin, the offset in batches.
@@ -294,10 +294,10 @@ class Split(ABC):
         return self._source(elements, self.name, first, self.num_batches, ends=ends_visible)
 
     def evaluation_source(self, first: int | None = None) -> Source:
-        """One pass in its own order, then elements without rows for ever.
+        """Return one pass in its own order, followed by endless elements without rows.
 
         Args:
-            first: end it after so many batches, of a split that may have no end.
+            first: number of batches after which it ends, for a split that may be endless.
         """
         rows, number = self.batches(_ZERO, _ZERO), self.num_batches
         if first is not None:
@@ -336,7 +336,7 @@ class Split(ABC):
 
     def _own_pass(self, rows: tf.data.Dataset, start: tf.Tensor, num_batches: int | None, *, ends: bool
                   ) -> tf.data.Dataset:  # fmt: skip
-        """To the end of the longest pass of all processes: known, or with `ends` found out as it goes."""
+        """Return a process-local pass, extended to the longest pass of all processes."""
         if num_batches is not None:
             return _with_rows(rows).concatenate(self._ends()).take(num_batches - start)
         return _with_rows(rows).concatenate(self._ends()) if ends else _with_rows(rows)

@@ -48,8 +48,10 @@ class PyData:
 
 @dataclass(frozen=True)
 class Splits:
-    """Each split is `(x, y[, weight])` arrays, a `tf.data.Dataset`, an object that gives examples by number, streams,
-    or `PyData`.
+    """The splits that a data function has returned.
+
+    Each is `(x, y[, weight])` arrays, a `tf.data.Dataset`, an object that gives examples by number, streams, or
+    `PyData`.
 
     Attributes:
         origin: where the data came from, for people.
@@ -63,7 +65,7 @@ class Splits:
 
 
 def read_splits(config: DataConfig, context: WorkerContext = ALONE) -> Splits:
-    """Calls the config's data function, or reads from tensorflow-datasets.
+    """Call the config's data function, or read from tensorflow-datasets.
 
     Args:
         context: the worker whose part is wanted, where workers have different data or streams.
@@ -88,7 +90,7 @@ def _with_py_data(config: DataConfig, context: WorkerContext | None) -> Splits:
 
 
 def _read_streams(config: DataConfig, number: int, context: WorkerContext) -> Splits:
-    """Neighbouring streams go to one worker, so that its rows are neighbours in the batch as well."""
+    """Read the streams of this worker: neighbouring ones, so that its rows are neighbours in the batch, too."""
     each = number // context.num_workers
     mine = range(context.worker * each, (context.worker + 1) * each)
     read = {stream: _returned(config, StreamContext(number, stream)) for stream in mine}

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 
 def both_ways(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Run eagerly, which a debugger needs, a function is the user's own; in a graph it is what AutoGraph makes of it.
+    """Return a function that runs as it is when called eagerly (for debuggers), and through AutoGraph in a graph.
 
     TensorFlow converts by itself, but not in a dataset that is made inside another, as each pass of a pipeline is.
     """

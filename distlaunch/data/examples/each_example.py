@@ -94,7 +94,7 @@ def example_map(config: DataConfig, seed: int, *, training: bool) -> ExampleMap 
 
 
 def num_threads(config: DataConfig) -> int:
-    """Examples that a process reads and maps at the same time."""
+    """Return the number of examples that a process reads and maps at the same time."""
     if config.threads is not None:
         return config.threads
     # a thread for each process that reads waits for it
@@ -102,7 +102,7 @@ def num_threads(config: DataConfig) -> int:
 
 
 def batches_at_once(config: DataConfig) -> int:
-    """How many batches are made at the same time, each by its share of the threads.
+    """Return the number of batches that are made at the same time, each by its share of the threads.
 
     The threads of one wait for its last example, and while its examples are joined; those of the other do not. Measured
     with JPEG images on two threads: a tenth of the time.
@@ -112,7 +112,7 @@ def batches_at_once(config: DataConfig) -> int:
 
 def batch_of(rows: Any, examples: tf.data.Dataset, one: Callable[..., Any], threads: int, began: tf.Tensor, *,
              skips: bool = False, at_once: int = 1) -> Batch:  # fmt: skip
-    """The batch of what `one` makes of each example, in their order; one without rows if there are none.
+    """Return the batch of `one` applied to each example, in their order; without rows if there are none.
 
     A dataset within the input pipeline, where `tf.map_fn` would take one example after the other.
 
@@ -132,7 +132,7 @@ def batch_of(rows: Any, examples: tf.data.Dataset, one: Callable[..., Any], thre
 
 
 def first_failure(examples: Iterable[tuple[str, Any]], one: Callable[[Any], Any]) -> tuple[str, Exception] | None:
-    """The first with which `one` fails, done eagerly; see `read_failures.Find`.
+    """Return the first example with which `one` fails when run eagerly; see `read_failures.Find`.
 
     Args:
         examples: what each is called, and what `one` takes.
@@ -147,7 +147,7 @@ def first_failure(examples: Iterable[tuple[str, Any]], one: Callable[[Any], Any]
 
 
 def no_rows(spec: Any) -> Any:
-    """A value of a batched spec with zero rows."""
+    """Return a value of a batched spec with zero rows."""
     if isinstance(spec, tf.RaggedTensorSpec):
         values = tf.zeros([0], spec.dtype)
         rank = spec.shape.rank if spec.shape.rank is not None else 2
@@ -161,5 +161,5 @@ def no_rows(spec: Any) -> Any:
 
 
 def packed(function: Callable[[Any], Any]) -> Callable[..., Any]:
-    """For `Dataset.map`, which passes the components of a tuple as arguments."""
+    """Adapt a function to `Dataset.map`, which passes the components of a tuple as arguments."""
     return lambda *components: function(pack(components))

@@ -21,12 +21,12 @@ from distlaunch.data.graph_clock import now
 
 @dataclass(frozen=True)
 class ExampleTimes:
-    """What has been measured so far.
+    """Times measured so far in this process.
 
     Attributes:
-        examples: how many were read and mapped.
-        seconds: what they took, each by itself; several are done at the same time.
-        batches_s: what making batches of them took, one after the other.
+        examples: number of examples that were read and mapped.
+        seconds: sum of their times; several run at the same time.
+        batches_s: seconds spent on making batches of them.
     """
 
     examples: int = 0
@@ -46,13 +46,13 @@ class _Sums:
 
 
 def measured() -> ExampleTimes:
-    """By this process so far."""
+    """Return the times of this process so far."""
     return _Sums.so_far
 
 
 @contextlib.contextmanager
 def left_out() -> Iterator[None]:
-    """What is read within it is not training's."""
+    """Do not count what is read within the block: it is not read for training."""
     with _Sums.lock:
         _Sums.pauses += 1
     try:
@@ -63,7 +63,7 @@ def left_out() -> Iterator[None]:
 
 
 def timed(one: Callable[..., Any]) -> Callable[..., Any]:
-    """For `Dataset.map`: what `one` makes of an example, and the seconds that it takes."""
+    """Wrap `one` for `Dataset.map` so that it also returns the seconds that it takes."""
 
     @tf.autograph.experimental.do_not_convert
     def both(*parts: Any) -> tuple[Any, tf.Tensor]:
@@ -77,7 +77,7 @@ def timed(one: Callable[..., Any]) -> Callable[..., Any]:
 
 @tf.autograph.experimental.do_not_convert
 def counted(batch: Any, seconds: tf.Tensor, began: tf.Tensor, at_once: int) -> Any:
-    """In a graph: the batch, when it is known how long it took.
+    """Count a batch and return it; runs in a graph.
 
     Args:
         seconds: of each example.

@@ -16,7 +16,7 @@ def add_event(event: Event) -> None:
 
 
 def take_events() -> list[Event]:
-    """The events that were added since the last call."""
+    """Return the events that were added since the last call."""
     with _lock:
         events, _events[:] = [*_events], []
     return events

@@ -1,4 +1,4 @@
-"""What `__getitem__` returns, as arrays. Without TensorFlow: processes that read for a task need none."""
+"""Conversion of what `__getitem__` returns to arrays, without TensorFlow: reader processes do not import it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def as_arrays(item: Any) -> Any:
-    """An item with arrays for leaves. A list of values is an array; the outermost is the tuple (x, y)."""
+    """Return an item with arrays for leaves. A list of values becomes an array; the outermost is the tuple (x, y)."""
     if isinstance(item, (tuple, list)):
         return tuple(_inner(part) for part in item)
     return _inner(item)
@@ -24,7 +24,7 @@ def _inner(part: Any) -> Any:
 
 
 def as_array(leaf: Any) -> np.ndarray:
-    """Python's floats are float32, as in TensorFlow; text is bytes."""
+    """Return a value as an array: floats of Python as float32, as in TensorFlow, and text as bytes."""
     array = np.asarray(leaf)
     if array.dtype == np.float64 and not isinstance(leaf, (np.ndarray, np.generic)):
         return array.astype(np.float32)

@@ -58,7 +58,7 @@ class Arrays:
 
 
 def as_tensors(data: Any, limit: int | None) -> tuple[Any, int]:
-    """The structure with a tensor for each array, and the number of examples.
+    """Return the structure with a tensor for each array, and the number of examples.
 
     Args:
         limit: take no more of the examples.
@@ -81,7 +81,7 @@ def as_tensors(data: Any, limit: int | None) -> tuple[Any, int]:
 
 
 def _single(leaf: Any) -> str:
-    """What a value without rows is, and what to write instead."""
+    """Describe a value without rows, and what to write instead."""
     if isinstance(leaf, Iterator):
         name = "a Python generator" if isinstance(leaf, Generator) else f"an iterator ({type(leaf).__name__})"
         hint = "tf.data.Dataset.from_generator(function, output_signature=...), or a class with __len__ and __getitem__"
@@ -180,7 +180,7 @@ class Items:
             return as_arrays(self._items[number])
 
     def _nearest(self, number: int) -> Any:
-        """An item; if examples may fail, the next that does not, to learn what examples are like."""
+        """Return an item; if examples may fail, the next that does not, to learn the type of examples."""
         return first_good(self._item, number, self.number) if self._skips else self._item(number)
 
     @staticmethod
@@ -188,7 +188,7 @@ class Items:
         return [as_array(leaf) for leaf in tf.nest.flatten(item)]
 
     def _common_spec(self) -> Any:
-        """Of the first, the last and the one in the middle; a size in which they differ is open."""
+        """Return the common spec of the first, middle and last example; sizes that differ are None."""
         # not all: reading may take long; a shape that differs elsewhere is reported where it is read
         first, *others = (self._checked(number) for number in sorted({0, self.number // 2, self.number - 1}))
         spec = [tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype)) for leaf in first[1]]
@@ -211,7 +211,7 @@ class Items:
 
 
 def gives_items(value: Any) -> bool:
-    """Whether it has examples by number, and is no array, sequence or mapping of arrays."""
+    """Return True if the object gives examples by number, and is no array, sequence or mapping of arrays."""
     if isinstance(value, (tf.data.Dataset, tf.Tensor, np.ndarray, tuple, list, str, bytes, Mapping)):
         return False
     return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not hasattr(value, "columns")
@@ -245,7 +245,7 @@ def _as(leaf: np.ndarray, dtype: tf.DType) -> np.ndarray:
 
 
 class FileExamples:
-    """Those of one split.
+    """The examples in files of one split.
 
     The bytes of all of a replica's rows are read by one call of Python's; TensorFlow decodes them in its threads.
 

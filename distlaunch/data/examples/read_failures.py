@@ -1,4 +1,4 @@
-"""Why an example could not be read. TensorFlow passes on only a text, without the user's own lines."""
+"""Reasons why examples could not be read. TensorFlow passes on a text without the lines of the user's code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _latest: deque[tuple[Find, np.ndarray]] = deque(maxlen=8)
 
 @contextlib.contextmanager
 def reading(what: str = "", *, keep: bool = True) -> Iterator[None]:
-    """Turns an error into the DataError that says what cannot be read.
+    """Turn an error into a DataError that says what cannot be read.
 
     Args:
         what: is being read, e.g. `example 17`, for the message; empty: the error says it.
@@ -53,7 +53,7 @@ def _names(reason: str, what: str) -> bool:
 
 
 def noted(rows: tf.Tensor, find: Find) -> tf.Tensor:
-    """In a graph: the rows, which are kept in mind with a way to find the one that fails."""
+    """Return the rows, and remember them together with a function that finds the one that fails; runs in a graph."""
 
     def note(values: np.ndarray) -> np.ndarray:
         _latest.append((find, values))
@@ -65,7 +65,7 @@ def noted(rows: tf.Tensor, find: Find) -> tf.Tensor:
 
 
 def quiet_function(function: Callable[..., Any], inputs: Any, types: Sequence[tf.DType]) -> list[tf.Tensor]:
-    """As `tf.numpy_function`, of which TensorFlow logs a traceback for each exception: here the graph alone fails."""
+    """Like `tf.numpy_function`, but without the traceback that TensorFlow logs for each exception."""
 
     if tf.executing_eagerly():  # whoever asks by hand wants the exception
         return function(*map(np.asarray, inputs))
@@ -84,7 +84,7 @@ def quiet_function(function: Callable[..., Any], inputs: Any, types: Sequence[tf
 
 @contextlib.contextmanager
 def data_errors_raised() -> Iterator[None]:
-    """Raises, for an operation that failed because an example could not be read, the DataError that says why."""
+    """Raise a DataError with the reason in place of an error of an operation that could not read an example."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -100,7 +100,7 @@ def data_errors_raised() -> Iterator[None]:
 
 
 def _of_pipeline(message: str) -> Exception | None:
-    """The DataError for what tf.data says about a pipeline that cannot make batches, or write the file of `cache`."""
+    """Return the DataError for a pipeline that cannot make batches or write the file of `cache`."""
     if found := re.search(r"cache lockfile already exists \('(.+)_\d+\.lockfile'\)", message):
         cause = "another task or run writes it, or one that was killed has left its lockfile"
         hint = "keep it in memory with .cache(), or give each task a file of its own, whose name ends with "
@@ -117,7 +117,7 @@ def _of_pipeline(message: str) -> Exception | None:
 
 
 def explained(what: str, error: Exception) -> Exception:
-    """The DataError that says why an example, read or mapped by itself, failed with an error.
+    """Return the DataError that says why a single example could not be read or mapped.
 
     Args:
         what: the example, e.g. `example 17`.
@@ -130,7 +130,7 @@ def explained(what: str, error: Exception) -> Exception:
 
 
 def _found() -> Exception | None:
-    """The example with which an operation of `data.map` fails, or one that decodes."""
+    """Return the example with which an operation of `data.map`, or one that decodes, fails."""
     latest = list(_latest)
     _latest.clear()
     for find, rows in latest:

@@ -16,7 +16,7 @@ _LENGTH = struct.Struct("!Q")
 
 @dataclass(frozen=True)
 class Setup:
-    """What a process needs before it can read.
+    """The setup of a reader process.
 
     Attributes:
         path, argv: of `sys`.
@@ -44,7 +44,7 @@ class ReadRequest:
 
 @dataclass(frozen=True)
 class Failed:
-    """Why something could not be done, for a message."""
+    """The reason of a failure, for a message."""
 
     reason: str
 
@@ -62,7 +62,7 @@ class Fork:
 
 
 def send(connection: socket.socket, message: Any, *fds: int) -> None:
-    """Raises OSError if the other end is gone."""
+    """Send a message. Raise OSError if the other end has closed."""
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     if fds:
         socket.send_fds(connection, [_LENGTH.pack(len(data))], fds)
@@ -73,7 +73,7 @@ def send(connection: socket.socket, message: Any, *fds: int) -> None:
 
 
 def receive(connection: socket.socket) -> tuple[Any, list[int]]:
-    """The next message and its descriptors. Raises EOFError if the other end is gone."""
+    """Return the next message and its descriptors. Raise EOFError if the other end has closed."""
     try:
         head, fds, _, _ = socket.recv_fds(connection, _LENGTH.size, 1)
         if len(head) < _LENGTH.size:

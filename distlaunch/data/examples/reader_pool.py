@@ -26,7 +26,7 @@ from distlaunch.data.function_references import imported_files
 
 _KEY = ("data", "processes")
 _TRIES = 2
-"""How often an example is tried whose reader is killed: the first time, the reader may not have been the cause."""
+"""Number of times an example is tried if its reader is killed: the first time may be an accident."""
 _ONE_CORE_EACH = {
     **dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
     # the devices are the task's
@@ -38,7 +38,7 @@ _pools: dict[int, tuple[Any, ReaderPool]] = {}
 
 
 def reader_pool(items: Any, number: int, seed: int) -> ReaderPool:
-    """The one for this object, which is kept to the end of this process.
+    """Return the pool for this object, which lives until the end of this process.
 
     Raises:
         ConfigError: the object cannot be sent to other processes.
@@ -69,7 +69,7 @@ class ReaderPool:
         self._idle: queue.SimpleQueue[_ReaderProcess] = queue.SimpleQueue()
 
     def open(self) -> None:
-        """Waits until readers are there.
+        """Start the readers and wait until they are ready.
 
         Raises:
             ConfigError: the object cannot be used in another process.
@@ -89,7 +89,7 @@ class ReaderPool:
             self._ready = True
 
     def read(self, number_of_pass: int, index: int) -> Any:
-        """The example, with arrays for leaves.
+        """Return the example, with arrays for leaves.
 
         Raises:
             DataError: reading it has failed, or killed two readers.
@@ -113,12 +113,12 @@ class ReaderPool:
             self._idle.put(reader)
 
     def close(self) -> None:
-        """Ends all its processes."""
+        """End all reader processes."""
         self._control.close()
         self._process.wait()
 
     def _replaced(self, reader: _ReaderProcess) -> tuple[str, _ReaderProcess]:
-        """How a reader ended, in words, and one in its place."""
+        """Return how a reader ended, and a new one in its place."""
         with self._lock:
             try:
                 send(self._control, Status(reader.pid))
@@ -139,7 +139,7 @@ class _ReaderProcess:
         self._connection, self.pid = connection, pid
 
     def ask(self, request: ReadRequest) -> Any:
-        """Raises EOFError if the process has ended."""
+        """Send a request and return the answer. Raise EOFError if the process has ended."""
         try:
             send(self._connection, request)
         except OSError:

@@ -26,7 +26,7 @@ _TRIES = 16
 
 
 def first_good(read: Callable[[int], Any], number: int, of: int) -> Any:
-    """What `read` makes of an example, or of the first after it with which it does not fail."""
+    """Return the result of `read` for an example, or for the first after it that does not fail."""
     tries = min(_TRIES, of)
     failure: Exception | None = None
     for further in range(tries):
@@ -39,10 +39,10 @@ def first_good(read: Callable[[int], Any], number: int, of: int) -> Any:
 
 
 class Skipping:
-    """Of one split.
+    """The replacement of unreadable examples in one split.
 
     Args:
-        number: how many examples it has.
+        number: number of examples of the split.
         one: makes the example of a row, an int64 scalar; in a graph, and eagerly.
         name: what an example is called, by its number.
         limit: different examples that may be left out.
@@ -57,7 +57,7 @@ class Skipping:
         self._left_out: dict[int, object] = {}
 
     def load(self, rows: tf.Tensor, load: Callable[[tf.Tensor], Batch]) -> Batch:
-        """What `load` makes of rows; if it makes fewer of them, they are done one by one.
+        """Return the result of `load` for rows; if it returns fewer, load them one by one.
 
         Args:
             rows: int64 [n], see `Indexed`.
@@ -80,7 +80,7 @@ class Skipping:
         return tf.cond(num_rows(made) == tf.size(known, tf.int64), lambda: made, one_by_one)
 
     def _instead(self, rows: np.ndarray) -> np.ndarray:
-        """The same rows; of examples that are known to fail those that take their places."""
+        """Return the rows with replacements for the examples that are known to fail."""
         if self._left_out.keys().isdisjoint((rows % self._number).tolist()):
             return rows
         return np.array([self._next_good(int(row)) for row in rows], np.int64)

@@ -24,7 +24,7 @@ _ERRORS = (RuntimeError, ValueError, IndexError)  # what the library raises wher
 
 
 def array_record(files: Patterns) -> ArrayRecordFiles:
-    """Records of ArrayRecord files, a scalar string each. Needs the extra `grain`.
+    """Return the records of ArrayRecord files, each a scalar string. Needs the extra `grain`.
 
     Files that are written with `group_size:1` are the fastest to read in random order.
 

@@ -1,4 +1,4 @@
-"""What all sources of examples in files have in common."""
+"""The base class of all sources of examples in files."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false
 # (what pyright infers of TensorFlow's functions is often wrong)
@@ -20,10 +20,10 @@ STRING = tf.TensorSpec([], tf.string)
 
 
 class UnreadableRecordError(Exception):
-    """One of the examples that were asked for cannot be read.
+    """A requested example cannot be read.
 
     Attributes:
-        position: its place among those that were asked for.
+        position: index of the example among the requested ones.
         reason: why, in words.
     """
 
@@ -59,11 +59,11 @@ class IndexedFiles(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """The number of examples."""
+        """Return the number of examples."""
 
     @abstractmethod
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Reads examples; no TensorFlow in it.
+        """Read examples, without TensorFlow.
 
         Args:
             indices: int64 [n], each from 0 to len - 1, in any order, also several times.
@@ -77,22 +77,22 @@ class IndexedFiles(ABC):
 
     @abstractmethod
     def where(self, index: int) -> str:
-        """The file of an example and the place in it, for messages. Records count from 0 in each file."""
+        """Return the file and position of an example, for messages. Records count from 0 in each file."""
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """The same for the same content, on any host; no times, no absolute paths.
+        """Return a digest that is equal for equal content on any host, without times and absolute paths.
 
         Raises:
             DataError: a file is gone or has another size.
         """
 
     def decode(self, *raw: Any) -> Any:
-        """Makes an example of what `read` returns of it, with TensorFlow's operations alone."""
+        """Decode an example from the result of `read`, with operations of TensorFlow only."""
         return raw[0] if len(raw) == 1 else raw
 
     def __getitem__(self, index: int) -> Any:
-        """One example, decoded, with NumPy arrays in place of tensors.
+        """Return one decoded example, with NumPy arrays in place of tensors.
 
         Raises:
             IndexError: there is no such example.
@@ -137,7 +137,7 @@ class FilesOfRecords(IndexedFiles):
         return int(self.firsts[-1])
 
     def locate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The number of the file, and that of the record in it, of each example: int64 [n] both."""
+        """Return the number of the file and of the record in it for each example: both int64 [n]."""
         # "right": files without records have the same first number as the next one
         file_ids = np.searchsorted(self.firsts, indices, side="right") - 1
         return file_ids, indices - self.firsts[file_ids]
@@ -157,7 +157,7 @@ class FilesOfRecords(IndexedFiles):
 
     @abstractmethod
     def _read(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:
-        """As `read`. Raises UnreadableRecordError."""
+        """Implement `read`. Raise UnreadableRecordError if an example cannot be read."""
 
     def fingerprint(self) -> str:
         return self._fingerprint
@@ -168,7 +168,7 @@ class FilesOfRecords(IndexedFiles):
 
 
 def as_objects(values: list[Any]) -> np.ndarray:
-    """An array [n] of objects, whatever they are."""
+    """Return an array [n] of objects of any type."""
     # filled afterwards: `np.array` would make an array of bytes of one width
     array = np.empty(len(values), object)
     array[:] = values
@@ -176,5 +176,5 @@ def as_objects(values: list[Any]) -> np.ndarray:
 
 
 def first_line(text: object) -> str:
-    """Of an error's message, what people need."""
+    """Return the first line of an error's message."""
     return (str(text).strip().splitlines() or [type(text).__name__])[0]

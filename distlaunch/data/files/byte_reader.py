@@ -40,7 +40,7 @@ class ByteReader:
         self._open = functools.lru_cache(maxsize=_MOST_OPEN)(functools.partial(_open_unchanged, files))
 
     def read(self, file_ids: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> list[bytes]:
-        """The bytes of each span, in the order of the arguments, which are int64 [n].
+        """Return the bytes of each span in the order of the arguments, which are int64 [n].
 
         Raises:
             UnreadableRecordError: a file has vanished, changed, or cannot be read.
@@ -97,7 +97,7 @@ def _open_unchanged(files: FileSet, file_id: int) -> Descriptor:
 
 
 def unchanged(files: FileSet, file_id: int) -> str:
-    """The path of a file that has the size that it had. Raises ValueError, OSError."""
+    """Return the path of a file. Raise ValueError if its size has changed, OSError if it is gone."""
     path, known = files.paths[file_id], files.sizes[file_id]
     size = os.stat(path).st_size
     if size != known:
@@ -106,13 +106,13 @@ def unchanged(files: FileSet, file_id: int) -> str:
 
 
 def changed_size(known: int, found: int) -> str:
-    """What it means that a file has another size, in bytes, than when it was indexed."""
+    """Describe a file whose size in bytes has changed since it was indexed."""
     what = "was truncated" if found < known else "has changed since it was indexed"
     return f"the file {what}: {known:,} bytes when indexed, {found:,} now"
 
 
 def read_fully(descriptor: int, start: int, num_bytes: int) -> bytes:
-    """As `os.pread`, but shorter only where the file ends."""
+    """Read like `os.pread`, but return fewer bytes only at the end of the file."""
     data = os.pread(descriptor, num_bytes, start)
     # `pread` may return less, as on network file systems or above 2 GiB
     while 0 < len(data) < num_bytes:

@@ -1,4 +1,4 @@
-"""Which images are in a directory with a folder for each class."""
+"""The images in a directory with a folder for each class."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ClassFolder:
 
 
 def list_classes(root: str, classes: Sequence[str] | None) -> list[ClassFolder]:
-    """Lists the folders of the classes, in the order of their labels.
+    """List the folders of the classes, in the order of their labels.
 
     Raises:
         ConfigError: no such directory or classes, no images, or images of other types.
@@ -64,7 +64,7 @@ def _list_folder(root: bytes, name: str) -> ClassFolder:
 
 
 def _walk(root: bytes, folder: bytes, above: tuple[tuple[int, int], ...]) -> Iterator[bytes]:
-    """Paths of images in a folder and its folders, links to folders included."""
+    """Yield the paths of images in a folder and its subfolders, including links to folders."""
     # of what a link points to
     facts = os.stat(os.path.join(root, folder))
     here = (facts.st_dev, facts.st_ino)

@@ -28,7 +28,7 @@ def image_folder(
     channels: int = 3,
     classes: Sequence[str] | None = None,
 ) -> ImageFolder:
-    """Images in folders, one for each class, as `keras.utils.image_dataset_from_directory` takes them.
+    """Return the images in folders, one for each class, as `keras.utils.image_dataset_from_directory` expects them.
 
     The names of the folders, sorted, are the classes, and their numbers are the labels. Images are JPEG, PNG, GIF (its
     first picture), BMP and WebP files (TensorFlow reads the last with their own channels only), also those in folders
@@ -77,13 +77,13 @@ class ImageFolder(IndexedFiles):
         return len(self._ends)
 
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The paths and the labels; the images are read when they are decoded, many at once."""
+        """Return the paths and labels; images are read when they are decoded, many at once."""
         indices = np.asarray(indices, np.int64)
         paths = as_objects([self._path(index) for index in indices.tolist()])
         return paths, self._labels[indices].astype(np.int64)
 
     def decode(self, *raw: Any) -> Any:
-        """The image and its label."""
+        """Return the image and its label."""
         path, label = raw
         # no fourth dimension, so GIFs have the rank of other images
         image = tf.io.decode_image(tf.io.read_file(path), self._channels, expand_animations=False)

@@ -30,10 +30,10 @@ _KEPT_UNUSED_S = 90 * 24 * 3_600  # 90 days
 
 @dataclass(frozen=True)
 class Index:
-    """Where the records of some files are.
+    """The positions of the records of some files.
 
     Attributes:
-        facts: what else was found, as JSON has it.
+        facts: further facts about the files, in the types of JSON.
     """
 
     arrays: dict[str, np.ndarray]
@@ -41,7 +41,7 @@ class Index:
 
 
 def cached_index(files: FileSet, kind: str, version: int, build: Callable[[], Index]) -> Index:
-    """The index of the files, from the cache if it has that of these files as they are now.
+    """Return the index of the files, from the cache if it is up to date.
 
     Args:
         kind: names the format, in the name of the file too.
@@ -72,7 +72,7 @@ def cached_index(files: FileSet, kind: str, version: int, build: Callable[[], In
 
 
 def _remove_unused(directory: Path) -> None:
-    """Removes what no process has asked for in a long time; not earlier, since other hosts may have it mapped."""
+    """Remove what no process has used for a long time; other hosts may still map newer files."""
     for path in directory.iterdir():
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _KEPT_UNUSED_S:
@@ -102,7 +102,7 @@ def _save(path: Path, key: str, index: Index) -> None:
 
 
 def _load(path: Path, key: str) -> Index | None:
-    """The cached index; None where there is none, an outdated or a damaged one."""
+    """Return the cached index, or None if it is missing, outdated or damaged."""
     try:
         with path.open("rb") as file:
             header = json.loads(_map_array(file).tobytes())
@@ -121,7 +121,7 @@ def _load(path: Path, key: str) -> Index | None:
 
 
 def _map_array(file: BinaryIO) -> np.ndarray:
-    """The array at the position of the file, which is then behind it."""
+    """Map the array at the position of the file, and move the position behind it."""
     version = np.lib.format.read_magic(file)
     if version != (1, 0):
         raise ValueError(f"got version {version} of NumPy's format")

@@ -1,4 +1,4 @@
-"""Which files a path, a glob, a directory or a list of them means, in the same order on all hosts."""
+"""The files that a path, a glob, a directory or a list of them names, in the same order on all hosts."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ class FileSet:
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
-        """The paths from the innermost directory that holds all of them."""
+        """Return the paths relative to the innermost directory that holds all of them."""
         common = os.path.commonpath([os.path.dirname(path) for path in self.paths])
         return tuple(os.path.relpath(path, common) for path in self.paths)
 
 
 def mistake(message: str) -> ConfigError:
-    """An error of the user's data function."""
+    """Return an error for a mistake in the user's data function."""
     return ConfigError(Problem(KEY, message))
 
 
 def find_files(patterns: Patterns, kind: str, suffixes: Sequence[str]) -> FileSet:
-    """Looks up files.
+    """Find files.
 
     Args:
         kind: what they should be, for messages: `a CSV file`.
@@ -72,7 +72,7 @@ def find_files(patterns: Patterns, kind: str, suffixes: Sequence[str]) -> FileSe
 
 
 def compressed(path: str, program: str) -> ConfigError:
-    """The refusal of a file whose records have no offsets of their own."""
+    """Return the error for a compressed file, whose records have no offsets."""
     return mistake(
         f"{path} is compressed, so no example in it can be read without all those before it; decompress it, as with "
         f"'{program}', or convert it to ArrayRecord or Parquet, which compress blocks of examples"
@@ -113,7 +113,7 @@ def _take_from(directory: str, suffixes: Sequence[str]) -> list[str]:
 
 
 def _examine(path: str) -> tuple[int, int]:
-    """The size in bytes and the time of the last change in ns."""
+    """Return the size in bytes and the time of the last change in ns."""
     try:
         facts = os.stat(path)
     except OSError as error:

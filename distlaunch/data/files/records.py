@@ -35,7 +35,7 @@ class ScanError(Exception):
 
 @dataclass(frozen=True)
 class Scanned:
-    """What was found in one file.
+    """The records found in one file.
 
     Attributes:
         starts: integers [records], the offset of each in bytes.
@@ -52,7 +52,7 @@ Scan = Callable[[int, int], Scanned]
 
 @dataclass(frozen=True)
 class Format:
-    """How the records of a format are found.
+    """The way to find the records of a format.
 
     Attributes:
         version: another one makes cached indices stale.
@@ -94,7 +94,7 @@ class FilesOfSpans(FilesOfRecords):
 
     @abstractmethod
     def _parse(self, spans: list[bytes]) -> tuple[np.ndarray, ...]:
-        """What `read` returns, from the bytes of each record. Raises UnreadableRecordError."""
+        """Return the result of `read` from the bytes of each record. Raise UnreadableRecordError."""
 
 
 def _build(files: FileSet, form: Format) -> Index:

@@ -16,7 +16,7 @@ _SAMPLE_BYTES = 4_096
 
 
 def hash_files(paths: Sequence[str], names: Sequence[str], sizes: Sequence[int], num_examples: int) -> str:
-    """Hashes a set of files.
+    """Return a hash of a set of files.
 
     Args:
         names: what the files are called, which is the same on all hosts.
@@ -37,7 +37,7 @@ def hash_files(paths: Sequence[str], names: Sequence[str], sizes: Sequence[int],
 
 
 def read_sample(path: str, start: int, size: int | None = None) -> bytes:
-    """A few bytes of a file, from an offset on.
+    """Read a few bytes of a file from an offset.
 
     Raises:
         DataError: the file is gone or has not this size.
@@ -53,7 +53,7 @@ def read_sample(path: str, start: int, size: int | None = None) -> bytes:
 
 
 def why_unreadable(error: OSError) -> str:
-    """What an error of the file system means for a file that was there."""
+    """Explain an error of the file system for a file that existed."""
     if isinstance(error, FileNotFoundError):
         return "the file has vanished"
     return error.strerror or str(error)

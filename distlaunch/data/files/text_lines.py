@@ -11,7 +11,7 @@ from distlaunch.data.files.tables.rows import scan_rows
 
 
 def text_lines(files: Patterns) -> TextLines:
-    """The lines of text files, empty ones included; each is a scalar string without its line end, LF or CRLF.
+    """Return the lines of text files, including empty ones; each is a scalar string without its LF or CRLF.
 
     Args:
         files: a path, a glob, a directory (its `*.txt` files), or a list of them.

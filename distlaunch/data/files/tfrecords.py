@@ -27,7 +27,7 @@ _MOST_AT_ONCE, _LEAST_AT_ONCE = 4 << 20, 4 << 10  # bytes of one call while a fi
 
 
 def tfrecord(files: Patterns, *, features: Mapping[str, Any] | None = None) -> TFRecordFiles:
-    """Examples in TFRecord files.
+    """Return the examples in TFRecord files.
 
     The checksum of each record is checked as it is read if `google-crc32c` is installed (the extra `tfrecord`).
 
@@ -57,7 +57,7 @@ class TFRecordFiles(FilesOfSpans):
         super().__init__(files, Format("tfrecord", 1, self._scan))
 
     def decode(self, *raw: Any) -> Any:
-        """The parsed features, or the bytes."""
+        """Return the parsed features, or the bytes."""
         return raw[0] if self._features is None else tf.io.parse_single_example(raw[0], self._features)
 
     def _scan(self, descriptor: int, size: int) -> Scanned:
@@ -77,7 +77,7 @@ class TFRecordFiles(FilesOfSpans):
 
 
 def _find_records(descriptor: int, size: int, checksum: Callable[[bytes], int] | None) -> np.ndarray:
-    """Offsets, from the lengths alone; the data of large records is skipped."""
+    """Find the offsets of records from their lengths; the data of large records is skipped."""
     unpack, around = _HEADER.unpack_from, _AROUND
     parts: list[np.ndarray] = [np.empty(0, np.uint64)]
     offset, at_once = 0, _LEAST_AT_ONCE
@@ -123,7 +123,7 @@ def _refuse_compressed(path: str, checksum: Callable[[bytes], int] | None) -> No
 
 
 def _find_checksum() -> Callable[[bytes], int] | None:
-    """The masked CRC32C that TFRecord files have, if a library is there that is fast enough."""
+    """Return a function for the masked CRC32C of TFRecord files, if a fast library is installed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # "is using a pure python implementation"

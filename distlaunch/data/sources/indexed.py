@@ -40,29 +40,29 @@ class Examples(Protocol):
     in_python: bool
 
     def rows(self, indices: tf.Tensor) -> Any:
-        """What is best had of many examples at once; each leaf has a row for each of the int64 `indices`."""
+        """Return what is read best for many examples at once; each leaf has a row for each of the int64 `indices`."""
         ...
 
     def example(self, row: Any, number_of_pass: tf.Tensor) -> Any:
-        """What is done for each row by itself, in parallel; not asked for where the rows are the examples."""
+        """Return an example from its row; called in parallel, and only if rows are not examples yet."""
         ...
 
     @property
     def whole(self) -> bool:
-        """Whether `rows` are the examples, with nothing left to do for each."""
+        """Whether `rows` returns complete examples."""
         ...
 
     def name(self, index: int) -> str:
-        """What an example is called in a message."""
+        """Return the name of an example in messages."""
         ...
 
     def describe(self) -> str:
-        """What processes compare; see `data/fingerprints.py`."""
+        """Return the description that processes compare; see `data/fingerprints.py`."""
         ...
 
 
 class Indexed(Split):
-    """One split of examples by number.
+    """A split of examples by number.
 
     A row of a row source is the number of the pass times the number of examples, plus the number of the example.
 

@@ -46,7 +46,7 @@ _HEAD = 4
 
 
 class Pipeline(Split):
-    """One split of examples, or of global batches with `batched: true`.
+    """A split whose data is a `tf.data` pipeline of examples, or of global batches with `batched: true`.
 
     Args:
         seed: order of the passes; None: the pipeline's own.
@@ -135,7 +135,7 @@ class Pipeline(Split):
 
     @functools.cached_property
     def _buffer(self) -> int:
-        """Of the first examples alone, so that every process, and every attempt, finds the same."""
+        """Return the size of the shuffle buffer, from the first examples only, so that it is equal in all processes."""
         most = self._config.shuffle_buffer_bytes
         if self._config.shuffle is not True:
             return max(1, int(self._config.shuffle) // self._stream.num_streams)
@@ -143,7 +143,7 @@ class Pipeline(Split):
 
     @functools.cached_property
     def _example_bytes(self) -> int:
-        """Of one example, before `data.map`."""
+        """Return the bytes of one example, before `data.map`."""
         size = _num_bytes(self._dataset.element_spec)
         if size is not None:
             return size
@@ -152,7 +152,7 @@ class Pipeline(Split):
 
     @functools.cached_property
     def head(self) -> list[Any]:
-        """The first few examples."""
+        """Return the first few examples."""
         with tf.device("CPU:0"):
             return list(self._shuffles.in_pass(self._dataset, _ZERO).take(_HEAD))
 
@@ -167,7 +167,7 @@ class Pipeline(Split):
 
     @property
     def _example_spec(self) -> Any:
-        """Of one example as a function gets it: a row of a ragged tensor is a plain tensor of any length."""
+        """Return the spec of one example as a function gets it: rows of a ragged tensor are dense, of any length."""
 
         def plain(leaf: Any) -> Any:
             is_row = isinstance(leaf, tf.RaggedTensorSpec) and leaf.ragged_rank == 0
@@ -176,7 +176,7 @@ class Pipeline(Split):
         return tf.nest.map_structure(plain, self._dataset.element_spec)
 
     def _as_rows(self, examples: tf.data.Dataset, number_of_pass: tf.Tensor) -> tf.data.Dataset:
-        """Each example as the row of a row source: for a map, itself behind one tensor, its pass and its number."""
+        """Return each example as the row of a row source: for a map, the example with its pass and number."""
         if self._map is None:
             return examples
 
@@ -192,7 +192,7 @@ class Pipeline(Split):
         return self.read_by(self.first_failure, rows, at_once)
 
     def read_by(self, find: Find, rows: Any, at_once: int) -> Batch:
-        """As `read()`, for rows of all streams.
+        """Read rows of all streams; see `read()`.
 
         Args:
             find: the first of them that fails, in any stream.
@@ -216,7 +216,7 @@ class Pipeline(Split):
         return self._map(example, key[0], key[1])
 
     def first_failure(self, keys: np.ndarray) -> tuple[str, Exception] | None:
-        """See `read_failures.Find`; looks at the keys of this stream."""
+        """Return the first row of this stream that fails; see `read_failures.Find`."""
         number, stream = self._stream.num_streams, self._stream.stream
         wanted = {int(key[1]) // number: tf.constant(key) for key in keys if key[1] % number == stream}
         number_of_pass = next((key[0] for key in keys if key[1] % number == stream), _ZERO)
@@ -248,7 +248,7 @@ class Pipeline(Split):
 
 
 def _num_bytes(spec: Any) -> int | None:
-    """Of an example; None if its type does not say."""
+    """Return the bytes of an example, or None if its type does not say."""
     total = 0
     for leaf in tf.nest.flatten(spec, expand_composites=True):
         if leaf.dtype in (tf.string, tf.variant) or not leaf.shape.is_fully_defined():
@@ -258,7 +258,7 @@ def _num_bytes(spec: Any) -> int | None:
 
 
 def _is_plain(spec: Any) -> bool:
-    """Whether Python can look at all of it; not into a dataset within the dataset."""
+    """Return True if Python can inspect all of the value; it cannot for a dataset within the dataset."""
     return all(leaf.dtype != tf.variant for leaf in tf.nest.flatten(spec, expand_composites=True))
 
 

@@ -200,7 +200,7 @@ class _Epochs:
             return self._dataset
 
     def note(self, number_of_pass: int, index: int, of: int) -> None:
-        """Note that a batch of a pass has been read; the last one ends the pass.
+        """Record that a batch of a pass has been read; the last one ends the pass.
 
         Args:
             of: how many are read in this pass.
@@ -232,7 +232,7 @@ class _Epochs:
 
 @contextlib.contextmanager
 def _drawn_from(*numbers: int) -> Iterator[Callable[[], bool]]:
-    """Within it, Python's and NumPy's global generators draw from a seed; afterwards they go on as before.
+    """Seed the global generators of Python and NumPy within the block, and restore them afterwards.
 
     Yields:
         A function that returns whether one has drawn since.

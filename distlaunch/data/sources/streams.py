@@ -60,8 +60,11 @@ class Streams(Split):
         self.work = parts[0].work
 
     def _check_streams(self, name: str, *, mapped: bool) -> None:
-        """A worker whose streams are all empty would have no row to stand in for those that it lacks; so that it makes
-        no difference who reads which, none may be empty."""
+        """Raise ConfigError for an empty stream.
+
+        A worker whose streams are all empty has no row that could fill its share. No stream may be empty, so that it
+        does not matter who reads which.
+        """
         first: tuple[int, Any] | None = None
         for stream, pipeline in self._pipelines.items():
             if not pipeline.head:
@@ -97,7 +100,7 @@ class Streams(Split):
         return joined.take_while(packed(lambda rows: num_rows(rows) > 0))
 
     def forever(self) -> tf.data.Dataset:
-        """Each begins its next pass by itself: when the others end theirs, only their processes know."""
+        """Repeat each stream by itself: only the other processes know when their passes end."""
 
         def passes(part: Split) -> tf.data.Dataset:
             return tf.data.Dataset.range(np.iinfo(np.int64).max).flat_map(lambda number: part.batches(number, _ZERO))

@@ -30,7 +30,7 @@ class Columns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All, in the order in which they are read."""
+        """Return all columns in the order in which they are read."""
         return self.features if self.label is None else (*self.features, self.label)
 
     def arrange(self, raw: Sequence[Any]) -> Any:
@@ -41,7 +41,7 @@ class Columns:
 
 
 def choose_columns(there: Iterable[str], columns: Sequence[str] | None, label: str | None, what: str) -> Columns:
-    """Checks which columns a user wants; None for all.
+    """Check the columns that a user has chosen, and return them; None stands for all.
 
     Args:
         what: the name of the user's argument for the columns.
@@ -69,7 +69,7 @@ def choose_columns(there: Iterable[str], columns: Sequence[str] | None, label: s
 
 @dataclass(frozen=True)
 class Kind:
-    """What a column holds.
+    """The type of a column.
 
     Attributes:
         name: `int64`, `float32`, `bool` or `string`; anything else says why it cannot be read as a tensor.
@@ -82,33 +82,33 @@ class Kind:
     missing: bool = False
 
     def spec(self) -> tf.TensorSpec:
-        """The tensor for it."""
+        """Return the spec of a tensor of this kind."""
         return tf.TensorSpec(self.shape, tf.as_dtype(self.name))
 
     def to_plain(self) -> list[Any]:
-        """As JSON has it."""
+        """Return this kind in the types of JSON."""
         return [self.name, list(self.shape), self.missing]
 
     @staticmethod
     def from_plain(plain: Sequence[Any]) -> Kind:
-        """The inverse of `to_plain`."""
+        """Return a kind from the result of `to_plain`."""
         return Kind(plain[0], tuple(plain[1]), plain[2])
 
 
 def kinds_from_facts(facts: Mapping[str, Any]) -> dict[str, Kind]:
-    """The kind of each column, from the facts of an index."""
+    """Return the kind of each column from the facts of an index."""
     return {name: Kind.from_plain(plain) for name, plain in facts["columns"].items()}
 
 
 class Table:
-    """What sources of examples with named columns have in common."""
+    """The base class of sources with named columns."""
 
     _columns: Columns
 
     def _choose(
         self, kinds: Mapping[str, Kind], columns: Sequence[str] | None, label: str | None, what: str
     ) -> dict[str, Kind]:
-        """The kinds of the columns that a user wants; see `choose_columns`.
+        """Return the kinds of the columns that a user has chosen; see `choose_columns`.
 
         Raises:
             ConfigError: they do not exist, or make no tensor.
@@ -129,5 +129,5 @@ class Table:
 
 
 def encode(texts: Iterable[str], encoding: str) -> np.ndarray:
-    """An array [n] of bytes."""
+    """Return the values as an array [n] of bytes."""
     return as_objects([text.encode(encoding) for text in texts])

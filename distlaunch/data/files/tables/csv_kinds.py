@@ -1,4 +1,4 @@
-"""What the columns of a CSV file hold, from all of their values."""
+"""The types of the columns of a CSV file, from all of their values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Guess:
         self.missing = False
 
     def add(self, texts: Sequence[str]) -> None:
-        """Looks at more values."""
+        """Update the guess with more values."""
         if self.rank == _STRING:
             return
         filled = texts if all(texts) else [text for text in texts if text]
@@ -35,7 +35,7 @@ class Guess:
 
 
 def merge_guesses(guesses: Iterable[Guess]) -> Kind:
-    """The kind of one column in all files. Integers have no value for what is missing; floats have NaN."""
+    """Return the kind of one column in all files. Integers have no value for what is missing; floats have NaN."""
     guesses = list(guesses)
     rank = max(guess.rank for guess in guesses)
     missing = any(guess.missing for guess in guesses)

@@ -22,7 +22,9 @@ _LARGEST_FIELD = 64 << 20  # characters; as long as a row may be
 
 
 def csv(files: Patterns, *, columns: Sequence[str] | None = None, label: str | None = None) -> CSVFiles:
-    """Rows of CSV files, as RFC 4180 describes them: quoted fields may hold commas, line ends and doubled quotes.
+    """Return the rows of CSV files.
+
+    As in RFC 4180, quoted fields may hold commas, line ends and doubled quotes.
 
     The first row of each file names the columns. A column is int64 where all its values in all files are whole numbers,
     float32 where they are numbers or empty (which is NaN), else string. Empty lines are skipped.

@@ -1,4 +1,4 @@
-"""What the fields of JSON records hold, from all of their values."""
+"""The types of the fields of JSON records, from all of their values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Fields:
         self.num_records = 0
 
     def add(self, records: list[dict[str, Any]]) -> None:
-        """Looks at more records."""
+        """Update the kinds with more records."""
         found = Fields()
         found.num_records = len(records)
         for name in dict.fromkeys(itertools.chain.from_iterable(records)):
@@ -36,7 +36,7 @@ class Fields:
         self.merge(found)
 
     def merge(self, other: Fields) -> None:
-        """Adds the records of another."""
+        """Merge with the kinds of other records."""
         if not other.num_records:
             return
         for name in dict.fromkeys([*self.by_name, *other.by_name]):
@@ -46,7 +46,7 @@ class Fields:
         self.num_records += other.num_records
 
     def kinds(self) -> dict[str, Kind]:
-        """As they are read: floats have NaN for what is missing, integers have nothing."""
+        """Return the kinds as they are read: integers with missing values become float32, with NaN."""
         return {name: _readable(kind) for name, kind in self.by_name.items()}
 
 
@@ -87,7 +87,7 @@ def _kind_of(value: Any) -> Kind:
 
 
 def _join(a: Kind, b: Kind) -> Kind:
-    """The narrowest kind for the values of both."""
+    """Return the narrowest kind that holds the values of both."""
     missing = a.missing or b.missing
     for kind, other in ((a, b), (b, a)):
         if kind == _NULL:

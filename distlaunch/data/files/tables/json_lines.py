@@ -17,7 +17,7 @@ from distlaunch.data.files.tables.rows import scan_rows
 
 
 def json_lines(files: Patterns, *, fields: Sequence[str] | None = None, label: str | None = None) -> JSONLines:
-    """Objects of JSON, one in each line; empty lines are skipped.
+    """Return the JSON objects of files with one in each line; empty lines are skipped.
 
     A field is int64, float32, bool or string; lists, also nested ones, are tensors and have the same shape in all
     records. What is null or left out is NaN, or an empty string; whole numbers of which some are missing are float32.
@@ -68,7 +68,7 @@ class JSONLines(Table, FilesOfSpans):
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
-    """The object in a line of JSON. Raises ValueError, whose text is for people."""
+    """Parse the object in a line of JSON. Raise ValueError with a message for users."""
     try:
         value = json.loads(line.decode())
     except UnicodeDecodeError:
@@ -105,7 +105,7 @@ def _encode(value: Any) -> bytes:
 
 
 def _fill(value: Any, shape: tuple[int, ...], missing: Any) -> Any:
-    """The value with what takes the place of null."""
+    """Return the value with replacements for null."""
     if not shape:
         return missing if value is None else value
     items = [None] * shape[0] if value is None else value

@@ -12,7 +12,7 @@ from distlaunch.data.files.tables.base import Kind
 
 
 def library() -> Any:
-    """`pyarrow.parquet`. Raises ConfigError where it is not installed."""
+    """Return the module `pyarrow.parquet`. Raise ConfigError if it is not installed."""
     try:
         import pyarrow.parquet
     except ImportError:
@@ -21,7 +21,7 @@ def library() -> Any:
 
 
 def kind_of(arrow: Any) -> Kind:
-    """What a column of an Arrow type holds."""
+    """Return the kind of a column of an Arrow type."""
     from pyarrow import types
 
     # an encoding of the file, not a type of the values
@@ -41,7 +41,7 @@ def kind_of(arrow: Any) -> Kind:
 
 
 def as_numpy(column: Any, kind: Kind) -> tuple[np.ndarray, int | None]:
-    """The values of a column [n, *shape], and the row of the first null for which there is no value."""
+    """Return the values of a column [n, *shape], and the row of the first null that has no replacement."""
     import pyarrow as pa
 
     array = column.combine_chunks()

@@ -22,7 +22,7 @@ _NUM_THREADS = 8
 
 
 def parquet(files: Patterns, *, columns: Sequence[str] | None = None, label: str | None = None) -> ParquetFiles:
-    """Rows of Parquet files. Needs the extra `parquet`.
+    """Return the rows of Parquet files. Needs the extra `parquet`.
 
     Columns keep the types of the files: integers, floats, booleans, strings and lists of fixed size. Missing floats are
     NaN, missing strings are empty; other missing values are errors. The row groups that were used last stay in
@@ -122,7 +122,7 @@ def _build(files: FileSet) -> Index:
 
 
 def _examine(path: str) -> tuple[list[int], dict[str, Any]]:
-    """The rows of each row group, and the columns, of one file."""
+    """Return the number of rows of each row group, and the columns, of one file."""
     try:
         with library().ParquetFile(path) as opened:
             metadata, schema = opened.metadata, opened.schema_arrow

@@ -22,13 +22,13 @@ class RowGroupCache:
         _caches.add(self)
 
     def clear(self) -> None:
-        """Forgets all groups. Only while no other thread uses it."""
+        """Drop all groups. Call it only while no other thread uses the cache."""
         self._lock = threading.Lock()
         self._groups: OrderedDict[int, Future[Any]] = OrderedDict()
         self._num_bytes = 0
 
     def get(self, group: int) -> Any:
-        """A row group. Raises what `load` raises."""
+        """Return a row group, loaded if necessary. Errors of `load` are raised."""
         with self._lock:
             future = self._groups.get(group)
             mine = future is None

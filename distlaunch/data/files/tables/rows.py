@@ -33,13 +33,13 @@ class Rows:
     starts: np.ndarray
 
     def lines(self) -> Iterator[bytes]:
-        """Each row, with its line end."""
+        """Yield each row with its line end."""
         bounds = [*self.starts.tolist(), len(self.data)]
         return (self.data[start:end] for start, end in itertools.pairwise(bounds))
 
 
 def scan_rows(descriptor: int, size: int, *, quotes: bool = False) -> Iterator[Rows]:
-    """Goes through a file in UTF-8, without its byte order mark.
+    """Scan a file in UTF-8, without its byte order mark.
 
     Args:
         size: in bytes.
