@@ -25,7 +25,7 @@ from distlaunch.runs.report import newest_training
 from distlaunch.supervise.allocation import Allocation
 from distlaunch.supervise.observer import Observer
 from distlaunch.supervise.outcome import Outcome
-from distlaunch.supervise.requests.signals import SignalPipe
+from distlaunch.supervise.requests import SignalPipe
 from distlaunch.supervise.run_events import last_end, write_end_again
 from distlaunch.supervise.supervisor import Supervisor
 

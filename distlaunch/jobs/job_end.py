@@ -12,7 +12,7 @@ from distlaunch.base.events import Event, JobFailed, RunEnded
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import RunFacts
 from distlaunch.jobs.attempt import AttemptResult
-from distlaunch.supervise.event_facts import LAUNCHER
+from distlaunch.supervise.run_events import LAUNCHER
 
 MOST = 3
 """Ends in a row with a cause outside the job and at the same step; the last of them counts as a failure of the job."""

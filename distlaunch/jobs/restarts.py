@@ -23,11 +23,11 @@ from distlaunch.config.run import RunConfig
 from distlaunch.engines.base import Engine
 from distlaunch.engines.context import LaunchContext
 from distlaunch.jobs.attempt import AttemptResult, run_attempt
+from distlaunch.supervise.diagnose.diagnosis import EXIT_MARK
 from distlaunch.supervise.diagnose.exit_reason import Failure
-from distlaunch.supervise.diagnose.first_failure import EXIT_MARK
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 from distlaunch.supervise.outcome import Outcome
-from distlaunch.supervise.requests.signals import SignalPipe
+from distlaunch.supervise.requests import SignalPipe
 from distlaunch.supervise.run_events import write_end
 
 _LONGEST_BACKOFF_S = 300.0  # as the config's `restarts.backoff_s` says

@@ -32,7 +32,7 @@ from distlaunch.plan.script import Kind, ScriptJob, plan_script
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.runs.paths import shown
 from distlaunch.supervise.observer import Observer, ThreadedObserver
-from distlaunch.supervise.requests.signals import SignalPipe
+from distlaunch.supervise.requests import SignalPipe
 from distlaunch.supervise.supervisor import Supervisor
 
 

@@ -24,8 +24,8 @@ from distlaunch.cluster.spec import Task
 from distlaunch.plan.train import LaunchPlan, Mode, TaskPlan
 from distlaunch.runs.paths import shown
 from distlaunch.runs.report import KILLED, attempt_report
-from distlaunch.supervise.event_facts import EventFollower
 from distlaunch.supervise.observer import Observer
+from distlaunch.supervise.run_events import EventFollower
 
 _CHUNK_BYTES = 1024 * 1024  # of a log file that may have gigabytes
 

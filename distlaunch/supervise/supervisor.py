@@ -18,18 +18,15 @@ from distlaunch.base.signs import Signs
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 from distlaunch.supervise.allocation import Allocation, Starter, TaskHandle
 from distlaunch.supervise.announcements import Announcer
-from distlaunch.supervise.diagnose.diagnosis import diagnose
+from distlaunch.supervise.diagnose.diagnosis import Traces, diagnose
 from distlaunch.supervise.diagnose.exit_reason import Failure, briefly, read_error
-from distlaunch.supervise.diagnose.first_failure import Traces
-from distlaunch.supervise.event_facts import LAUNCHER, EventFollower, facts_of
 from distlaunch.supervise.facts import PREEMPTION_CODE, Exited, Fact, GivenUp, Sent, Signal, Spawned, Stalled, Training
-from distlaunch.supervise.observer import Observer, ThreadedObserver
+from distlaunch.supervise.observer import Observer, Screen, ThreadedObserver
 from distlaunch.supervise.outcome import Outcome, rules_of, warnings_of
 from distlaunch.supervise.policy import Decision, decide
 from distlaunch.supervise.probes import Probes
-from distlaunch.supervise.requests.signals import ENDING, SignalPipe
-from distlaunch.supervise.run_events import end_events, write_events
-from distlaunch.supervise.shown_lines import Screen
+from distlaunch.supervise.requests import ENDING, SignalPipe
+from distlaunch.supervise.run_events import LAUNCHER, EventFollower, end_events, facts_of, write_events
 from distlaunch.supervise.state import Cause, RunState
 from distlaunch.supervise.verdict import Verdict, conclude
 

@@ -20,7 +20,7 @@ from distlaunch.jobs.attempt import AttemptResult, import_ahead
 from distlaunch.jobs.choice import JobRequest, choose
 from distlaunch.jobs.isolation import isolate_if_configured
 from distlaunch.plan.train import REMOVED_ENV
-from distlaunch.supervise.requests.signals import SignalPipe
+from distlaunch.supervise.requests import SignalPipe
 from distlaunch.verify.counter_trials import causes
 from distlaunch.verify.explain import dense_embeddings, weight_within_noise
 from distlaunch.verify.judge import Judgement, first_not_a_number

@@ -14,7 +14,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.jobs.attempt import AttemptResult, checked, run_attempt
 from distlaunch.jobs.choice import Choice
 from distlaunch.supervise.observer import Silent
-from distlaunch.supervise.requests.signals import SignalPipe
+from distlaunch.supervise.requests import SignalPipe
 from distlaunch.verify.judge import Judgement, judge
 from distlaunch.verify.trials import PlannedTrial, reference_config
 

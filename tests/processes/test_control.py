@@ -16,8 +16,7 @@ import pytest
 from supervised import wait_until
 
 from distlaunch.base.control import Connection, address_of
-from distlaunch.supervise.requests.control import ControlChannel
-from distlaunch.supervise.requests.signals import SignalPipe
+from distlaunch.supervise.requests import ControlChannel, SignalPipe
 
 
 def answer(path: Path, said: bytes) -> dict[str, str]:

@@ -12,16 +12,16 @@ from distlaunch.base.run_dir import RunDir, TaskDir
 from distlaunch.base.run_files.task_error import write_signal
 from distlaunch.cluster.spec import Task
 from distlaunch.plan.train import LaunchPlan, TaskPlan
+from distlaunch.supervise.diagnose.diagnosis import Traces, find_failure
 from distlaunch.supervise.diagnose.exit_reason import (
     TaskError,
     describe_code,
     explain_exit,
+    headline,
     last_lines,
     may_be_temporary,
     read_error,
 )
-from distlaunch.supervise.diagnose.first_failure import Traces, find_failure
-from distlaunch.supervise.diagnose.headline import headline
 from distlaunch.supervise.facts import ErrorRole
 from distlaunch.supervise.state import Cause
 from distlaunch.supervise.verdict import Verdict

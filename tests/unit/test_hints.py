@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from distlaunch.supervise.diagnose.advice import hint_for
 from distlaunch.supervise.diagnose.exit_reason import TaskError
-from distlaunch.supervise.diagnose.hints import hint_for
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from distlaunch.agent.output import PAUSE_S, Allowance, LineSplitter, Pump
 from distlaunch.base.secret_values import SecretMask
-from distlaunch.supervise.shown_lines import HOLD_S, Screen
+from distlaunch.supervise.observer import HOLD_S, Screen
 
 CASES = {
     "lines": ([b"a\nb\n"], ["a", "b"]),

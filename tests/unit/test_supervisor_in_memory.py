@@ -18,7 +18,7 @@ from distlaunch.base.events import Event, RunEnded, TaskFailed, TaskStarted, Tra
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.task_error import write_exception
 from distlaunch.jobs.attempt import AttemptResult
-from distlaunch.supervise.diagnose import diagnosis, first_failure
+from distlaunch.supervise.diagnose import diagnosis
 from distlaunch.supervise.observer import Silent
 from distlaunch.supervise.outcome import Outcome
 from distlaunch.supervise.supervisor import Supervisor
@@ -164,8 +164,7 @@ def test_a_diagnosis_that_fails_costs_neither_the_exit_code_nor_the_summary(
     def broken(*_: object, **__: object) -> None:
         raise ValueError("not enough values\nto unpack")
 
-    module = diagnosis if hasattr(diagnosis, part) else first_failure
-    monkeypatch.setattr(module, part, broken)
+    monkeypatch.setattr(diagnosis, part, broken)
     case = CASES["a worker is killed"]
     outcome, _ = supervise(tmp_path, case)
     # without the file of the task's error, nothing is proven

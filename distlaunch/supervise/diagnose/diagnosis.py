@@ -1,31 +1,37 @@
-"""The diagnosis of a failed attempt, also if a part of the diagnosis itself fails."""
+"""The diagnosis of a failed attempt: who failed first, and why; also if a part of the diagnosis itself fails."""
 
 from __future__ import annotations
 
 import dataclasses
 import socket
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from distlaunch.base.errors import Problem
-from distlaunch.plan.train import LaunchPlan
-from distlaunch.supervise.diagnose.exit_reason import Failure
-from distlaunch.supervise.diagnose.first_failure import (
-    Traces,
-    config_problems,
-    find_failure,
-    is_lost,
-    is_outside_job,
-    is_retryable,
-    mark_of,
+from distlaunch.plan.train import LaunchPlan, TaskPlan
+from distlaunch.supervise.diagnose.advice import Advice, advise, hint_for
+from distlaunch.supervise.diagnose.exit_reason import (
+    Failure,
+    TaskError,
+    explain_exit,
+    is_from_outside,
+    is_outside,
+    last_lines,
+    may_be_temporary,
+    may_get_further,
+    read_error,
+    step_of,
+    telling_log,
 )
-from distlaunch.supervise.state import Cause
+from distlaunch.supervise.diagnose.user_frames import own_place
+from distlaunch.supervise.state import TRIES, Cause
 from distlaunch.supervise.verdict import Verdict
 
 _Found = TypeVar("_Found")
+EXIT_MARK = "exit code "
 
 
 @dataclass(frozen=True)
@@ -88,3 +94,279 @@ def _hint(error: Exception) -> str:
     text = " ".join([f"{type(error).__name__}:", *str(error).split()])
     where = f"{Path(place.filename).name}:{place.lineno}"
     return f"this failure could not be explained, by a bug in distlaunch; please report it: {text} ({where})"
+
+
+@dataclass
+class Traces:
+    """What the launcher saw of the processes beside the facts.
+
+    Attributes:
+        suspended: of each process that still ran when the first failure was settled, whether somebody had stopped it.
+        beating: of the same processes, whether they had shown a sign of life just before.
+        hosts: where each task said that it runs.
+        steps: where each task was when the run stalled.
+        reached: the step that each task has shown last.
+        ooms: of each task that has ended, whether the kernel of its host has killed for memory; None: not known.
+    """
+
+    codes: dict[str, int] = field(default_factory=dict)
+    suspended: dict[str, bool] = field(default_factory=dict)
+    beating: dict[str, bool] = field(default_factory=dict)
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    spawn_errors: dict[str, str] = field(default_factory=dict)
+    steps: Mapping[str, int] = field(default_factory=dict)
+    reached: dict[str, int | None] = field(default_factory=dict)
+    ooms: dict[str, bool | None] = field(default_factory=dict)
+
+
+def config_problems(plan: LaunchPlan, verdict: Verdict) -> tuple[Problem, ...]:
+    """Mistakes in the config that the tasks found, each once; empty if the culprit failed by something else."""
+    error = _error_of(plan, verdict)
+    if error is None or not error.problems:
+        return ()
+    found: dict[Problem, None] = {}
+    # all tasks build the same config, and each may have found another part of its mistakes
+    for task in plan.tasks:
+        if other := read_error(task.files):
+            found.update(dict.fromkeys(other.problems))
+    return tuple(found)
+
+
+def is_retryable(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
+    """Whether a failed attempt is worth another: it lost a task, hung, or met an exception in the midst of training."""
+    # the tasks of other launchers would have to start anew at the same moment
+    if verdict.unready or plan.elsewhere:
+        return False
+    if verdict.why in (Cause.STALLED, Cause.OVERDUE):
+        return True
+    if verdict.why is not Cause.FAILURE or verdict.culprit is None or verdict.culprit in traces.spawn_errors:
+        return False
+    if is_lost(plan, verdict, traces):
+        return True
+    error, reports_steps = _error_of(plan, verdict), plan.mode != "run"
+    if error is None:
+        code = traces.codes.get(verdict.culprit)
+        return may_get_further(code, traces.reached.get(str(verdict.culprit)), reports_steps=reports_steps)
+    return may_be_temporary(error, reports_steps=reports_steps)
+
+
+def is_lost(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
+    """Whether an attempt failed by something outside its programs."""
+    if verdict.culprit is None:
+        return False
+    return verdict.why is Cause.STALLED or is_outside(traces.codes.get(verdict.culprit), _error_of(plan, verdict))
+
+
+def is_outside_job(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
+    """Whether what ended an attempt is proven to lie outside the job: the same command may succeed later.
+
+    Stricter than `is_lost`, which says that a restart is worth a try: a task that hangs may hang again, and one that
+    complains of a peer proves nothing about why that is gone.
+    """
+    culprit = str(verdict.culprit)
+    if culprit in verdict.late or verdict.unready or culprit in traces.spawn_errors:
+        return False
+    if verdict.why is Cause.OVERDUE:
+        # that never came up; where all have, they ran without reaching a step
+        return bool(plan.elsewhere or verdict.silent)
+    if verdict.why is Cause.STALLED:
+        return verdict.frozen and traces.suspended.get(culprit, False)
+    if verdict.why is not Cause.FAILURE or verdict.culprit is None:
+        return False
+    error = _error_of(plan, verdict)
+    if error is None or not error.consequence:
+        return is_from_outside(traces.codes.get(culprit), error, oom=traces.ooms.get(culprit))
+    if verdict.left:
+        return False
+    if plan.elsewhere or any(traces.suspended.get(name, False) for name in verdict.silent):
+        return True
+    # each of them runs, so it is the network
+    parted = error.unheard and (
+        (len(verdict.silent) == 1 and _runs_elsewhere(verdict.silent[0], culprit, traces))
+        or (not verdict.silent and bool(_who_else_heard_nothing(_task_of(plan, culprit), plan, traces)))
+    )
+    return parted
+
+
+def _task_of(plan: LaunchPlan, name: str) -> TaskPlan:
+    return next(task for task in plan.tasks if str(task.task) == name)
+
+
+def mark_of(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> str:
+    """What distinguishes one failure by an exception or an exit from another; empty for other kinds."""
+    if verdict.why is not Cause.FAILURE:
+        return ""
+    if (error := _error_of(plan, verdict)) is not None:
+        return error.mark
+    step = traces.reached.get(str(verdict.culprit))
+    if step is None or is_lost(plan, verdict, traces):  # of a script nobody knows how far it had come
+        return ""
+    return f"{EXIT_MARK}{traces.codes.get(str(verdict.culprit))} at step {step}"
+
+
+def _error_of(plan: LaunchPlan, verdict: Verdict) -> TaskError | None:
+    culprit = _culprit(plan, verdict)
+    return None if culprit is None else read_error(culprit.files)
+
+
+def _culprit(plan: LaunchPlan, verdict: Verdict) -> TaskPlan | None:
+    return next((task for task in plan.tasks if str(task.task) == verdict.culprit), None)
+
+
+def find_failure(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
+    """The finding about a failed attempt."""
+    advice = _advice(plan, verdict, traces)
+    finding = _find(plan, verdict, traces)
+    finding = dataclasses.replace(finding, first=advice.first, resumable=advice.resume)
+    # a script may be older than the Keras it runs with
+    is_script = plan.mode == "run" and verdict.why is Cause.FAILURE
+    return dataclasses.replace(finding, hint=hint_for(_error_of(plan, verdict))) if is_script else finding
+
+
+def _advice(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Advice:
+    culprit = str(verdict.culprit)
+    return advise(
+        verdict.why,
+        _error_of(plan, verdict),
+        traces.codes.get(culprit),
+        start_timeout_s=plan.start_timeout_s,
+        stall_timeout_s=plan.stall_timeout_s,
+        stop_timeout_s=plan.stop_timeout_s,
+        oom=traces.ooms.get(str(verdict.culprit)),
+        late=culprit in verdict.late,
+        unstartable=culprit in traces.spawn_errors,
+        hosts=len({task.host for task in plan.tasks}) > 1,
+    )
+
+
+def _find(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
+    tasks = {str(task.task): task for task in plan.tasks}
+    if verdict.why is Cause.OVERDUE:
+        return _overdue(plan, verdict, traces, tasks)
+    if verdict.why is Cause.STALLED:
+        return _stalled(plan, verdict, traces, tasks)
+    assert verdict.culprit is not None
+    culprit = tasks[verdict.culprit]
+    # before its error.json: what it wrote while it was being stopped is no cause
+    if verdict.culprit in verdict.late:
+        lost = "; the last checkpoint is from before that" if plan.mode != "run" else ""
+        reason = f"did not stop within {plan.stop_timeout_s:g} s and was killed{lost}"
+        return _finding(culprit, reason, traces)
+    if verdict.culprit in traces.spawn_errors:
+        return _finding(culprit, f"could not be started: {traces.spawn_errors[verdict.culprit]}", traces)
+    error = read_error(culprit.files)
+    reason = explain_exit(traces.codes.get(verdict.culprit), error, oom=traces.ooms.get(str(verdict.culprit)))
+    if verdict.unready:
+        return _finding(culprit, f"ended {TRIES} times in a row before it was up; the last time: {reason}", traces)
+    if plan.elsewhere and error is not None and error.consequence:
+        finding = _finding(culprit, f"{_missing_task(plan.elsewhere)}; {verdict.culprit} noticed it: {reason}", traces)
+        # the traceback is that of the task that noticed it, and says nothing about the one that is gone
+        return dataclasses.replace(finding, detail=())
+    if verdict.left:
+        names = _join(_first(verdict.left))
+        reason = f"{names} had ended with exit code 0, and {verdict.culprit} was not done: {reason}"
+        return _finding(culprit, reason, traces)
+    silent_names = list(verdict.silent)
+    if not silent_names:
+        who = _who_else_heard_nothing(culprit, plan, traces) if error is not None and error.unheard else ""
+        parted = f"and {who} no longer reached each other, and all were running: " if who else ""
+        return _finding(culprit, f"{parted}{reason}", traces)
+    if len(silent_names) > 1:
+        return _finding(
+            culprit, f"{reason}. Its peers {', '.join(silent_names)} neither failed nor answered it", traces
+        )
+    silent = tasks[silent_names[0]]
+    if error is not None and error.unheard and _runs_elsewhere(silent_names[0], verdict.culprit, traces):
+        where = f"{verdict.culprit} on {traces.hosts.get(verdict.culprit)}"
+        return _finding(silent, f"was running, and {where} no longer heard it: {reason}", traces)
+    stopped = " (its process is suspended, as by SIGSTOP)" if traces.suspended.get(silent_names[0]) else ""
+    return _finding(silent, f"stopped answering{stopped}; {verdict.culprit} noticed it: {reason}", traces)
+
+
+def _runs_elsewhere(task: str, noticed_by: str, traces: Traces) -> bool:
+    """Whether a task lives on another host than the one that does not hear it: what lies between them has failed."""
+    lives = traces.beating.get(task, False) and not traces.suspended.get(task, False)
+    return lives and traces.hosts.get(task) != traces.hosts.get(noticed_by)
+
+
+def _who_else_heard_nothing(culprit: TaskPlan, plan: LaunchPlan, traces: Traces) -> str:
+    """The peers, if each of them lived, and complained of heartbeats that did not come; empty if one did not."""
+    peers = [task for task in plan.tasks if task.address and task is not culprit]
+    errors = [read_error(task.files) for task in peers]
+    if not peers or not all(error is not None and error.unheard for error in errors):
+        return ""
+    hosts = [traces.hosts.get(str(task.task), "") for task in peers]
+    return _join(_first([f"{task.task} on {host}" for task, host in zip(peers, hosts, strict=True)]))
+
+
+def _overdue(plan: LaunchPlan, verdict: Verdict, traces: Traces, tasks: Mapping[str, TaskPlan]) -> Failure:
+    option = "--start-timeout" if plan.mode == "run" else "cluster.start_timeout_s"
+    limit = f"within {plan.start_timeout_s:g} s ({option})"
+    if verdict.silent:
+        names = [
+            name + (f" ({tasks[name].address})" if name in tasks and tasks[name].address else "")
+            for name in _first(verdict.silent)
+        ]
+        return _finding(tasks[verdict.silent[0]], f"{_join(names)} did not come up {limit}", traces)
+    if plan.elsewhere:
+        others = _join(_addresses(plan.elsewhere))
+        reason = f"the first step did not begin {limit}; it waits for tasks that are started elsewhere: {others}"
+    else:
+        reason = f"every task came up, but the first step did not begin {limit}; the logs show where each task was"
+    # the end of the log is the stacks that were asked for: too much for the screen
+    return dataclasses.replace(_finding(plan.tasks[0], reason, traces), detail=())
+
+
+def _stalled(plan: LaunchPlan, verdict: Verdict, traces: Traces, tasks: Mapping[str, TaskPlan]) -> Failure:
+    option = "--stall-timeout" if plan.mode == "run" else "cluster.stall_timeout_s"
+    limit = f"for {plan.stall_timeout_s:g} s ({option})"
+    if verdict.culprit is None:
+        reason = f"no task made progress {limit}; all wait for each other, and their logs have the stacks"
+        return dataclasses.replace(_finding(plan.tasks[0], reason, traces), task="", detail=())
+    culprit = tasks[verdict.culprit]
+    step = traces.steps.get(verdict.culprit)
+    where = "" if step is None else f" after step {step}"
+    if verdict.frozen:
+        stopped = " (its process is suspended, as by SIGSTOP)" if traces.suspended.get(verdict.culprit) else ""
+        reason = f"gave no sign of life{stopped} {limit}{where}"
+    else:
+        others = " while the others waited for it" if len(plan.tasks) > 1 else ""
+        reason = f"made no progress {limit}{where}{others}; its log has the stacks"
+    return dataclasses.replace(_finding(culprit, reason, traces), detail=())
+
+
+def _missing_task(elsewhere: Mapping[str, str]) -> str:
+    """Which task is gone, as far as a launcher knows that sees only its own."""
+    who = _addresses(elsewhere)
+    if len(who) == 1:
+        return f"{who[0]}, started elsewhere, is gone"
+    return f"a task started elsewhere is gone: {_join(who, 'or')}"
+
+
+def _addresses(elsewhere: Mapping[str, str]) -> list[str]:
+    return [f"{task} at {address}" for task, address in elsewhere.items()]
+
+
+def _finding(task: TaskPlan, reason: str, traces: Traces) -> Failure:
+    error, name = read_error(task.files), str(task.task)
+    detail = last_lines(task.files, error)
+    return Failure(
+        task=name,
+        host=traces.hosts.get(name) or (error.host if error else "") or socket.gethostname(),
+        reason=reason,
+        detail=detail,
+        log=telling_log(task.files),
+        user_error=bool(error and error.user_error),
+        step=step_of(task.files),
+        # what says all in its message has no detail
+        place=own_place(detail or (error.traceback.splitlines() if error else ())),
+    )
+
+
+def _first(names: Sequence[str], most: int = 8) -> list[str]:
+    """What stands for many."""
+    return list(names) if len(names) <= most else [*names[:most], f"{len(names) - most:,} more"]
+
+
+def _join(names: list[str], word: str = "and") -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {word} {names[-1]}"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import signal
 from dataclasses import dataclass
-from itertools import dropwhile
+from itertools import dropwhile, takewhile
 from pathlib import Path
+from textwrap import dedent
 
 from distlaunch.agent.log_noise import is_noise
 from distlaunch.base.errors import OUTSIDE_ERRORS, ExitCode, Problem
 from distlaunch.base.regular_files import open_regular, read_json
 from distlaunch.base.run_files.task_dir import TaskDir
-from distlaunch.supervise.diagnose.headline import COLOURS, GRAPH_ERROR, cut, headline, without_listing
 from distlaunch.supervise.diagnose.user_frames import of_crash, place_of_node, shortened
 from distlaunch.supervise.facts import PREEMPTION_CODE, ErrorRole
 
@@ -30,6 +30,11 @@ _ABORTED = "Terminating process because the JAX distributed service detected fat
 """What JAX logs before it ends a process at once that has lost a peer."""
 _TAIL_BYTES = 64 * 1024  # of a log: the end says why
 _LAST_LINES = 15
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
+
+
+_LISTING = "Arguments received by"
+"""Keras lists what a layer or a function was called with, after the reason."""
 
 
 @dataclass(frozen=True)
@@ -268,8 +273,8 @@ def last_lines(files: TaskDir, error: TaskError | None, limit: int = _LAST_LINES
     if error is not None and error.user_error:
         return ()
     if error is not None and error.traceback.strip():
-        trace = COLOURS.sub("", error.traceback).rstrip().splitlines()
-        shown = without_listing(trace)
+        trace = _COLOURS.sub("", error.traceback).rstrip().splitlines()
+        shown = _without_listing(trace)
         if place := place_of_node(trace):  # the graph was only called where the exception was raised
             shown = [*place, *dropwhile(lambda line: not line.endswith(GRAPH_ERROR), shown)]
         shown = [line for line in shown if line.strip("\t ^~|.,") and not _NUMBERS.fullmatch(line)]
@@ -307,3 +312,53 @@ def _tail_text(path: Path) -> str:
             return file.read().decode(errors="replace").replace("\r", "\n")
     except OSError:
         return ""
+
+
+def headline(message: str) -> str:
+    """The line that says most: not the listing that graph errors begin with, nor the frames of AutoGraph."""
+    lines = [_COLOURS.sub("", line) for line in _without_listing(message.splitlines())]
+    lines = [line for line in takewhile(lambda line: not line.lstrip().startswith(_LISTING), lines) if line.strip()]
+    # AutoGraph's message: `in user code:`, the frames, and below them the error
+    if message.lstrip().startswith(_USER_CODE) and (cause := message.strip().split("\n\n", 2)[2:]):
+        return headline(dedent(cause[0]))  # below the frames
+    # of several operations that failed at once each has a line of its own
+    heads = [line for line in lines if not line.startswith(GRAPH_ERROR) and not _SEVERAL.match(line)]
+    line = _ROOT.sub("", heads[0]) if heads else lines[0] if lines else ""
+    if line.endswith(_OPENING) and lines[-1].lstrip().startswith(_CLOSING):
+        line = f"{line} ... {lines[-1].strip()}"  # a value printed over many lines
+    if line.startswith("Exception encountered when calling") and len(lines) > lines.index(line) + 1:
+        line = f"{line} {lines[lines.index(line) + 1].strip()}"  # Keras gives the reason below
+    return cut(line)
+
+
+GRAPH_ERROR = "Graph execution error:"
+
+
+_USER_CODE = "in user code:"
+
+
+_SEVERAL = re.compile(r"\d+ root error\(s\) found\.")
+
+
+# such as `  (0) INVALID_ARGUMENT:  {{function_node __wrapped__X}} text`
+_ROOT = re.compile(r"^(?:\s*\(\d+\) [A-Z_]+: +)?(?:\{\{function_node \S+\}\} +)?")
+
+
+_OPENING, _CLOSING = ("{", "[", "("), ("}", "]", ")")
+
+
+def cut(line: str) -> str:
+    # an array in a message may have thousands of characters
+    return line if len(line) <= 400 else line[:400] + " ..."
+
+
+def _without_listing(lines: list[str]) -> list[str]:
+    """Without `Detected at node ...` and the frames below it, and without node names."""
+    kept: list[str] = []
+    listing = False
+    for line in lines:
+        in_list = not line.strip() or line.startswith(("  File ", "    "))
+        listing = line.startswith("Detected at node") or (listing and in_list)
+        if not listing and not line.lstrip().startswith("[[{{node"):
+            kept.append(line)
+    return kept

@@ -20,8 +20,8 @@ from distlaunch.base.secret_values import SecretMask
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.runs.paths import shown
-from distlaunch.supervise.event_facts import LAUNCHER
 from distlaunch.supervise.observer import Observer, Silent
+from distlaunch.supervise.run_events import LAUNCHER
 from distlaunch.ui import report
 from distlaunch.ui.ci import annotate_failure
 from distlaunch.ui.console import JobConsole
