@@ -20,7 +20,7 @@ from pathlib import Path
 from distlaunch.agent.host import HostTasks
 from distlaunch.agent.messages import Preload, TaskSpec
 from distlaunch.agent.warm_starts import WarmStarts
-from distlaunch.plan.preload import READ_LATE
+from distlaunch.plan.train import READ_LATE
 
 DEADLINE_S = 600
 TASK = """

@@ -17,7 +17,7 @@ from distlaunch.agent.host import HostTasks
 from distlaunch.agent.messages import Preload, TaskSpec
 from distlaunch.agent.warm_starts import WarmStarts
 from distlaunch.base.protocol import LIFELINE_FD, SAFE_MODULE, UNBUFFERED
-from distlaunch.plan.preload import READ_LATE
+from distlaunch.plan.train import READ_LATE
 from tests.conftest import is_cold
 
 DEADLINE_S = 900.0

@@ -8,8 +8,8 @@ import socket
 from collections.abc import Callable
 
 from distlaunch.agent.cgroup import oom_kills
+from distlaunch.agent.core_shares import bind
 from distlaunch.agent.messages import Exit, Order, TaskSpec
-from distlaunch.agent.numa import bind
 from distlaunch.agent.output import LineSink, Pump
 from distlaunch.agent.process import Child, Lifeline
 from distlaunch.agent.warm_starts import WarmProcess, WarmStartError, WarmStarts

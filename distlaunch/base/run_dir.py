@@ -9,12 +9,11 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from distlaunch.base.errors import ExitCode, UsageError, code_of_os_error
 from distlaunch.base.folders import make_folder
 from distlaunch.base.regular_files import read_json, read_regular
-from distlaunch.base.run_files.identity import Identity
 from distlaunch.base.run_files.run_lock import Owner, lock_run, owner_of
 from distlaunch.base.run_files.submission import Submission
 from distlaunch.base.run_files.task_dir import TaskDir
@@ -36,6 +35,7 @@ _LONGEST_PATH = 4096
 _RESERVE_BYTES = 32 * 1024  # a few events, among them the last values of all metrics
 # eight digits, or more from step 100,000,000 on
 _CHECKPOINT = re.compile(r"step-(\d{8,})\Z")
+_MOST_BYTES = 64 * 1024
 
 
 def check_run_name(name: str, source: str = "") -> None:
@@ -479,3 +479,32 @@ def _next_identities(runs_dir: Path | str, name: str) -> Iterator[Identity]:
     """The identities that a new run of a name may get, in the order in which they are tried."""
     newest = max((identity.number for _, identity in _runs_called(runs_dir, name)), default=0)
     return (Identity(name, number) for number in itertools.count(newest + 1))
+
+
+class Identity(NamedTuple):
+    """The name under which a run was started, and how many runs of that name there were by then, itself included.
+
+    The name of a folder alone does not give them: `exp-2` is the second run called `exp`, or the first called `exp-2`.
+    """
+
+    name: str
+    number: int
+
+    @property
+    def folder(self) -> str:
+        """The name of the run's folder, unless it was renamed or copied."""
+        return self.name if self.number == 1 else f"{self.name}-{self.number}"
+
+    @staticmethod
+    def read(path: Path) -> Identity | None:
+        """Return what `to_plain` has written, or None if there is no such file or it holds something else."""
+        try:
+            plain = read_json(path, _MOST_BYTES)
+            name, number = plain["name"], plain["number"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        # `type`: True is an int, too
+        return Identity(name, number) if isinstance(name, str) and type(number) is int and number > 0 else None
+
+    def to_plain(self) -> dict[str, Any]:
+        return self._asdict()

@@ -42,10 +42,10 @@ def command(
     from distlaunch.jobs.choice import JobRequest
     from distlaunch.jobs.describe import describe_data, describe_variables
     from distlaunch.plan.train import exposure_of, plan_json, render_plan
-    from distlaunch.ui.boxes import pen_for
     from distlaunch.ui.data_overview import data_lines
     from distlaunch.ui.placement import placement_sections
     from distlaunch.ui.plain import echo
+    from distlaunch.ui.tables import pen_for
 
     machine = Machine.here()
     plan, choice = job.plan(JobRequest(target, overrides, name, resume), machine)

@@ -50,8 +50,8 @@ def command(run: str, as_json: bool, checkpoint: int | BestName | None) -> None:
 def _list_checkpoint(run: RunDir, checkpoint: int | BestName | None, *, as_json: bool) -> None:
     from distlaunch.base import strict_json
     from distlaunch.jobs.list_checkpoint import list_checkpoint
-    from distlaunch.ui.checkpoint import print_checkpoint
     from distlaunch.ui.console import JobConsole
+    from distlaunch.ui.run_report import print_checkpoint
 
     listing = list_checkpoint(run, checkpoint, os.environ)
     if as_json:

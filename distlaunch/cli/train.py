@@ -131,7 +131,7 @@ def _smoke(request: JobRequest, *, as_json: bool, quiet: bool) -> tuple[int, Cas
     from distlaunch.jobs import smoke as smoking
     from distlaunch.ui.ci import Case, annotate, failure_text
     from distlaunch.ui.progress.view import make_view, reporting_errors, why_failed
-    from distlaunch.ui.smoke import missing_proofs, print_missing, print_proofs
+    from distlaunch.ui.report import missing_proofs, print_missing, print_proofs
 
     view = make_view(as_json=as_json, quiet=quiet, config=request.target)
     with reporting_errors(view):

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from distlaunch.cluster.devices import find_gpus
+from distlaunch.cluster.gpus import find_gpus
 from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distlaunch.base.errors import ConfigError, Problem, UsageError
-from distlaunch.base.run_dir import RunDir
-from distlaunch.base.run_files.identity import Identity
+from distlaunch.base.run_dir import Identity, RunDir
 from distlaunch.base.run_files.ownership import check_ownership
 from distlaunch.cluster.machine import Machine
 from distlaunch.config.checks.unused import unused_settings

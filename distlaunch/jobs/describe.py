@@ -11,7 +11,7 @@ from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.base.events import VariablesPlaced
 from distlaunch.base.helper_process import ANSWER, run_helper
 from distlaunch.base.protocol import SAFE_MODULE
-from distlaunch.cluster.devices import VISIBLE
+from distlaunch.cluster.gpus import VISIBLE
 from distlaunch.cluster.machine import Machine
 from distlaunch.config.run import RunConfig
 from distlaunch.jobs.choice import Locate

@@ -21,7 +21,7 @@ from distlaunch.base.protocol import (
 )
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.task_dir import TaskDir
-from distlaunch.cluster.devices import VISIBLE, share_gpus
+from distlaunch.cluster.gpus import VISIBLE, share_gpus
 from distlaunch.cluster.ports import REUSE_ENV
 from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Place, Task, by_host, places_of
 from distlaunch.plan.train import NO_GPU, LaunchPlan, TaskPlan, cluster_at

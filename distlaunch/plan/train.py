@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from distlaunch.agent.core_shares import POOL_SIZES
 from distlaunch.agent.messages import Preload
 from distlaunch.base.errors import ConfigError
 from distlaunch.base.events import VariablesPlaced
@@ -25,14 +26,13 @@ from distlaunch.base.protocol import (
 )
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.task_dir import TaskDir
-from distlaunch.cluster.devices import VISIBLE, share_gpus
+from distlaunch.cluster.gpus import VISIBLE, share_gpus
 from distlaunch.cluster.ports import REUSE_ENV
 from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Place, Task, by_host, places_of
 from distlaunch.config.checks.config import cross_check
 from distlaunch.config.run import RunConfig
 from distlaunch.config.tf_config import tf_config_sizes
 from distlaunch.plan.exposure import exposure
-from distlaunch.plan.preload import preload_for
 
 Mode = Literal["train", "evaluate", "predict", "export", "verify", "run"]
 """`run`: of somebody's script, which reports no steps."""
@@ -43,6 +43,13 @@ WAIT_FOR_CHIEF = ("--wait-for-chief",)
 
 REMOVED_ENV = ("TF_CONFIG",)
 """Not handed down from the launcher's environment: a task gets its own or none."""
+READ_LATE = ("TF_CONFIG", RUN_DIR, ATTEMPT, TASK, MODULES_FOLDER, VISIBLE, *REUSE_ENV, *POOL_SIZES)
+"""Variables of a task that frameworks read when they look for devices, open a port or make threads, and not when they
+are imported. OpenBLAS, which does, is set again: see `tasks.threads`."""
+
+
+USES = ("evaluate", "predict", "export")
+"""Modes of tasks that do not train: less is made ready for them."""
 
 
 @dataclass(frozen=True)
@@ -340,3 +347,9 @@ def plan_json(
     if data is not None:
         where["data"] = data
     return json.dumps({**plan.to_plain(), **where}, indent=2)
+
+
+def preload_for(config: RunConfig, task: Task, mode: str) -> Preload:
+    """What a task of a run imports in any case."""
+    use = [mode] if mode in USES else []
+    return Preload("distlaunch.tasks.preload", (config.backend_of(task.job), *use), READ_LATE)

@@ -18,9 +18,15 @@ from distlaunch.base.run_files.run_facts import AttemptFacts, RunFacts
 from distlaunch.base.run_files.submission import JobState, Submission
 from distlaunch.runs.bottleneck import summary
 from distlaunch.runs.paths import shown
-from distlaunch.runs.queued import status_in_queue
-from distlaunch.runs.report import KILLED, RUNNING, attempt_report, configured_strategy, planned_mode
-from distlaunch.runs.task_events import step_times
+from distlaunch.runs.report import (
+    KILLED,
+    RUNNING,
+    attempt_report,
+    configured_strategy,
+    planned_mode,
+    status_in_queue,
+    step_times,
+)
 
 JobsOf = Callable[[Sequence[Submission]], Mapping[Submission, JobState]]
 

@@ -6,16 +6,18 @@ import contextlib
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from distlaunch.base.errors import ConfigError, UsageError
-from distlaunch.base.event_files import read_all_events, read_events
+from distlaunch.base.event_files import read_all_events, read_events, read_events_of, read_tail
 from distlaunch.base.events import (
     CheckpointSaved,
     DataResolved,
     EpochEnded,
     Evaluated,
     Event,
+    ExampleSkipped,
     StepsTimed,
     TrainingStarted,
 )
@@ -26,8 +28,6 @@ from distlaunch.base.run_files.run_facts import AttemptFacts, RunFacts
 from distlaunch.base.run_files.submission import JobState
 from distlaunch.runs.bottleneck import summary
 from distlaunch.runs.paths import shown
-from distlaunch.runs.queued import status_in_queue
-from distlaunch.runs.task_events import skipped_examples, step_times
 from distlaunch.supervise.diagnose.exit_reason import read_error
 
 _Kind = TypeVar("_Kind", bound=Event)
@@ -36,6 +36,12 @@ RUNNING = "running"
 SCRIPT = "script"
 KILLED = "killed"
 """Nobody reported the end: the launcher has vanished without a word, perhaps with its machine."""
+PENDING = "pending"
+"""Its job waits in a queue."""
+_CANCELLED = "cancelled"
+"""Its job has left the queue without a start."""
+SUBMITTED = "submitted"
+"""Its job has written nothing yet, and its queue does not answer here."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +185,7 @@ def read_report(run: RunDir, job: JobState | None = None) -> RunReport:
         variables=facts.placed.variables if facts.placed else [],
         mesh=facts.placed.mesh if facts.placed else None,
         timed=step_times(run, facts),
-        skipped=skipped_examples(run, facts),
+        skipped=_skipped_examples(run, facts),
     )
 
 
@@ -293,3 +299,45 @@ def _by(events: dict[int, _Kind]) -> tuple[_Kind, ...]:
 
 def _only(event: Event, *names: str) -> dict[str, Any]:
     return {name: getattr(event, name) for name in names}
+
+
+def status_in_queue(run: RunDir, job: JobState | None) -> str:
+    """The status of a run that nobody works on, if that is up to its job; else empty.
+
+    Args:
+        job: how it stands; None: there is none, or nobody knows.
+    """
+    if job is not None and job.phase == "pending":
+        return PENDING
+    if run.attempts() or run.submission() is None:
+        return ""
+    if run.job_exit_code() is not None or (job is not None and job.word not in ("", "CANCELLED")):
+        return "failed"
+    return SUBMITTED if job is None else _CANCELLED
+
+
+def step_times(run: RunDir, facts: RunFacts) -> dict[str, StepsTimed]:
+    """How the time of each task's steps went, in the attempt that was timed last.
+
+    Args:
+        facts: of the run's own events; of these times, the other tasks keep theirs.
+    """
+    starts = [number for number, attempt in facts.attempts.items() if attempt.training is not None]
+    # the newest that has reported any: one that has just begun has not
+    for number in sorted(starts, reverse=True):
+        events = [event for files in run.tasks(number).values() for event in _latest_times(files.events)]
+        if found := {**facts.attempts[number].timed, **{event.task: event for event in events}}:
+            return found
+    return {}
+
+
+def _skipped_examples(run: RunDir, facts: RunFacts) -> frozenset[str]:
+    """By what they are called; of any attempt."""
+    files = (files.events for number in run.attempts() for files in run.tasks(number).values())
+    examples = (event.example for path in files for event in read_events_of(path, ExampleSkipped))
+    return frozenset((*facts.skipped, *examples))
+
+
+def _latest_times(path: Path) -> list[StepsTimed]:
+    """The last in a file, if any."""
+    return [event for event in read_tail(path) if isinstance(event, StepsTimed)][-1:]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from distlaunch.base.errors import UsageError
-from distlaunch.serving.exported_model import Spec
-from distlaunch.serving.fit import Arrays, fitted, quoted, takes
-from distlaunch.serving.text_files import read_csv, read_jsonl, read_txt
+from distlaunch.serving.exported_model import ANY, Spec, adapted, dtype_name
+
+Arrays = dict[str, np.ndarray]
+_LONGEST = 40  # characters of a value in a message
 
 
 def read_inputs(path: Path, inputs: Sequence[Spec]) -> Arrays:
@@ -79,11 +82,245 @@ def _why_not(error: Exception) -> str:
     return f"it is damaged: {error}"
 
 
+def fitted(values: Mapping[str, Any], inputs: Sequence[Spec], where: str) -> Arrays:
+    """Arrays as the inputs want them. Raises UsageError, which begins with `where`."""
+    arrays = {spec.name: _fit(np.asarray(values[spec.name]), spec, where) for spec in inputs}
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise UsageError(f"{where}: the inputs differ in rows: {listed}")
+    if 0 in lengths.values():
+        raise UsageError(f"{where}: there are no rows in it")
+    return arrays
+
+
+def takes(inputs: Sequence[Spec]) -> str:
+    """What a model takes, in words: `the model takes x: float32[?,10]`."""
+    return "the model takes " + ", ".join(f"{spec.name}: {spec.kind}" for spec in inputs)
+
+
+def quoted(names: Any) -> str:
+    parts = [f"'{name}'" for name in names]
+    return ", ".join(parts if len(parts) <= 8 else [*parts[:8], f"... ({len(parts)} in all)"])
+
+
+def _fit(array: np.ndarray, spec: Spec, where: str) -> np.ndarray:
+    got = f"{where}: {spec.name}: got {dtype_name(array)}[{','.join(map(str, array.shape))}]"
+    if array.ndim == 0:
+        raise UsageError(f"{got}, a single value; expected rows; {takes([spec])}")
+    text = array.dtype.kind in "SU" or (
+        array.dtype.kind == "O" and all(isinstance(v, (str, bytes)) for v in array.flat)
+    )
+    if not text and array.dtype.kind not in "biuf" and dtype_name(array) != "bfloat16":
+        raise UsageError(f"{where}: {spec.name}: got neither numbers nor text; {takes([spec])}")
+    if spec.dtype != ANY and text != (spec.dtype == "string"):
+        raise UsageError(f"{got}; {takes([spec])}")
+    if not text and spec.dtype != ANY:
+        _check_range(array, spec, where)
+    array = adapted(_encoded(array) if text else array, spec)
+    sizes = array.shape if spec.shape is None else spec.shape
+    if array.ndim != len(sizes) or any(
+        size is not None and size != own for size, own in zip(sizes[1:], array.shape[1:], strict=True)
+    ):
+        raise UsageError(f"{got}; {takes([spec])}")
+    return array
+
+
+def _check_range(array: np.ndarray, spec: Spec, where: str) -> None:
+    """Numbers that the input's type would change are mistakes."""
+    if spec.dtype == "bool" or not spec.dtype.startswith(("int", "uint")):
+        return
+    limits = np.iinfo(spec.dtype)
+    # `astype` would wrap and cut without a word
+    wrong = (array < limits.min) | (array > limits.max) | (array != np.trunc(array))
+    if wrong.any():
+        at = tuple(int(index) for index in np.argwhere(wrong)[0])
+        place = f"row {at[0]}" + (f", at {list(at[1:])}" if at[1:] else "")
+        message = f"{where}: {spec.name}: {place}: got {array[at]}; expected whole numbers from {limits.min}"
+        raise UsageError(f"{message} to {limits.max} ({spec.dtype})")
+
+
+def _encoded(array: np.ndarray) -> np.ndarray:
+    flat = [value.encode() if isinstance(value, str) else value for value in array.reshape(-1).tolist()]
+    # filled afterwards: `np.array` would make fixed-width bytes, which lose zeros at the end
+    encoded = np.empty(len(flat), dtype=object)
+    encoded[:] = flat
+    return encoded.reshape(array.shape)
+
+
+def _read_txt(path: Path, inputs: Sequence[Spec]) -> dict[str, Any]:
+    """One text a line."""
+    if len(inputs) > 1 or inputs[0].dtype not in ("string", ANY):
+        raise UsageError(f"{path}: a .txt file is one text a line; {takes(inputs)}")
+    return {inputs[0].name: np.array(_lines(path), dtype=object)}
+
+
+def read_jsonl(path: Path, inputs: Sequence[Spec]) -> dict[str, Any]:
+    """One row a line: an object with a value for each input, or the value of the only one."""
+    columns: dict[str, list[Any]] = {spec.name: [] for spec in inputs}
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise UsageError(f"{path}:{number}: it is not JSON: {error}") from None
+        except RecursionError:
+            raise UsageError(f"{path}:{number}: its lists are nested too deeply") from None
+        if not isinstance(value, dict):
+            if len(inputs) > 1:
+                raise UsageError(f"{path}:{number}: expected an object with a value for each input; {takes(inputs)}")
+            value = {inputs[0].name: value}
+        missing = [name for name in columns if name not in value]
+        if missing:
+            raise UsageError(f"{path}:{number}: no {quoted(missing)}; it has {quoted(value)}; {takes(inputs)}")
+        for name, column in columns.items():
+            column.append(value[name])
+    return {spec.name: _array_of_rows(columns[spec.name], spec, path) for spec in inputs}
+
+
+def _read_csv(path: Path, inputs: Sequence[Spec]) -> dict[str, Any]:
+    """Columns by name, after a line that names them; values in a .tsv file are not quoted."""
+    # Python's limit of 128 KiB is short for a text; more than this does not fit its C long everywhere
+    csv.field_size_limit(2**31 - 1)
+    options: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {"strict": True}
+    texts = _lines(path)
+    # line ends are given back: a quoted field may hold them
+    reader = csv.reader((f"{text}\n" for text in texts), **options)
+    rows, numbers = [], []
+    try:
+        for row in reader:
+            if row:
+                rows.append(row)
+                # of its last line: rows with line ends in quotes take several
+                numbers.append(reader.line_num)
+    except csv.Error as error:
+        raise UsageError(f"{path}:{reader.line_num}: it is not {path.suffix[1:].upper()}: {error}") from None
+    if not rows:
+        raise UsageError(f"{path}: it is empty; expected a line of column names")
+    header = [name.strip() for name in rows.pop(0)]
+    numbers.pop(0)
+    if all(_is_number(name) for name in header):
+        raise UsageError(f"{path}:1: got {quoted(header)}; expected the names of the columns; {takes(inputs)}")
+    repeated = sorted({name for name in header if header.count(name) > 1})
+    if repeated:
+        raise UsageError(f"{path}:1: the column {quoted(repeated)} comes twice")
+    for number, row in zip(numbers, rows, strict=True):
+        if len(row) != len(header):
+            raise UsageError(f"{path}:{number}: got {len(row)} values; expected {len(header)}, as there are columns")
+    chosen = _columns(header, inputs, path)
+    columns = dict(zip(header, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(header, ())
+    return {
+        spec.name: _array_of_columns({name: columns[name] for name in chosen[spec.name]}, numbers, spec, path)
+        for spec in inputs
+    }
+
+
+def _lines(path: Path) -> list[str]:
+    """Lines without their ends, blank ones too; only what follows the last line end is no line if it is empty."""
+    # the mark that Windows programs put before UTF-8
+    data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    lines = data.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    texts = []
+    for number, line in enumerate(lines, 1):
+        try:
+            texts.append(line.removesuffix(b"\r").decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{path}:{number}: it is not UTF-8: {error.reason} (byte {error.start + 1})") from None
+    return texts
+
+
+def _array_of_rows(rows: list[Any], spec: Spec, path: Path) -> np.ndarray:
+    if not rows:
+        return np.zeros([0])
+    first = None
+    for number, row in enumerate(rows, 1):
+        try:
+            array = np.array(row, dtype=object if isinstance(row, str) else None)
+        except ValueError:
+            raise UsageError(f"{path}:{number}: {spec.name}: rows of different lengths; {takes([spec])}") from None
+        kind = (array.shape, array.dtype.kind in "OSU")
+        first = first or kind
+        if kind != first or (array.dtype.kind == "O" and not isinstance(row, str)):
+            shape = ",".join(map(str, array.shape))
+            raise UsageError(f"{path}:{number}: {spec.name}: got {_short(row)} [{shape}], unlike the lines before; "
+                             f"{takes([spec])}")  # fmt: skip
+    return np.array(rows, dtype=object if isinstance(rows[0], str) else None)
+
+
+def _columns(header: list[str], inputs: Sequence[Spec], path: Path) -> dict[str, list[str]]:
+    """The columns of each input: of its name, or NAME_0, NAME_1 ...; for a single input, all there are."""
+    found: dict[str, list[str]] = {}
+    for spec in inputs:
+        parts = [f"{spec.name}_{index}" for index in range(_num_values(spec))]
+        if spec.name in header and len(parts) == 1:
+            found[spec.name] = [spec.name]
+        elif all(part in header for part in parts):
+            found[spec.name] = parts
+        elif len(inputs) == 1 and len(header) == len(parts):
+            found[spec.name] = header
+        else:
+            wanted = spec.name if len(parts) == 1 else f"{parts[0]} to {parts[-1]}"
+            more = f", or {len(parts)} column{'s' * (len(parts) > 1)} of any name" if len(inputs) == 1 else ""
+            raise UsageError(
+                f"{path}:1: got the column{'s' * (len(header) > 1)} {quoted(header)}; "
+                f"expected '{wanted}'{more}; {takes(inputs)}"
+            )
+    return found
+
+
+def _array_of_columns(columns: Mapping[str, Sequence[str]], numbers: Sequence[int], spec: Spec,
+                      path: Path) -> np.ndarray:  # fmt: skip
+    convert: Callable[..., Any] = _texts if spec.dtype == "string" else _numbers
+    arrays = [convert(values, numbers, name, spec, path) for name, values in columns.items()]
+    sizes = [size or 1 for size in (spec.shape or (None,))[1:]]
+    if len(arrays) == 1 and not sizes:
+        return arrays[0]
+    table = np.stack(arrays, axis=1)
+    return table.reshape(-1, *sizes) if len(arrays) == np.prod(sizes, dtype=int) else table
+
+
+def _num_values(spec: Spec) -> int:
+    return int(np.prod([size or 1 for size in (spec.shape or (None,))[1:]], dtype=int))
+
+
+def _texts(values: Sequence[str], *_: Any) -> np.ndarray:
+    return np.array(values, dtype=object)
+
+
+def _numbers(values: Sequence[str], numbers: Sequence[int], name: str, spec: Spec, path: Path) -> np.ndarray:
+    table = np.array(values, dtype=str)
+    if spec.dtype.startswith(("int", "uint", "bool")):
+        try:
+            return table.astype(np.int64)  # not through floats, which hold 53 bits
+        except (ValueError, OverflowError):
+            pass
+    try:
+        return table.astype(np.float64)
+    except ValueError:
+        index = next(index for index, value in enumerate(values) if not _is_number(value))
+        message = f"{path}:{numbers[index]}: column '{name}': got {_short(values[index])}; expected a number"
+        raise UsageError(f"{message}; {takes([spec])}") from None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
+
+
 READERS: dict[str, Callable[[Path, Sequence[Spec]], dict[str, Any]]] = {
     ".npy": _read_npy,
     ".npz": _read_npz,
-    ".csv": read_csv,
-    ".tsv": read_csv,
-    ".txt": read_txt,
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
+    ".txt": _read_txt,
     ".jsonl": read_jsonl,
 }

@@ -18,8 +18,7 @@ from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode, Usage
 from distlaunch.config.backend import choose_backend
 from distlaunch.serving.exported import NotAnExportError, first_line, open_export
 from distlaunch.serving.exported_model import ExportedModel
-from distlaunch.serving.fit import Arrays, fitted, takes
-from distlaunch.serving.input_files import read_inputs
+from distlaunch.serving.input_files import Arrays, fitted, read_inputs, takes
 from distlaunch.tasks.no_terminal import refuse_input
 from distlaunch.tasks.process_end import end_process
 

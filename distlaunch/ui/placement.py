@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+from distlaunch.base.plural import count
 from distlaunch.ui import words
-from distlaunch.ui.boxes import Pen
-from distlaunch.ui.columns import columns
-from distlaunch.ui.mesh import is_of_optimizer, layout_text, mesh_lines, variable_pictures
+from distlaunch.ui.tables import Pen, columns, grid, kept
 
 Variables = Sequence[Mapping[str, Any]]
 _MOST_LINES = 16  # for devices that all hold as much
+Axes = Sequence[str | None]
+_Place = tuple[int, int]
+_NAMES = 3  # variables that a picture names; of more, how many
+_GRIDS = 4  # of a mesh of three axes
+_SHARED_COLUMNS = 4
+_IN_CELL, _IN_SMALL_CELL = 8, 3
 
 
 def placement_sections(variables: Variables, mesh: Mapping[str, Any] | None, pen: Pen) -> list[list[str]]:
@@ -40,7 +46,7 @@ def placement_lines(variables: Variables) -> list[str]:
 
 def task_lines(variables: Variables) -> list[str]:
     """A line for each task: how many variables, or parts of them, it holds, their size, and the optimizer's share."""
-    totals, of_optimizer = bytes_per_task(variables), bytes_per_task([v for v in variables if is_of_optimizer(v)])
+    totals, of_optimizer = bytes_per_task(variables), bytes_per_task([v for v in variables if _is_of_optimizer(v)])
     counts = dict.fromkeys(totals, 0)
     for variable in variables:
         for part in variable["parts"]:
@@ -70,8 +76,135 @@ def _order(task: str) -> tuple[str, int]:
 
 
 def _layout(axes: Sequence[str | None]) -> str:
-    return layout_text(axes) if any(axes) else "all"
+    return _layout_text(axes) if any(axes) else "all"
 
 
 def _rows(rows: Sequence[int] | None) -> str:
     return "all" if rows is None else f"{rows[0]} to {rows[1] - 1}"
+
+
+def mesh_lines(mesh: Mapping[str, Any], pen: Pen) -> list[str]:
+    """The mesh, given as in the event VariablesPlaced, and how a batch of inputs is split over it."""
+    names, sizes, devices = mesh["axes"], mesh["shape"], [str(device) for device in mesh["devices"]]
+    axes = " x ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True))
+    return [
+        f"mesh: {axes}, {count(len(devices), 'device')}",
+        *_grids(names, sizes, devices, pen),
+        "",
+        *_inputs(mesh, devices, pen),
+    ]
+
+
+def _grids(names: Sequence[str], sizes: Sequence[int], devices: Sequence[str], pen: Pen) -> list[str]:
+    """One grid of the last two axes for each place on the others."""
+    *outer, height, width = (1, *sizes) if len(sizes) == 1 else sizes
+    if len(sizes) == 1 and width > _SHARED_COLUMNS:
+        height, width = width, 1  # downwards: a row of them would not fit a terminal
+    rows = _labels(names[-2], height) if len(names) > 1 else _labels(names[-1], height) if width == 1 else []
+    columns = [] if len(names) == 1 and width == 1 else _labels(names[-1], width)
+    places = list(itertools.product(*(range(size) for size in outer)))
+    lines: list[str] = []
+    for number in kept(len(places), _GRIDS):
+        if number is None:
+            lines.append(pen.ellipsis)
+            continue
+        if outer:
+            lines.append(", ".join(f"{name} {index}" for name, index in zip(names, places[number], strict=False)))
+        first = number * height * width
+        cells = [devices[first + row * width :][:width] for row in range(height)]
+        lines += grid(cells, rows, columns, pen)
+    return lines
+
+
+def _inputs(mesh: Mapping[str, Any], devices: Sequence[str], pen: Pen) -> list[str]:
+    axes: Axes = [*mesh["inputs"], None] if len(mesh["inputs"]) == 1 else mesh["inputs"]
+    if not any(axes):
+        return ["inputs: every device has the whole batch"]
+    drawn = _drawn(axes)
+    places = itertools.product(*(range(size) for size in mesh["shape"]))
+    at = [dict(zip(mesh["axes"], place, strict=True)) for place in places]
+    parts = [tuple(place[str(axes[dimension])] for dimension in drawn) for place in at]
+    caption = f"inputs {_layout_text(mesh['inputs'])}{_not_all_drawn(axes, drawn)}"
+    return [caption, *_picture(axes, drawn, parts, devices, pen)]
+
+
+def variable_pictures(variables: Sequence[Mapping[str, Any]], pen: Pen) -> list[str]:
+    """One picture for all variables that are split alike, and a line for those that are not split."""
+    alike: dict[Hashable, list[Mapping[str, Any]]] = {}
+    for variable in variables:
+        if any(variable["layout"]):
+            alike.setdefault((tuple(variable["layout"]), _parts(variable)), []).append(variable)
+    lines: list[str] = []
+    for group in alike.values():
+        axes, drawn = group[0]["layout"], _drawn(group[0]["layout"])
+        devices = [str(part["task"]).removeprefix("device:") for part in group[0]["parts"]]
+        lines.append(f"{_layout_text(axes)}: {_named(group)}{_not_all_drawn(axes, drawn)}")
+        lines += [*_picture(axes, drawn, _parts(group[0]), devices, pen), ""]
+    whole = [variable for variable in variables if not any(variable["layout"])]
+    return [*lines, f"whole on all devices: {_named(whole)}"] if whole else lines[:-1]
+
+
+def _layout_text(axes: Axes) -> str:
+    """`[~, model]`."""
+    return f"[{', '.join(axis or '~' for axis in axes)}]"
+
+
+def _parts(variable: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
+    """For each device, the number of its part along each dimension that is drawn."""
+    drawn = _drawn(variable["layout"])
+    bounds = [part["bounds"] for part in variable["parts"]]
+    firsts = [sorted({each[dimension][0] for each in bounds}) for dimension in drawn]
+    return tuple(
+        tuple(starts.index(each[dimension][0]) for dimension, starts in zip(drawn, firsts, strict=True))
+        for each in bounds
+    )
+
+
+def _drawn(axes: Axes) -> list[int]:
+    """The first two dimensions that are split."""
+    return [dimension for dimension, axis in enumerate(axes) if axis][:2]
+
+
+def _not_all_drawn(axes: Axes, drawn: Sequence[int]) -> str:
+    """Which dimensions a picture shows, where that is not plain."""
+    if len(axes) <= 2:
+        return ""
+    return f" (drawn: dimension{'s' if len(drawn) > 1 else ''} {' and '.join(map(str, drawn))} of {len(axes)})"
+
+
+def _picture(
+    axes: Axes, drawn: Sequence[int], parts: Sequence[tuple[int, ...]], devices: Sequence[str], pen: Pen
+) -> list[str]:
+    """A grid whose cells list the devices that hold the part; a first dimension goes downwards, a single one across."""
+    downwards = len(drawn) == 2 or (drawn[0] == 0 and len(axes) == 2)
+    held: dict[_Place, list[str]] = {}
+    for device, part in zip(devices, parts, strict=True):
+        place = (part[0], part[1]) if len(part) == 2 else (part[0], 0) if downwards else (0, part[0])
+        held.setdefault(place, []).append(device)
+    height, width = (max(place[side] for place in held) + 1 for side in (0, 1))
+    rows = _labels(axes[drawn[0]], height) if downwards else []
+    columns = _labels(axes[drawn[-1]], width) if len(drawn) == 2 or not downwards else []
+    most = _IN_CELL if width <= _SHARED_COLUMNS else _IN_SMALL_CELL
+    cells = [[_listed(held.get((row, column), []), most, pen) for column in range(width)] for row in range(height)]
+    return grid(cells, rows, columns, pen)
+
+
+def _listed(devices: Sequence[str], most: int, pen: Pen) -> str:
+    return " ".join(pen.ellipsis if number is None else devices[number] for number in kept(len(devices), most))
+
+
+def _labels(axis: object, size: int) -> list[str]:
+    return [f"{axis} {index}" for index in range(size)]
+
+
+def _named(variables: Sequence[Mapping[str, Any]]) -> str:
+    """Weights by name, those of the optimizer by number: they lie as their weights do."""
+    names = [str(variable["name"]) for variable in variables if not _is_of_optimizer(variable)]
+    parts = names if len(names) <= _NAMES else [*names[:_NAMES], f"{len(names) - _NAMES:,} more"]
+    slots = len(variables) - len(names)
+    return ", ".join([*parts, *([count(slots, "optimizer variable")] if slots else [])])
+
+
+def _is_of_optimizer(variable: Mapping[str, Any]) -> bool:
+    """Whether an optimizer holds it, by its name."""
+    return str(variable["name"]).startswith("optimizer")

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from distlaunch.base import strict_json
 from distlaunch.base.events import EpochEnded, Evaluated
+from distlaunch.base.plural import count
 from distlaunch.runs.bottleneck import find_bottleneck, milliseconds, stragglers
 from distlaunch.runs.paths import shown
 from distlaunch.runs.report import AttemptReport, RunReport
 from distlaunch.ui import words
-from distlaunch.ui.boxes import pen_for
-from distlaunch.ui.columns import columns
 from distlaunch.ui.placement import bytes_per_task, placement_sections
 from distlaunch.ui.progress.lines import STATUS_STYLES, data_source, restarts, skipped, training_start
+from distlaunch.ui.tables import columns, pen_for
 
 
 def print_report(console: Console, report: RunReport) -> None:
@@ -85,8 +86,8 @@ def _restarts(attempts: Sequence[AttemptReport]) -> str:
     """Of tasks alone; those of the job are the table of attempts."""
     total: dict[str, int] = {}
     for attempt in attempts:
-        for task, count in attempt.restarts.items():
-            total[task] = total.get(task, 0) + count
+        for task, number in attempt.restarts.items():
+            total[task] = total.get(task, 0) + number
     return restarts(total, 0)
 
 
@@ -162,3 +163,27 @@ def _section(console: Console, lines: Sequence[str]) -> None:
 
 def _print(console: Console, text: Text) -> None:
     console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def print_checkpoint(console: Console, listing: dict[str, Any]) -> None:
+    """A line for each variable, and one for all.
+
+    Args:
+        listing: as `jobs.list_checkpoint` has it.
+    """
+    variables = listing["variables"]
+    rows = [
+        (
+            variable["name"],
+            words.shape(variable["shape"]),
+            variable["dtype"],
+            words.size(variable["bytes"]),
+            "" if variable["norm"] is None else words.value(variable["norm"]),
+        )
+        for variable in variables
+    ]
+    total = words.size(sum(variable["bytes"] for variable in variables))
+    after = f"step {listing['step']:,}, in epoch {listing['epoch'] + 1}"
+    head = f"{shown(listing['path'])}: {after}; {count(len(variables), 'variable')}, {total}"
+    for line in (head, "", *columns(("variable", "shape", "type", "size", "norm"), rows, right={3, 4})):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -11,11 +11,10 @@ from rich.text import Text
 from distlaunch.base import strict_json
 from distlaunch.runs.listing import RunSummary
 from distlaunch.runs.paths import shown
-from distlaunch.runs.queued import PENDING, SUBMITTED
-from distlaunch.runs.report import KILLED, RUNNING, SCRIPT
+from distlaunch.runs.report import KILLED, PENDING, RUNNING, SCRIPT, SUBMITTED
 from distlaunch.ui import words
-from distlaunch.ui.columns import columns
 from distlaunch.ui.progress.lines import STATUS_STYLES
+from distlaunch.ui.tables import columns
 
 _STYLES = {**STATUS_STYLES, RUNNING: "cyan bold", KILLED: "red bold", PENDING: "cyan", SUBMITTED: "cyan"}
 _HEAD = ("run", "status", "strategy", "epoch", "step", "last values", "started", "time", "attempts")

@@ -10,7 +10,7 @@ from typing import Any
 from distlaunch.base.errors import ExitCode
 from distlaunch.base.plural import listed
 from distlaunch.base.run_files.trial_records import Record
-from distlaunch.ui.columns import columns
+from distlaunch.ui.tables import columns
 from distlaunch.ui.words import duration
 from distlaunch.verify.comparison import DIFFERS, DOCUMENTED, FAILED, Row, VerifyResult
 from distlaunch.verify.explain import random_data

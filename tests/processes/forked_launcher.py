@@ -17,7 +17,7 @@ from distlaunch.agent.warm_starts import WarmProcess, WarmStarts
 from distlaunch.base import helper_process
 from distlaunch.base.protocol import LIFELINE_FD, UNBUFFERED
 from distlaunch.engines import local
-from distlaunch.plan.preload import READ_LATE, USES
+from distlaunch.plan.train import READ_LATE, USES
 from distlaunch.tasks.process_end import end_process
 from tests.processes.forked_helpers import ForkedHelpers
 from tests.processes.warm_launcher import Forked

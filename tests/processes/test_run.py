@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from supervised import REPOSITORY, processes_of, wait_until
 
-from distlaunch.agent.threads import POOL_SIZES, pool_sizes
+from distlaunch.agent.core_shares import POOL_SIZES, pool_sizes
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import RunEnded, TaskFailed, TaskRestarted, TaskStarted
 from distlaunch.base.heartbeat import BEAT_S

@@ -8,7 +8,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from distlaunch.cluster import devices
+from distlaunch.cluster import gpus
 from tests.unit.fake_nvml import FakeNvml
 
 
@@ -26,11 +26,11 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FakeNvml], Fak
     """Puts a library in the place of the driver's."""
 
     def install(library: FakeNvml) -> FakeNvml:
-        monkeypatch.setattr(devices, "_LIBRARY", None)  # this process itself, which can be opened
+        monkeypatch.setattr(gpus, "_LIBRARY", None)  # this process itself, which can be opened
         monkeypatch.setattr(pynvml, "nvmlLib", library)
         monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-        devices._ask_driver.cache_clear()
+        gpus._ask_driver.cache_clear()
         return library
 
     yield install
-    devices._ask_driver.cache_clear()
+    gpus._ask_driver.cache_clear()

@@ -10,7 +10,7 @@ from distlaunch.base.events import Event, StepsTimed, TrainingStarted
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import RunFacts
 from distlaunch.runs.bottleneck import find_bottleneck, milliseconds, stragglers, summary
-from distlaunch.runs.task_events import step_times
+from distlaunch.runs.report import step_times
 
 FAST = StepsTimed(
     task="worker:0", steps=1_000, seconds=100.0, examples=50_000, input_s=5.0, step_median_s=0.1, step_p99_s=0.2,

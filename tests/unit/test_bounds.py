@@ -19,7 +19,7 @@ from distlaunch.cluster.hosts import parse_host
 from distlaunch.config.read.load import load_config, load_mapping
 from distlaunch.plan.exposure import exposure
 from distlaunch.serving.exported_model import Spec
-from distlaunch.serving.text_files import read_jsonl
+from distlaunch.serving.input_files import read_jsonl
 from tests.unit.config_files import BASE, write_models
 
 

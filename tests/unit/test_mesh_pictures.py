@@ -17,10 +17,9 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.cli.main import cli
 from distlaunch.plan.train import LaunchPlan, plan_json
 from distlaunch.runs.report import read_report
-from distlaunch.ui.boxes import ASCII, UNICODE, pen_for
-from distlaunch.ui.mesh import mesh_lines, variable_pictures
-from distlaunch.ui.placement import placement_sections, task_lines
+from distlaunch.ui.placement import mesh_lines, placement_sections, task_lines, variable_pictures
 from distlaunch.ui.run_report import print_report
+from distlaunch.ui.tables import ASCII, UNICODE, pen_for
 
 Sizes = dict[str, int]
 MESH: Sizes = {"batch": 4, "model": 2}

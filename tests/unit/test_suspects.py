@@ -9,8 +9,7 @@ import pytest
 
 from distlaunch.base.run_files.trial_records import ModelFacts, Series, TrialOrder
 from distlaunch.config.run import RunConfig
-from distlaunch.verify.counter_trials import leaving_out, suspects
-from distlaunch.verify.first_deviation import first_to_deviate
+from distlaunch.verify.counter_trials import first_to_deviate, leaving_out, suspects
 from distlaunch.verify.trials import PlannedTrial
 
 FACTS = ModelFacts(batch_norm=["norm"], own_batch_norm=["Norm"], own_state=["layer/mean"], random=["drop", "noise"])

@@ -28,8 +28,7 @@ from distlaunch.plan.train import LaunchPlan, TaskPlan
 from distlaunch.ui import words
 from distlaunch.ui.console import JobConsole
 from distlaunch.ui.progress.lines import event_line, restarts, task_line
-from distlaunch.ui.progress.live import LiveView, progress_line
-from distlaunch.ui.progress.plain import PlainView
+from distlaunch.ui.progress.live import LiveView, PlainView, progress_line
 from distlaunch.ui.progress.state import ProgressState
 
 START = TrainingStarted(

@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from distlaunch.agent.core_shares import NumaShares, pool_sizes
 from distlaunch.agent.host import HostTask, HostTasks
 from distlaunch.agent.messages import Exit, Order, Preload, TaskSpec
-from distlaunch.agent.numa import NumaShares
 from distlaunch.agent.open_files import FILES_PER_TASK, allow_open_files
 from distlaunch.agent.remote.file_transfer import send_file
 from distlaunch.agent.remote.frames import Frame, FrameError, encode
 from distlaunch.agent.remote.outbox import Outbox
 from distlaunch.agent.remote.run_copy import RunCopy
-from distlaunch.agent.threads import pool_sizes
 from distlaunch.base.errors import UsageError
 from distlaunch.base.folders import make_folder
 from distlaunch.base.plural import count

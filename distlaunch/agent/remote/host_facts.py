@@ -17,7 +17,7 @@ import distlaunch
 from distlaunch import __version__
 from distlaunch.base.compat import installed
 from distlaunch.cluster.cores import num_visible_cores
-from distlaunch.cluster.devices import driver_version, find_gpus
+from distlaunch.cluster.gpus import driver_version, find_gpus
 
 COMPARED = ("tensorflow", "keras", "jax", "jaxlib", "numpy")
 """Packages of which all tasks of a job need the same version."""

@@ -26,8 +26,7 @@ from distlaunch.ui import report
 from distlaunch.ui.ci import annotate_failure
 from distlaunch.ui.console import JobConsole
 from distlaunch.ui.progress.lines import event_line
-from distlaunch.ui.progress.live import LiveView
-from distlaunch.ui.progress.plain import PlainView
+from distlaunch.ui.progress.live import LiveView, PlainView
 from distlaunch.ui.progress.state import ProgressState
 
 

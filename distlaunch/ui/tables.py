@@ -1,12 +1,13 @@
-"""Grids of labelled cells, drawn with box characters where the output has them, else with ASCII."""
+"""Tables and grids of text. Box characters are drawn where the output has them, else ASCII."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 _MOST = 8  # rows and columns that are drawn; of more, the first and the last
 _Corners = tuple[str, str, str]
+_GAP = "   "  # wider than the two spaces between metrics in a cell
 
 
 @dataclass(frozen=True)
@@ -69,3 +70,20 @@ def grid(cells: Sequence[Sequence[str]], rows: Sequence[str], columns: Sequence[
 def kept(number: int, most: int) -> list[int | None]:
     """Which of `number` things are shown: all, or the first and the last with None between."""
     return list(range(number)) if number <= most else [*range(most - 2), None, number - 1]
+
+
+def columns(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
+    """Lines of a table, the first of them the head.
+
+    Args:
+        right: numbers of the columns that are aligned at their right.
+    """
+    lines = [head, *rows]
+    widths = [max(len(line[number]) for line in lines) for number in range(len(head))]
+    return [
+        _GAP.join(
+            cell.rjust(width) if number in right else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
