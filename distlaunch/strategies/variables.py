@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,18 +13,23 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.patches.keras_private import compiled_loss, compiled_metrics, value_of
-from distlaunch.strategies.model_attributes import found_in
 from distlaunch.strategies.parameter_server.partition import is_split, joined
 from distlaunch.strategies.protocol import Logs, State, StateMismatchError
 
 WEIGHTS, SLOTS, PLAIN = "model", "optimizer", "attribute"
 """Names of variables begin with these words: those of layers, of optimizers, and of plain variables."""
 _NO_NUMBERS = (tf.string, tf.resource, tf.variant, "string")
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), np.ndarray, np.generic, tf.Tensor, tf.DType)
+_CLOSED = frozenset({*sys.stdlib_module_names, "keras", "tensorflow", "jax", "jaxlib", "numpy"})
+"""Packages whose objects hold nothing of the model, except layers, modules and containers."""
+
+Found = tuple[str, Any]
+"""The attributes that lead to an object, joined by `/`, and the object."""
 
 
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     """Return the compiled optimizer, then the others that the model holds at any depth (a GAN's second one)."""
-    found = [part for _, part in found_in(model) if isinstance(part, keras.optimizers.Optimizer)]
+    found = [part for _, part in _found_in(model) if isinstance(part, keras.optimizers.Optimizer)]
     compiled = getattr(model, "optimizer", None)
     if isinstance(compiled, keras.optimizers.Optimizer):
         found.insert(0, compiled)
@@ -92,7 +99,7 @@ def plain_variables(model: keras.Model) -> dict[str, Any]:
     listed = [*model.variables, *slot_variables(model), *metric_variables(model)]
     known = {id(one) for one in listed} | {id(value_of(one)) for one in listed if isinstance(one, keras.Variable)}
     named: dict[str, Any] = {}
-    for path, variable in found_in(model):
+    for path, variable in _found_in(model):
         if isinstance(variable, keras.optimizers.Optimizer) or id(variable) in known or variable.dtype in _NO_NUMBERS:
             continue
         # its shards are listed in its place
@@ -206,3 +213,55 @@ def plain_logs(values: Mapping[str, Any]) -> Logs:
 def has_own(model: keras.Model, name: str) -> bool:
     """Return True if the model's class has a method, such as `train_step`, other than Keras's."""
     return getattr(type(model), name) is not getattr(keras.Model, name)
+
+
+def _found_in(model: keras.Model) -> Iterator[Found]:
+    """Return each optimizer and variable that a model holds, once, in the order of its attributes, at any depth.
+
+    Keras finds neither optimizers beside the compiled one nor plain variables of TensorFlow, which a model may keep as
+    attributes, in lists and dicts, in layers and models within it, or in objects of the user's classes.
+
+    Layers begin a path of their own with their name, since the same layer has several places in a model.
+    """
+    seen: set[int] = set()
+    # a stack instead of recursion: models may be deep
+    waiting: list[Found] = [("", model)]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, _PLAIN) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, keras.random.SeedGenerator):
+            value = value.state
+        if isinstance(value, (keras.optimizers.Optimizer, keras.Variable, tf.Variable)):
+            yield path, value
+        waiting.extend(reversed(list(_within(path, value))))
+
+
+def _within(path: str, value: Any) -> Iterator[Found]:
+    if isinstance(value, (keras.Variable, tf.Variable, keras.metrics.Metric)):
+        return
+    if isinstance(value, dict):
+        yield from ((_joined(path, str(key)), inner) for key, inner in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((_joined(path, str(index)), inner) for index, inner in enumerate(value))
+    elif _is_open(value):
+        start = value.name if isinstance(value, keras.Layer) and path else path
+        # what the user names comes first, so that lists of Keras's own give no names
+        for name, inner in sorted(vars(value).items(), key=lambda item: item[0].startswith("_")):
+            if not name.startswith(("_self_", "_tracker", "_distlaunch")):
+                yield _joined(start, name), inner
+
+
+def _is_open(value: Any) -> bool:
+    """Return True if the attributes of an object may hold parts of the model."""
+    if isinstance(value, (keras.Layer, keras.optimizers.Optimizer, tf.Module, types.SimpleNamespace)):
+        return True
+    if isinstance(value, (type, types.ModuleType, types.FunctionType, types.MethodType)):
+        return False
+    root = type(value).__module__.partition(".")[0]
+    return hasattr(value, "__dict__") and root not in _CLOSED
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}/{name}" if path else name

@@ -44,7 +44,7 @@ import jax
 sys.path.insert(0, {str(tmp_path)!r})
 from given import *
 from distlaunch.base.errors import ConfigError
-from distlaunch.strategies.jax.foreign_calls import foreign_calls_named
+from distlaunch.strategies.jax.keras_backend import foreign_calls_named
 for make, loss in {[(expression, loss) for expression, loss, _ in CASES]!r}:
     try:
         with foreign_calls_named():

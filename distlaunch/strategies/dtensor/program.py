@@ -7,11 +7,13 @@ A last batch that does not divide by the mesh lies whole on every device; rows a
 metrics and in BatchNorm.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # pyright: reportFunctionMemberAccess=false
 # (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
+import contextlib
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -21,14 +23,14 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
+from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.data.batches import Batch, Source
 from distlaunch.data.differences import kind_of
 from distlaunch.patches.keras_functional_optimizer import make_functional
 from distlaunch.patches.keras_private import put_value, value_of
 from distlaunch.patches.tensorflow_random import draws_through
 from distlaunch.strategies.coordination import Peers
-from distlaunch.strategies.dtensor.captures import MeshFunction
-from distlaunch.strategies.dtensor.errors import in_plain_words
+from distlaunch.strategies.dtensor.arrays import place
 from distlaunch.strategies.dtensor.feed import Feed
 from distlaunch.strategies.dtensor.variable import MeshVariable
 from distlaunch.strategies.final_weights import put_final_weights
@@ -56,6 +58,7 @@ from distlaunch.strategies.variables import (
 )
 
 _STEPS_PER_CHECK = 16  # steps of an evaluation between two looks at the wish to stop
+_RESOURCES = (tf.resource, tf.variant)
 
 
 class DTensorProgram:
@@ -116,7 +119,7 @@ class DTensorProgram:
             at = self._steps_in_epoch + done
             if ended := self._peers.is_over(ended=batch is None, unknown=self._ends, steps=at, kind="training"):
                 break
-            with in_plain_words():
+            with _in_plain_words():
                 self._find_log_names(batch)
                 probe = self._train_call(batch)
             done += 1
@@ -147,7 +150,7 @@ class DTensorProgram:
                 break
             if hooks is not None:
                 hooks.begin(done)
-            with in_plain_words():
+            with _in_plain_words():
                 own = self._test_call(batch)
             if hooks is not None:
                 hooks.end(done, self._test_logs(own))
@@ -171,7 +174,7 @@ class DTensorProgram:
                 break
             if len(batches) % _STEPS_PER_CHECK == 0 and self.agree(Vote(stop=should_stop())).stop:
                 return None
-            with in_plain_words():
+            with _in_plain_words():
                 outputs = call(batch)
             batches.append(tf.nest.map_structure(lambda leaf: dtensor.unpack(leaf)[0].numpy(), outputs))
         return concatenated(batches)
@@ -325,3 +328,54 @@ def _assign(variables: list[Any], before: list[Any], values: list[Any]) -> None:
         if value is not old:
             stored = value_of(variable)
             stored.on_mesh.assign(tf.cast(value, stored.dtype))
+
+
+@contextlib.contextmanager
+def _in_plain_words() -> Iterator[None]:
+    """Turns what DTensor's compiler says about a model that it cannot split into one sentence."""
+    try:
+        yield
+    except (tf.errors.UnknownError, tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
+        # DTensor's compiler names its own source files; other errors of these types are the model's
+        if "tensorflow/dtensor/" not in str(error):
+            raise
+        # such as "'tf.TensorListReserve' op does not implement layout propagation"
+        if lacking := re.search(r"'tf\.(\w+)' op does not implement layout propagation", str(error)):
+            loop = " (a recurrent layer: unroll=True does without)" if "TensorList" in lacking[1] else ""
+            message = f"DTensor has no {lacking[1]}, which this model needs{loop}; use kind: jax, or mirrored"
+            raise ConfigError(Problem(("strategy", "kind"), message)) from error
+        found = re.search(r"error: (.*)", str(error))
+        reason = found[1].strip() if found else str(error).splitlines()[0]
+        message = f"DTensor cannot run this model split this way: {reason}; leave the layer whole, or use kind: jax"
+        raise ConfigError(Problem(("strategy", "layout"), message)) from error
+
+
+class MeshFunction:
+    """A function of a batch, traced for each shape of it.
+
+    DTensor takes constants that the function uses only if they are tiny, and nothing from the host otherwise: layers
+    that keep a table as a tensor, statistics given to `Normalization`, weights of a loss. They are copied to the mesh.
+    """
+
+    def __init__(self, function: Callable[[Batch], Any], mesh: dtensor.Mesh) -> None:
+        self._call = tf.function(function, autograph=False, reduce_retracing=False)
+        self._mesh = mesh
+        self._seen: set[tuple[Any, ...]] = set()
+
+    def __call__(self, batch: Batch) -> Any:
+        key = tuple((tuple(leaf.shape), leaf.dtype) for leaf in tf.nest.flatten(batch))
+        if key not in self._seen:
+            # the call below finds this very function
+            concrete = self._call.get_concrete_function(batch)
+            concrete.set_external_captures([self._on_mesh(tensor) for tensor in concrete.captured_inputs])
+            self._seen.add(key)
+        return self._call(batch)
+
+    def _on_mesh(self, tensor: tf.Tensor) -> tf.Tensor:
+        if dtensor.is_dtensor(tensor):
+            return tensor
+        if tensor.dtype in _RESOURCES:
+            message = "DTensor cannot use what the model keeps on the host: a tf.Variable of its own, or a lookup table"
+            hint = "make it a weight of a layer, look up in `data.preprocessing`, or use kind: mirrored"
+            raise ConfigError(Problem(("strategy", "kind"), f"{message}; {hint}"))
+        return place(tensor, dtensor.Layout.replicated(self._mesh, rank=tensor.shape.rank))

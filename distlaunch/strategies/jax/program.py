@@ -27,10 +27,9 @@ from distlaunch.patches.jax_partitioning import computed_exactly
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.final_weights import put_final_weights
 from distlaunch.strategies.finite import loss_probe
-from distlaunch.strategies.jax.feed import Feed, Placement, place
+from distlaunch.strategies.jax.feed import Feed, Placement, StepClock, place
 from distlaunch.strategies.jax.keras_backend import drawing
 from distlaunch.strategies.jax.operation_checks import OperationChecks
-from distlaunch.strategies.jax.step_clock import StepClock
 from distlaunch.strategies.jax.values import Values
 from distlaunch.strategies.local_model import LocalModel
 from distlaunch.strategies.mesh.functional_step import (

@@ -6,14 +6,18 @@ counted when it has arrived: a block that a dead worker held is done by another 
 the coordinator's; `optimizer.iterations` follows them, since workers that count it up together lose counts.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # pyright: reportFunctionMemberAccess=false
 # (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -23,25 +27,25 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.data.batches import Source
 from distlaunch.data.graph_clock import now, read_timed, time_row, time_rows
-from distlaunch.patches.keras_private import raw_counter
+from distlaunch.patches.keras_private import put_value, raw_counter, value_of
 from distlaunch.strategies.final_weights import put_final_weights
 from distlaunch.strategies.finite import losses_are_finite
 from distlaunch.strategies.local_model import LocalModel, plain_values
-from distlaunch.strategies.parameter_server.blocks import Block, unpacked, wait_for_blocks
-from distlaunch.strategies.parameter_server.cells import as_cells
-from distlaunch.strategies.parameter_server.placement import placement_of
+from distlaunch.strategies.parameter_server.partition import placement_of
 from distlaunch.strategies.parameter_server.worker_batches import (
     FirstPasses,
     batch_spec,
     check_data,
     fetch,
     first_pass,
+    read_failure,
     report_times,
     send_times,
 )
 from distlaunch.strategies.patches.keras_replica_metrics import is_known_to_add_up, single_metrics
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, State, Steps, Vote
 from distlaunch.strategies.replica.trial import MAX_ROWS, metrics_with_memory
+from distlaunch.strategies.stand_in import StandIn
 from distlaunch.strategies.step_times import StepTimes
 from distlaunch.strategies.variables import (
     flat_logs,
@@ -60,6 +64,9 @@ from distlaunch.strategies.variables import (
 
 BLOCKS_PER_WORKER = 4  # in one call: few enough to be long, many enough that a slow worker does not hold up the others
 EVALUATION_BLOCK = 16  # steps
+_STALL_S = 30.0  # a call takes about half a second; after this time it is worth a word
+_POLL_S = 0.002  # by so much at most the end of a call is noticed late
+_pause = threading.Event()  # never set
 
 
 class CoordinatorProgram:
@@ -173,8 +180,8 @@ class CoordinatorProgram:
             counts = [count + start * more for count, more in zip(self._counts, self._increments, strict=True)]
             order = np.array([first + start, min(size, num_steps - start), *counts], np.int64)
             results.append(self._coordinator.schedule(call, args=(tf.constant(order),)))
-        wait_for_blocks(self._coordinator)
-        blocks = [unpacked(result.fetch(), self._zeros) for result in results]
+        _wait_for_blocks(self._coordinator)
+        blocks = [_unpacked(result.fetch(), self._zeros) for result in results]
         self._first_passes.add(source, [block.first_pass for block in blocks])
         return blocks
 
@@ -187,7 +194,7 @@ class CoordinatorProgram:
 
         @tf.autograph.experimental.do_not_convert
         def one_step(batch: Any, counts: Any, metrics: Any, logs: Any) -> Any:
-            with as_cells(self._counters, counts) as counters, as_cells(self._metrics, metrics) as cells:
+            with _as_cells(self._counters, counts) as counters, _as_cells(self._metrics, metrics) as cells:
                 returned = self._strategy.run(step, args=(batch,))
                 returned = flat_logs(returned) if isinstance(returned, dict) else {}
             if trains:
@@ -256,7 +263,7 @@ class CoordinatorProgram:
         def trace(batch: Any) -> Any:
             counts = [tf.cast(0, counter.dtype) for counter in self._counters]
             metrics = [tf.constant(zero) for zero in self._zeros]
-            with as_cells(self._counters, counts), as_cells(self._metrics, metrics):
+            with _as_cells(self._counters, counts), _as_cells(self._metrics, metrics):
                 return self._strategy.run(step, args=(batch,))
 
         with self._strategy.scope():
@@ -282,7 +289,7 @@ class CoordinatorProgram:
 
     def _logs(self, totals: list[np.ndarray], *, own: bool) -> Logs:
         tensors = [tf.constant(t, v.dtype) for t, v in zip(totals, self._metrics, strict=True)]
-        with tf.device("CPU:0"), as_cells(self._metrics, tensors):
+        with tf.device("CPU:0"), _as_cells(self._metrics, tensors):
             results = metric_results(self._model)
             values = {name: np.asarray(tf.convert_to_tensor(value)) for name, value in results.items()}
         if own and self._log_names and self._steps.logs == "last":
@@ -359,3 +366,98 @@ class CoordinatorProgram:
 def _counts(optimizer: Any) -> bool:
     """Whether every step counts; an optimizer that scales losses skips some, and has one worker only."""
     return not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+@dataclass(frozen=True)
+class Block:
+    """What came of a block: steps done, the metrics' values after it, the step's own logs.
+
+    `nonfinite` is the first step in it, from 1, whose loss was not finite; 0: all were. `first_pass` is what its worker
+    says of its data, see `worker_batches.first_pass`.
+    """
+
+    done: int
+    nonfinite: int
+    first_pass: tuple[int, ...]
+    metrics: list[np.ndarray]
+    logs: list[float]
+
+
+def _unpacked(vector: np.ndarray, fresh: list[np.ndarray]) -> Block:
+    """The block of a vector that has its parts one after the other.
+
+    Args:
+        fresh: values of the metrics before any step.
+    """
+    sizes = [1, 1, 3, *(value.size for value in fresh)]
+    done, nonfinite, first_pass, *metrics, logs = np.split(np.asarray(vector), np.cumsum(sizes))
+    shaped = [value.reshape(like.shape) for value, like in zip(metrics, fresh, strict=True)]
+    return Block(int(done[0]), int(nonfinite[0]), tuple(map(int, first_pass)), shaped, logs.tolist())
+
+
+def _wait_for_blocks(coordinator: Any) -> None:
+    """Until all blocks are done. What a worker's data function raised is raised here."""
+    report_after_s = _STALL_S
+    began = time.monotonic()
+    try:
+        while not coordinator.done():
+            _pause.wait(_POLL_S)
+            waited = time.monotonic() - began
+            if waited > report_after_s:
+                # ever more rarely
+                report_after_s *= 2
+                print(f"waiting for the workers' steps for {waited:.0f} s; one may be suspended", flush=True)
+        coordinator.join()
+    except tf.errors.OpError:
+        # of a data function in this process; TensorFlow's error has only its text
+        if (error := read_failure()) is not None:
+            raise error from None
+        raise
+
+
+class _Cell(StandIn):
+    """Stands in a Keras variable while a block is traced: it holds a tensor, and assigning replaces that."""
+
+    def __init__(self, tensor: tf.Tensor, name: str) -> None:
+        self.tensor, self._name = tensor, name
+        self._graph = _current_graph()
+        self.assignments = 0
+
+    @property
+    def dtype(self) -> tf.DType:
+        return self.tensor.dtype
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        return self.tensor.shape
+
+    def as_tensor(self) -> tf.Tensor:
+        return self.tensor
+
+    def assign(self, value: Any) -> None:
+        # a tensor of a branch or a loop body cannot be used outside of it
+        if _current_graph() is not self._graph:
+            message = (
+                f"the step updates '{self._name}' inside a condition or loop, which parameter_server cannot follow"
+            )
+            raise ConfigError(Problem(("strategy", "kind"), f"{message}; update it in every step"))
+        self.tensor = tf.cast(value, self.tensor.dtype)
+        self.assignments += 1
+
+
+def _current_graph() -> Any:
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+@contextlib.contextmanager
+def _as_cells(variables: list[Any], tensors: list[tf.Tensor]) -> Iterator[list[_Cell]]:
+    """Within it, the variables are cells that hold these tensors."""
+    kept = [value_of(variable) for variable in variables]
+    cells = [_Cell(tensor, variable.path) for variable, tensor in zip(variables, tensors, strict=True)]
+    for variable, cell in zip(variables, cells, strict=True):
+        put_value(variable, cell)
+    try:
+        yield cells
+    finally:
+        for variable, value in zip(variables, kept, strict=True):
+            put_value(variable, value)

@@ -14,6 +14,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -24,7 +25,7 @@ from distlaunch.data.graph_clock import now, read_timed, time_row, time_rows
 from distlaunch.data.rows import split_rows
 from distlaunch.patches import tensorflow_iterators
 from distlaunch.patches.keras_branches import branch_together
-from distlaunch.strategies.ballots import Ballots
+from distlaunch.patches.keras_private import layers_of, other_list
 from distlaunch.strategies.final_weights import put_final_weights
 from distlaunch.strategies.finite import losses_are_finite, weights_are_finite
 from distlaunch.strategies.local_model import LocalModel, plain_values
@@ -33,9 +34,8 @@ from distlaunch.strategies.patches.keras_gradient_sums import has_sparse_gradien
 from distlaunch.strategies.patches.keras_replica_metrics import is_known_to_add_up, single_metrics, watch_updates
 from distlaunch.strategies.predictions import concatenated, make_predict_call
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, State, Steps, Vote
-from distlaunch.strategies.replica.agreement import counted, ended_anywhere
+from distlaunch.strategies.replica.agreement import Ballots, counted, ended_anywhere
 from distlaunch.strategies.replica.share import ReplicaShare, StepKind, replica_share
-from distlaunch.strategies.replica.statistics import Statistics
 from distlaunch.strategies.replica.sums import Replicas, Sums
 from distlaunch.strategies.replica.trial import (
     MAX_ROWS,
@@ -444,3 +444,36 @@ class ReplicaProgram:
         for name, variable in partial.items():
             self._sums.assign(name, variable, checked_value(name, variable, sums), sums)
         self._steps_in_epoch = int(state["log/steps_in_epoch"])
+
+
+class Statistics:
+    """What layers count of the batches they see, such as the moving averages of BatchNormalization, by replica.
+
+    A checkpoint has those of the first replica, so an evaluation within training takes them too: else it would judge a
+    model that is never saved, and another one after a restart.
+    """
+
+    def __init__(self, strategy: Any, model: keras.Model) -> None:
+        self._strategy, self._model = strategy, model
+        self._call = tf.function(lambda: strategy.run(self._take_first), autograph=False)
+
+    @functools.cached_property
+    def _variables(self) -> list[Any]:
+        # a layer that is frozen counts nothing, and may be large
+        found = [variable for layer in layers_of(self._model) if layer.trainable for variable in other_list(layer)]
+        floats = (variable for variable in found if keras.backend.is_float_dtype(variable.dtype))
+        return list({id(variable): variable for variable in floats}.values())
+
+    def take_first(self) -> None:
+        """Gives all replicas those of the first; every process must call it."""
+        if self._variables and self._strategy.num_replicas_in_sync > 1:
+            self._call()
+
+    def _take_first(self) -> None:
+        context = tf.distribute.get_replica_context()
+        is_first = tf.equal(context.replica_id_in_sync_group, 0)
+        values = [tf.convert_to_tensor(variable.value) for variable in self._variables]
+        # the others add zeros, whatever they have: exactly the value of the first comes out
+        parts = [tf.where(is_first, value, tf.zeros_like(value)) for value in values]
+        for variable, value in zip(self._variables, context.all_reduce(tf.distribute.ReduceOp.SUM, parts), strict=True):
+            variable.assign(value)

@@ -12,9 +12,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from distlaunch.strategies.ballots import Ballots
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.protocol import Logs, State, Steps, Vote
+from distlaunch.strategies.replica.agreement import Ballots
 from distlaunch.strategies.replica.share import Adds, StepKind
 from distlaunch.strategies.variables import (
     flat_logs,
