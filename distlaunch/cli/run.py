@@ -100,7 +100,7 @@ def command(
     environment.
     """
     from distlaunch.config.read.engine_options import load_engine
-    from distlaunch.config.restarts import AUTO_RESTARTS
+    from distlaunch.config.run import AUTO_RESTARTS
     from distlaunch.jobs import script
     from distlaunch.jobs.restarts import Limits
     from distlaunch.plan.script import ScriptJob

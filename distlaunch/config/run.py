@@ -20,7 +20,7 @@ from distlaunch.config.base import (
     Section,
     Words,
 )
-from distlaunch.config.cluster import Cluster
+from distlaunch.config.cluster import Cluster, Span
 from distlaunch.config.engines import Engine
 from distlaunch.config.engines.local import Auto
 from distlaunch.config.secrets import Secrets
@@ -271,6 +271,10 @@ class Checkpoint(_Async):
         return getattr(self, "async")
 
 
+AUTO_RESTARTS = 3
+"""`restarts.max: auto`, for jobs that are meant to lose tasks: with parameter servers, or with a span of workers."""
+
+
 class Restarts(Section):
     """What happens when a run's tasks fail for a reason that need not come again (a killed process, a lost peer)."""
 
@@ -380,6 +384,14 @@ class RunConfig(Section):
         """What Keras runs on in the tasks of a job."""
         # an evaluator is one device of TensorFlow, which reads the checkpoints of every strategy
         return "tensorflow" if job == "evaluator" else self.strategy.backend
+
+    @property
+    def max_restarts(self) -> int:
+        """How often a job is started again from its last checkpoint, at most."""
+        if self.restarts.max != "auto":
+            return self.restarts.max
+        expects_losses = self.strategy.has_coordinator or isinstance(self.cluster.workers, Span)
+        return AUTO_RESTARTS if expects_losses else 0
 
     def with_workers(self, number: int) -> RunConfig:
         """The same with another number of workers."""

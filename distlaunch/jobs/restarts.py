@@ -18,7 +18,6 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.base.signals import ENDING
 from distlaunch.config.checks.config import fitting_workers
 from distlaunch.config.cluster import Span
-from distlaunch.config.restarts import max_restarts
 from distlaunch.config.run import RunConfig
 from distlaunch.engines.base import Engine
 from distlaunch.engines.context import LaunchContext
@@ -58,7 +57,7 @@ def run_job(config: RunConfig, run: RunDir, observer: Observer, context: LaunchC
         return f", with {count(workers, 'worker')} instead of {before}" if workers != before else ""
 
     policy = config.restarts
-    limits = Limits(max_restarts(config), policy.window_s, policy.backoff_s)
+    limits = Limits(config.max_restarts, policy.window_s, policy.backoff_s)
     note_hosts(context.engine, observer.note)
     with context.engine:
         return repeat(start, limits, observer, run.control, change)

@@ -18,32 +18,33 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.events import EpochEnded, Notice
 from distlaunch.base.plural import count
 from distlaunch.config.run import RunConfig
+from distlaunch.data.batches import Source
+from distlaunch.data.examples.example_times import left_out
 from distlaunch.data.source import Split
 from distlaunch.patches.keras_alone import calling_within
 from distlaunch.strategies.final_weights import has_final_weights, unused_averages
 from distlaunch.strategies.local_model import METHODS
-from distlaunch.strategies.protocol import CallResult, Logs, Program, State, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Program, State, Vote
 from distlaunch.strategies.variables import WEIGHTS, has_own
-from distlaunch.training.actions import CallLength, Every
 from distlaunch.training.callbacks.keras_callbacks import (
     EPOCH_HOOKS,
+    RateWatch,
     continue_log,
     missing_monitor,
     own_epoch_hooks,
     run_alone,
     save_intervals,
     watch_batches,
+    watch_test_batches,
 )
-from distlaunch.training.callbacks.rate_watch import RateWatch
 from distlaunch.training.checkpoints.best import mode_warnings
 from distlaunch.training.checkpoints.meta import Progress
 from distlaunch.training.checkpoints.optimizer_changes import carry_over, describe_optimizers
 from distlaunch.training.checkpoints.saver import CALLBACK, Saver
 from distlaunch.training.checks.nonfinite import NonFinite
-from distlaunch.training.step_reports import StepReports, scalars
+from distlaunch.training.step_reports import Every, StepReports, scalars
 from distlaunch.training.step_timer import StepTimer
 from distlaunch.training.surroundings import Surroundings
-from distlaunch.training.validation import Validation
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ class TrainingLoop:
         self._hooks = keras.callbacks.CallbackList(
             callbacks, add_history=True, add_progbar=False, model=model, epochs=self._epochs, steps=self._epoch_steps
         )
-        self._validation = Validation(config, program, validation, callbacks, around.should_stop, self._hook)
+        self._validation = validation
+        self._validation_source: Source | None = None
         self._next_steps = 0
         self._has_checked_monitors = self._has_looked_twice = False
         self._gathering_hooks: set[str] = set()
@@ -107,7 +109,7 @@ class TrainingLoop:
     def _run(self, start: Progress, take_state: Callable[[], State] | None) -> LoopEnd:
         self._progress = start
         self._lengthen_epoch(start)
-        self._saver.best.check(has_validation=self._validation.has_data)
+        self._saver.best.check(has_validation=self._validation is not None)
         for warning in mode_warnings(self._config.checkpoint.best):
             self._warn(warning)
         # from here on an error has a step, and may be worth a restart; see `may_be_temporary`
@@ -276,14 +278,14 @@ class TrainingLoop:
             logs = self._train_steps()
             if logs is None:
                 return None
-        validation_logs = self._validation.after_epoch(epoch)
+        validation_logs = self._validate(epoch)
         if validation_logs is None:
             # the steps are done: whoever goes on from here validates first
             self._progress = replace(self._progress, pending_logs=scalars(logs))
             return None
         train_logs = logs
         logs = {**logs, **{f"val_{name}": value for name, value in validation_logs.items()}}
-        if not self._has_checked_monitors and (validation_logs or not self._validation.has_data):
+        if not self._has_checked_monitors and (validation_logs or self._validation is None):
             self._check_monitors(logs, train_logs)
         reported = scalars(logs)  # of now: a callback may change the logs
         self._nonfinite.metrics(reported, epoch)
@@ -295,6 +297,37 @@ class TrainingLoop:
         best = self._around.is_chief and self._saver.best.improves(reported, validated=bool(validation_logs))
         self._finish_epoch(epoch, {**logs, **scalars(added)}, self._around.clock() - began, best=best)
         return logs
+
+    def _validate(self, epoch: int) -> Logs | None:
+        """Return the logs of the evaluation after an epoch (from 0), {} if none is due, None if asked to stop."""
+        section = self._config.validation
+        last = epoch + 1 == self._epochs
+        if self._validation is None or section is None or not ((epoch + 1) % section.every_epochs == 0 or last):
+            return {}
+        self._hook("test_begin")
+        self._validation_source = self._validation_source or self._validation.evaluation_source()
+        # reading the validation data must not count among the times of the training data's examples
+        with left_out():
+            logs = self._program.evaluate(
+                self._validation_source, section.steps, self._around.should_stop, self._validation_hooks()
+            )
+        if logs is not None:
+            self._hook("test_end", logs)
+        return logs
+
+    def _validation_hooks(self) -> BatchHooks | None:
+        """Return what callbacks of any task want to do around the batches of validation, or None if nothing."""
+        # of all tasks alike, so none of them waits in `agree`
+        if not self._config.train.callbacks:
+            return None
+        mine = watch_test_batches(self._callbacks)
+        # with hooks each batch is a call of its own, which all tasks must make
+        if not self._program.agree(Vote(finish=mine)).finish:
+            return None
+        return BatchHooks(
+            begin=lambda batch: self._hook("test_batch_begin", batch),
+            end=lambda batch, logs: self._hook("test_batch_end", batch, logs),
+        )
 
     def _check_monitors(self, logs: Logs, train_logs: Logs) -> None:
         """Refuse a callback that watches a value which is not there: Keras's would never do anything."""
@@ -427,3 +460,37 @@ class TrainingLoop:
 
 def _weights_differ(before: State, now: State) -> bool:
     return any(not np.array_equal(before[name], now[name]) for name in now if name.startswith(f"{WEIGHTS}/"))
+
+
+class CallLength:
+    """How many steps to run in one graph call.
+
+    Args:
+        wanted: a number, or "auto": as many as take about half a second, measured by the chief.
+        each_batch: a callback watches every batch, so `auto` means 1.
+    """
+
+    TARGET_S = 0.5  # a wish to stop is heard between two calls, so about that soon
+    LONGEST = 64
+
+    def __init__(self, wanted: int | str, *, each_batch: bool) -> None:
+        self._auto = wanted == "auto" and not each_batch
+        self._length = 1 if self._auto or wanted == "auto" else int(wanted)
+        self._calls = 0
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    def proposal(self, result: CallResult, seconds: float) -> int:
+        """The length that this task would choose after a call; the first call compiles and shows nothing."""
+        self._calls += 1
+        if not self._auto or self._calls == 1 or result.steps == 0:
+            return self._length
+        fitting = int(self.TARGET_S * result.steps / max(seconds, 1e-6))
+        return max(1, min(fitting, self.LONGEST, 4 * self._length))
+
+    def accept(self, length: int) -> None:
+        """Takes over the chief's choice, which reaches all tasks with the votes."""
+        if self._auto and length > 0:
+            self._length = length

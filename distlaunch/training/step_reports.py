@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from distlaunch.base.events import Event, StepsDone
 from distlaunch.strategies.protocol import CallResult, Logs
-from distlaunch.training.actions import Every
 from distlaunch.training.checkpoints.meta import Progress
 
 REPORT_INTERVAL_S = 0.5  # between two StepsDone events, unless the config says after how many steps
+
+
+@dataclass(frozen=True)
+class Every:
+    """Due at multiples of `steps` and after every `epochs`-th epoch; None: never."""
+
+    steps: int | None
+    epochs: int | None
+
+    def steps_until_due(self, step: int) -> int | None:
+        """How many steps may run from `step` before this is due again; None: no limit."""
+        return None if self.steps is None else self.steps - step % self.steps
+
+    def due_at_step(self, step: int) -> bool:
+        return self.steps is not None and step % self.steps == 0
+
+    def due_after_epoch(self, epoch: int) -> bool:
+        """`epoch` counts from 0."""
+        return self.epochs is not None and (epoch + 1) % self.epochs == 0
 
 
 class StepReports:

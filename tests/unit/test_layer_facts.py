@@ -12,8 +12,13 @@ tf = pytest.importorskip("tensorflow")
 
 from distlaunch.strategies.module_model import ModuleModel  # noqa: E402
 from distlaunch.strategies.variables import metric_results, named_metrics  # noqa: E402
-from distlaunch.training.trials.gradient_norm import gradient_norms, norms_by_variable, watch_gradients  # noqa: E402
-from distlaunch.training.trials.inspection import draws, stop_training_of  # noqa: E402
+from distlaunch.training.trials.inspection import (  # noqa: E402
+    draws,
+    gradient_norms,
+    norms_by_variable,
+    stop_training_of,
+    watch_gradients,
+)
 from distlaunch.training.trials.layer_facts import LayerFacts  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")

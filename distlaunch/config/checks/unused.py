@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from distlaunch.base.errors import Problem
 from distlaunch.config.base import Section
-from distlaunch.config.restarts import max_restarts
 from distlaunch.config.run import Data, RunConfig
 
 
@@ -31,7 +30,7 @@ def _of_data(data: Data) -> Iterator[Problem]:
 
 
 def _of_restarts(config: RunConfig) -> Iterator[Problem]:
-    if max_restarts(config):
+    if config.max_restarts:
         return
     for name in ("window_s", "backoff_s"):
         if changed(config.restarts, name):

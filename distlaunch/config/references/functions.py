@@ -6,9 +6,11 @@ Nothing is imported, so nothing of the user's runs. What cannot be known without
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import shlex
 import sys
+import sysconfig
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,6 @@ from pathlib import Path
 from distlaunch.base.errors import Problem
 from distlaunch.base.user_modules import package_root
 from distlaunch.config.read.words import did_you_mean, listed, show
-from distlaunch.config.references.batch_size import batch_size_problems
 from distlaunch.config.references.modules import ModuleMissingError, find_source, taken_name
 from distlaunch.config.references.signatures import (
     SEED,
@@ -38,6 +39,9 @@ _EXAMPLE_FORMS = (("x", "y"), ("example",), ("x", "y", "sample_weight"))
 """Only the data shows what the examples are; see `data/examples/each_example.py`."""
 Forms = Mapping[str, tuple[tuple[str, ...], ...]]
 """Names of the values that a function is called with by position, by role; more than one where it may choose."""
+_NAMES = ("PyDataset", "keras.utils.Sequence", "utils import Sequence")
+_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib"))
+_MOST_FILES = 50
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ def reference_problems(config: RunConfig) -> list[Problem]:
     forms = {"map": _EXAMPLE_FORMS, "augment": _EXAMPLE_FORMS, "step": config.strategy.step_forms}
     called = Calls(forms, gives_context=config.data.gives_context)
     found = [problem for site in sites(config) if site.is_reference for problem in _check(site, known, called, config)]
-    return [*batch_size_problems(config), *found]
+    return [*_batch_size_problems(config), *found]
 
 
 def _check(site: Site, known: dict[Path, ModuleNames], called: Calls, config: RunConfig) -> Iterator[Problem]:
@@ -143,3 +147,66 @@ def _check_call(site: Site, function: Function, called: Calls) -> Iterator[Probl
         for argument, message in argument_problems(function, args, complete=complete, by_position=given):
             key = (*site.args_key, argument) if argument else site.args_key if site.args else site.key
             yield Problem(key, message)
+
+
+def _batch_size_problems(config: RunConfig) -> Iterator[Problem]:
+    """Yield a problem if no file of the user's that the data function is in, or imports, names a `PyDataset`.
+
+    Where that cannot be known, the run says so once it has read the data.
+    """
+    function = config.data.function
+    if config.data.global_batch is not None or (
+        function is not None and _may_give_batches(function, config.modules_folder)
+    ):
+        return
+    message = "missing; expected a whole number of at least 1; add `global_batch:` below `data:`"
+    yield Problem(("data", "global_batch"), message)
+
+
+def _may_give_batches(reference: str, folder: Path | None) -> bool:
+    module = reference.rpartition(":")[0]
+    waiting, seen = [_source(module, folder)], set[Path]()
+    while waiting:
+        path = waiting.pop()
+        if path is None or len(seen) > _MOST_FILES:
+            return True
+        if path in seen or str(path).startswith(_INSTALLED):
+            continue
+        seen.add(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+            tree = ast.parse(text)
+        except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+            return True
+        if any(name in text for name in _NAMES):
+            return True
+        waiting += [file for name in _imported(tree) if (file := _neighbour(path, name, folder)) is not None]
+    return False
+
+
+def _source(module: str, folder: Path | None) -> Path | None:
+    if module.endswith(".py"):
+        return Path(module)
+    try:
+        return find_source(module, folder)
+    except ModuleMissingError:  # which is reported by itself
+        return None
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" if node.module else alias.name for alias in node.names)
+
+
+def _neighbour(file: Path, module: str, folder: Path | None) -> Path | None:
+    """Return the source of a module beside a file, or of any that is not installed; None if there is none to read."""
+    beside = file.parent.joinpath(*module.split(".")).with_suffix(".py")
+    if beside.is_file():
+        return beside
+    with contextlib.suppress(ModuleMissingError, ValueError, ImportError):
+        return find_source(module, folder)
+    return None

@@ -31,20 +31,18 @@ from distlaunch.training.checkpoints.meta import Progress
 from distlaunch.training.session import Session
 from distlaunch.training.step_reports import scalars
 from distlaunch.training.steps.functions import make_steps
-from distlaunch.training.trials.gradient_norm import (
+from distlaunch.training.trials.inspection import (
+    checksum,
     dense_gradients,
+    facts_of,
     given_sparse,
     gradient_norms,
     norms_by_variable,
-    watch_gradients,
-)
-from distlaunch.training.trials.inspection import (
-    checksum,
-    facts_of,
     own_state,
     stop_training_of,
     synchronize_batch_norm,
     takes_shards,
+    watch_gradients,
 )
 from distlaunch.training.trials.layer_facts import LayerFacts
 
