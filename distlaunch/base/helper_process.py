@@ -50,7 +50,6 @@ def run_helper(
     argv: Sequence[str],
     env: Mapping[str, str],
     *,
-    cwd: Path | None = None,
     timeout_s: float | None = None,
     shows_output: bool = False,
 ) -> Answer:
@@ -72,7 +71,7 @@ def run_helper(
             output = None if shows_output else file
             try:
                 done = subprocess.run(
-                    command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=file, timeout=timeout_s
+                    command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=file, timeout=timeout_s
                 )
             except subprocess.TimeoutExpired:
                 raise TimeoutError from None

@@ -136,17 +136,13 @@ def package_root(file: Path) -> Path | None:
     return folder
 
 
-def hidden_by(name: str, folders: Sequence[str | Path] = ()) -> tuple[Path, str] | None:
-    """Return the user's file that a loaded module of the same name hides, and where that module is; else None.
-
-    Args:
-        folders: where to look; default: the folders added so far.
-    """
+def hidden_by(name: str) -> tuple[Path, str] | None:
+    """Return the file in the folders added so far that a loaded module of the same name hides, and that module's."""
     top = name.partition(".")[0]
     loaded = sys.modules.get(top)
     if loaded is None:
         return None
-    spec = importlib.machinery.PathFinder.find_spec(top, [str(folder) for folder in folders or _FINDER.folders])
+    spec = importlib.machinery.PathFinder.find_spec(top, [str(folder) for folder in _FINDER.folders])
     origin = getattr(loaded, "__file__", None)
     if spec is None or spec.origin is None or (origin is not None and _same(origin, spec.origin)):
         return None

@@ -81,7 +81,7 @@ def print_failure(console: Console, state: ProgressState, result: AttemptResult)
         console.print(head, highlight=False)
         if failure.detail:
             console.print()
-            console.print(Text(_indented(failure)), highlight=False, soft_wrap=True)
+            console.print(Text("\n".join(f"  {line}" for line in failure.detail)), highlight=False, soft_wrap=True)
         console.print()
         console.print(table, highlight=False, markup=False)
     _print_lines(console, captured.get())
@@ -139,10 +139,6 @@ def _from_the_beginning(result: AttemptResult) -> str:
     """Said where there is nothing to resume from; other machines' disks are not known."""
     there_is_one = result.plan.elsewhere or RunDir(result.plan.run_dir).checkpoint_steps()
     return "" if there_is_one else f" ({NO_CHECKPOINT})"
-
-
-def _indented(failure: Failure) -> str:
-    return "\n".join(f"  {line}" for line in failure.detail)
 
 
 def _resume(result: AttemptResult) -> str:

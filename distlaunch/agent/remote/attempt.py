@@ -119,7 +119,10 @@ class HostAttempt:
             self._send_checkpoints()
         if self._tasks and now - self._beat_at >= self._beat_s:
             self._beat_at = now
-            self._outbox.put(encode("beat", signs=self._signs(), suspended=self._suspended(), pids=self._pids()))
+            tasks = self._tasks.items()
+            signs, pids = {name: _plain(task) for name, task in tasks}, {name: task.pid for name, task in tasks}
+            suspended = [name for name, task in tasks if task.is_suspended()]
+            self._outbox.put(encode("beat", signs=signs, suspended=suspended, pids=pids))
 
     @property
     def beats(self) -> bool:
@@ -187,15 +190,6 @@ class HostAttempt:
                 self._outbox.put(message)
         del self._ends[name]
         self._outbox.put(encode("exit", task=name, code=end.code, oom=end.oom, signs=signs))
-
-    def _signs(self) -> dict[str, Any]:
-        return {name: _plain(task) for name, task in self._tasks.items()}
-
-    def _suspended(self) -> list[str]:
-        return [name for name, task in self._tasks.items() if task.is_suspended()]
-
-    def _pids(self) -> dict[str, int]:
-        return {name: task.pid for name, task in self._tasks.items()}
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self._run.path).as_posix()

@@ -93,7 +93,7 @@ def canonical(group: str, name: str) -> str | None:
         group: optimizers, losses, metrics or callbacks.
         name: what the config says.
     """
-    return _folded(group).get(_fold(name))
+    return ({_fold(known): known for known in NAMES[group]} | ALIASES[group]).get(_fold(name))
 
 
 def suggestion(group: str, name: str) -> str | None:
@@ -101,19 +101,12 @@ def suggestion(group: str, name: str) -> str | None:
     found = closest(name, [*NAMES[group], *ALIASES[group]])
     if found is None or name[:1].isupper() or group == "callbacks":
         return found
-    return found.lower() if group == "optimizers" else _snake(found)
-
-
-def _folded(group: str) -> dict[str, str]:
-    return {_fold(name): name for name in NAMES[group]} | ALIASES[group]
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", found)
+    return (found if group == "optimizers" else snake).lower()
 
 
 def _fold(name: str) -> str:
     return name.replace("_", "").lower()
-
-
-def _snake(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def missing_package(callback: str) -> str:

@@ -45,7 +45,7 @@ def find_source(module: str, folder: Path | None = None) -> Path | None:
         hint = (
             f"; there is a file {file}: write './{file}:NAME'"
             if file.is_file()
-            else did_you_mean(parts[0], _local_modules())
+            else did_you_mean(parts[0], _names_in([os.getcwd()]))
         )
         raise ModuleMissingError(
             f"no module named '{parts[0]}'; it is looked for in this folder and in Python's path{hint}"
@@ -104,10 +104,6 @@ def _top(name: str, folder: Path | None) -> ModuleSpec | None:
 def _may_hold_attributes(spec: ModuleSpec) -> bool:
     """Whether `module.part` may be a module all the same, as `os.path` is, though `os` is no package."""
     return spec.submodule_search_locations is None
-
-
-def _local_modules() -> list[str]:
-    return _names_in([os.getcwd()])
 
 
 def _names_in(folders: list[str]) -> list[str]:

@@ -122,7 +122,7 @@ def foreign_calls_named() -> Iterator[None]:
         yield
     except Exception as error:
         # Keras raises an error of its own in its place, which may fail, since JAX's cannot be made from text
-        found = next((one for one in _chain(error) if _is_conversion(one)), None)
+        found = next((one for one in _chain(error) if isinstance(one, jax.errors.TracerArrayConversionError)), None)
         if found is None:
             raise
         message = f"{_part(found)}{user_line(found)} computes with {_library(found)}, which cannot be traced by JAX"
@@ -137,10 +137,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(current))
         yield current
         current = current.__cause__ or current.__context__
-
-
-def _is_conversion(error: BaseException) -> bool:
-    return isinstance(error, jax.errors.TracerArrayConversionError)
 
 
 def _library(error: BaseException) -> str:

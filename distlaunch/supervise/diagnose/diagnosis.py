@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from distlaunch.base.errors import Problem
 from distlaunch.plan.train import LaunchPlan, TaskPlan
-from distlaunch.supervise.diagnose.advice import Advice, advise, hint_for
+from distlaunch.supervise.diagnose.advice import advise, hint_for
 from distlaunch.supervise.diagnose.exit_reason import (
     Failure,
     TaskError,
@@ -215,28 +215,24 @@ def _culprit(plan: LaunchPlan, verdict: Verdict) -> TaskPlan | None:
 
 def find_failure(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
     """The finding about a failed attempt."""
-    advice = _advice(plan, verdict, traces)
-    finding = _find(plan, verdict, traces)
-    finding = dataclasses.replace(finding, first=advice.first, resumable=advice.resume)
-    # a script may be older than the Keras it runs with
-    is_script = plan.mode == "run" and verdict.why is Cause.FAILURE
-    return dataclasses.replace(finding, hint=hint_for(_error_of(plan, verdict))) if is_script else finding
-
-
-def _advice(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Advice:
-    culprit = str(verdict.culprit)
-    return advise(
+    culprit, error = str(verdict.culprit), _error_of(plan, verdict)
+    advice = advise(
         verdict.why,
-        _error_of(plan, verdict),
+        error,
         traces.codes.get(culprit),
         start_timeout_s=plan.start_timeout_s,
         stall_timeout_s=plan.stall_timeout_s,
         stop_timeout_s=plan.stop_timeout_s,
-        oom=traces.ooms.get(str(verdict.culprit)),
+        oom=traces.ooms.get(culprit),
         late=culprit in verdict.late,
         unstartable=culprit in traces.spawn_errors,
         hosts=len({task.host for task in plan.tasks}) > 1,
     )
+    finding = _find(plan, verdict, traces)
+    finding = dataclasses.replace(finding, first=advice.first, resumable=advice.resume)
+    # a script may be older than the Keras it runs with
+    is_script = plan.mode == "run" and verdict.why is Cause.FAILURE
+    return dataclasses.replace(finding, hint=hint_for(error)) if is_script else finding
 
 
 def _find(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:

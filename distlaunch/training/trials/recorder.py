@@ -96,7 +96,11 @@ class Trial:
                 record = self._reference(session, store)
         else:
             source = _source(session)
-            series, final = self._train(session, _initial(session), source)
+            # in every task what the reference began with
+            initial = session.strategy.state_from_chief(
+                session.store.load(0).state if session.strategy.is_chief else None
+            )
+            series, final = self._train(session, initial, source)
             if not is_chief:
                 return
             steps = self._order.steps
@@ -197,11 +201,6 @@ class Trial:
                 StepsDone(epoch=0, step=step, step_in_epoch=step, steps=1, seconds=seconds, logs=series.logs[-1])
             )
         return series, program.snapshot()
-
-
-def _initial(session: Session) -> State:
-    """The state that the reference began with, in every task."""
-    return session.strategy.state_from_chief(session.store.load(0).state if session.strategy.is_chief else None)
 
 
 def _source(session: Session) -> Source:
