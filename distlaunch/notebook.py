@@ -80,7 +80,7 @@ def train(
         ConfigError: the config is wrong; it holds every problem that was found.
         UsageError: the strategy needs processes of its own, or more devices than this process has.
     """
-    loaded = _load(config, tuple(overrides))
+    loaded = notebook_config(config, tuple(overrides))
     if runs_dir is not None:
         loaded = loaded.model_copy(update={"runs_dir": str(runs_dir)})
     _check_process(loaded)
@@ -91,7 +91,7 @@ def train(
     return Result(history, session.trained_model(), run.path, outcome.status)
 
 
-def _load(config: str | Path | Mapping[str, Any], overrides: tuple[str, ...]) -> RunConfig:
+def notebook_config(config: str | Path | Mapping[str, Any], overrides: tuple[str, ...]) -> RunConfig:
     machine = Machine.here()
     num_gpus = len(machine.gpus)
     if isinstance(config, Mapping):

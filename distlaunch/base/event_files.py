@@ -21,7 +21,7 @@ from distlaunch.base.secret_values import SecretMask
 _MOST_WAITING = 10_000
 """Of steps; epochs, checkpoints and ends wait in any number."""
 _TAIL_BYTES = 32 * 1024
-_READ_BYTES = 1 << 20
+READ_BYTES = 1 << 20
 LONGEST_LINE = 16 << 20
 """Bytes of an event; of a longer one, only its kind is written."""
 
@@ -126,7 +126,7 @@ def _lines(file: IO[bytes], *, partial: bool = False) -> Iterator[tuple[bytes, i
         partial: also the rest, which may be a line that is just being written.
     """
     rest, length, is_long = b"", 0, False
-    while data := file.read(_READ_BYTES):
+    while data := file.read(READ_BYTES):
         first, *lines = data.split(b"\n")
         rest, length = b"" if is_long else rest + first, length + len(first)
         for line in lines:

@@ -150,7 +150,7 @@ def _raise_again(lost: sys.UnraisableHookArgs) -> None:
     signal.setitimer(signal.ITIMER_REAL, _MOMENT_S)
 
 
-def _check_directory() -> None:
+def check_directory() -> None:
     """Raise UsageError if the current directory was deleted: relative paths lead nowhere then."""
     try:
         os.getcwd()
@@ -164,7 +164,7 @@ def main() -> None:
     keep_going_without_readers()
     try:
         _handle_signals()
-        _check_directory()
+        check_directory()
         # else click would print errors and exit by itself, with codes of its own
         code = cli.main(standalone_mode=False)
     except click.ClickException as error:

@@ -100,7 +100,7 @@ def _smoke_all(requests: list[JobRequest], junit_xml: str | None, *, as_json: bo
     for request in requests:
         began = time.monotonic()
         try:
-            code, case = _smoke(request, as_json=as_json, quiet=quiet)
+            code, case = smoke_test(request, as_json=as_json, quiet=quiet)
         except (DistlaunchError, OSError, StopRequested) as error:
             raised, message = error, SecretMask(os.environ).whole(message_of(error))
             code = int(code_of_os_error(error) if isinstance(error, OSError) else error.exit_code)
@@ -125,7 +125,7 @@ def _smoke_all(requests: list[JobRequest], junit_xml: str | None, *, as_json: bo
     return worst_code(codes)
 
 
-def _smoke(request: JobRequest, *, as_json: bool, quiet: bool) -> tuple[int, Case]:
+def smoke_test(request: JobRequest, *, as_json: bool, quiet: bool) -> tuple[int, Case]:
     """Prove a config; return the exit code, and what is wrong."""
     from distlaunch.cluster.machine import Machine
     from distlaunch.jobs import smoke as smoking

@@ -17,11 +17,11 @@ from distlaunch.base.errors import UsageError
 from distlaunch.base.plural import count
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_QUERY_TIMEOUT_S = 10.0  # for a driver that hangs
-_LIBRARY = "libnvidia-ml.so.1"
+QUERY_TIMEOUT_S = 10.0  # for a driver that hangs
+LIBRARY = "libnvidia-ml.so.1"
 """NVML, NVIDIA's management library; it comes with the driver."""
-_CUDA = "libcuda.so.1"
-_DEVICES = "dev/nvidia[0-9]*"
+CUDA = "libcuda.so.1"
+DEVICES = "dev/nvidia[0-9]*"
 """Below `/`; the driver's own CUDA library and these are what a framework needs to see a GPU."""
 
 
@@ -51,7 +51,7 @@ def find_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
     # `-1` or nothing: no GPU, and no question to the driver
     if selected is not None and not _names(selected):
         return ()
-    driver = _ask_driver()
+    driver = ask_driver()
     present = driver and driver.gpus
     if selected is None:
         return _all_names(present or ())
@@ -60,7 +60,7 @@ def find_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 def driver_version() -> str:
     """Of the GPUs' driver; empty: it does not run here."""
-    driver = _ask_driver()
+    driver = ask_driver()
     return driver.version if driver else ""
 
 
@@ -72,15 +72,15 @@ class _Driver(NamedTuple):
 
 
 @functools.cache
-def _ask_driver() -> _Driver | None:
+def ask_driver() -> _Driver | None:
     """None if there is a driver, but no answer."""
-    if not _can_open(_LIBRARY):  # before pynvml, whose import would cost every command 20 ms
+    if not _can_open(LIBRARY):  # before pynvml, whose import would cost every command 20 ms
         return _without_nvml()
     answers: list[_Driver | None] = []
     # a driver that hangs must not hold the command up
     asking = threading.Thread(target=lambda: answers.append(_present()), name="nvml", daemon=True)
     asking.start()
-    asking.join(_QUERY_TIMEOUT_S)
+    asking.join(QUERY_TIMEOUT_S)
     # the thread is left behind: nothing can end a call into the driver
     return answers[0] if answers else None
 
@@ -104,7 +104,7 @@ def _present() -> _Driver | None:
 
 def _without_nvml() -> _Driver | None:
     """Containers with NVIDIA_DRIVER_CAPABILITIES=compute have CUDA and the devices, but not NVML."""
-    return None if any(Path("/").glob(_DEVICES)) and _can_open(_CUDA) else _Driver()
+    return None if any(Path("/").glob(DEVICES)) and _can_open(CUDA) else _Driver()
 
 
 def _can_open(library: str | None) -> bool:

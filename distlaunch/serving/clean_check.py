@@ -163,7 +163,7 @@ def to_tflite(saved_model: Path, target: Path, notes: list[str]) -> None:
         try:
             content = convert(select=True)
         except Exception as error:
-            raise Unusable(_inconvertible(str(error))) from error
+            raise Unusable(inconvertible(str(error))) from error
         # the file names them as `FlexErf`; `FlexDelegate` is no operation
         operations = sorted({name.decode() for name in re.findall(rb"Flex(\w+)", content)} - {"Delegate"})
         listed = ", ".join(operations) or "some"
@@ -174,7 +174,7 @@ def to_tflite(saved_model: Path, target: Path, notes: list[str]) -> None:
     target.write_bytes(content)
 
 
-def _inconvertible(message: str) -> str:
+def inconvertible(message: str) -> str:
     named = re.findall(r"(?:TF Select|Custom|Flex) ops: (.*)", message)
     operations = sorted({name.strip() for names in named for name in names.split(",") if name.strip()})
     if not operations:

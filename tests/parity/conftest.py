@@ -26,25 +26,25 @@ class Reference:
 
     @functools.cached_property
     def record(self) -> dict[str, Any]:
-        return self._train()
+        return self.train()
 
     @functools.cached_property
     def allowed(self) -> tuple[Any, float]:
         """Largest deviation at each step, and of the final weights."""
-        return self._allowed(lambda: [self._train(permute=seed) for seed in (1, 2)])
+        return self._allowed(lambda: [self.train(permute=seed) for seed in (1, 2)])
 
     @functools.cached_property
     def allowed_by_all(self) -> tuple[Any, float]:
         """As `verify` measures it: an activation crosses a kink in some runs only, and where one can, a case may."""
         seeds = range(1, NOISE_RUNS + 1)
-        return self._allowed(lambda: [self._train(**{kind: seed}) for kind in ("permute", "rounded") for seed in seeds])
+        return self._allowed(lambda: [self.train(**{kind: seed}) for kind in ("permute", "rounded") for seed in seeds])
 
     def _allowed(self, noise_runs: Callable[[], list[dict[str, Any]]]) -> tuple[Any, float]:
         if self._case in EXACT:
             return np.full(len(self.record["steps"]), TOLERANCE), TOLERANCE
         return allowed(noise_runs(), self.record)
 
-    def _train(self, **noise: int) -> dict[str, Any]:
+    def train(self, **noise: int) -> dict[str, Any]:
         from distlaunch.strategies.replica.one_device import OneDevice
         from tests.parity.train_case import PreparedCase
 

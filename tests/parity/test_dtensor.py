@@ -57,11 +57,12 @@ def test_what_optimizers_do_now_and_then(name: str, one_device, monkeypatch) -> 
 @pytest.mark.slow  # of TensorFlow, and not of the program: of interest when its version changes
 def test_a_step_that_reads_what_it_has_assigned_is_found_out(one_device, monkeypatch) -> None:
     """DTensor may give the old value, without an error. If it stops doing so, this test fails: good news."""
+    from distlaunch.patches.keras_private import value_of
     from distlaunch.strategies.dtensor import program as dtensor_program
 
     def assign_in_two_halves(variables, before, values) -> None:
         for variable, value in zip(variables, values, strict=True):
-            on_mesh = variable._value.on_mesh
+            on_mesh = value_of(variable).on_mesh
             if not value.dtype.is_floating:
                 on_mesh.assign(value)
                 continue
@@ -69,7 +70,7 @@ def test_a_step_that_reads_what_it_has_assigned_is_found_out(one_device, monkeyp
             on_mesh.assign(on_mesh.read_value() + half)
             on_mesh.assign(on_mesh.read_value() + half)  # reads what was assigned one line above
 
-    monkeypatch.setattr(dtensor_program, "_assign", assign_in_two_halves)
+    monkeypatch.setattr(dtensor_program, "assign_new", assign_in_two_halves)
     record = train_dtensor("mlp sgd, uneven", MESHES["8"])
     worst = float(deviations(record, one_device("mlp sgd, uneven").record)[:3].max())
     assert worst > 1e-2

@@ -178,7 +178,7 @@ def test_steps_per_call_changes_nothing(one_device):
 def test_a_reference_that_is_trained_again_is_bit_equal(one_device):
     """Noise runs share the program of their reference: nothing of a run must be left for the next."""
     reference = one_device("random layers")
-    assert reference._train() == reference.record == reference._train()
+    assert reference.train() == reference.record == reference.train()
 
 
 @pytest.mark.slow  # scripts/mutants.py plants more faults than this one

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,39 +17,7 @@ from supervised import REPOSITORY
 from distlaunch.base.run_dir import RunDir
 
 _SSH = """#!/bin/sh
-exec {python} -P {liar}
-"""
-# a real agent, whose messages begin with the lies when a task starts; its disk is not that of the controller
-_LIAR = """
-import base64, json, os, struct, sys
-sys.path.insert(0, {repository!r})
-from distlaunch.agent.remote import service
-from distlaunch.agent.remote.frames import encode
-from distlaunch.agent.remote.__main__ import main
-
-LIES = json.loads({lies!r})
-honest = service.Agent._on_start
-
-
-def start(self, frame):
-    for lie in LIES:
-        if "raw" in lie:
-            self._outbox.put(base64.b64decode(lie["raw"]))
-            continue
-        for _ in range(lie.get("times", 1)):
-            self._outbox.put(encode(lie["kind"], lie.get("payload", "").encode(), **lie["fields"]))
-    honest(self, frame)
-
-
-service.Agent._on_start = start
-if {forge!r}:
-    reply, forged = service.Agent._reply, json.loads({forge!r})
-
-    def answer(self, frame, **fields):
-        reply(self, frame, **{{**fields, **forged.get(frame.kind, {{}})}})
-
-    service.Agent._reply = answer
-main()
+exec {python} -P {agent} {lies} {forged}
 """
 _EVIL = "model: {function: /tmp/evil.py:model}"
 
@@ -58,16 +27,16 @@ class Liar:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        program = folder / "bin" / "ssh"
-        program.parent.mkdir()
-        program.write_text(_SSH.format(python=sys.executable, liar=folder / "liar.py"))
-        program.chmod(0o755)
+        self._ssh = folder / "bin" / "ssh"
+        self._ssh.parent.mkdir()
         self.run = RunDir(folder / "runs" / "job")
 
     def __call__(self, lies: list[dict[str, Any]], forge: dict[str, Any] | None = None) -> tuple[int, str]:
         (self.folder / "job.py").write_text("print('hello')")
-        text = _LIAR.format(repository=REPOSITORY, lies=json.dumps(lies), forge=json.dumps(forge) if forge else "")
-        (self.folder / "liar.py").write_text(text)
+        told = [shlex.quote(json.dumps(words)) for words in (lies, forge or {})]
+        agent = Path(__file__).parent / "lying_agent.py"
+        self._ssh.write_text(_SSH.format(python=sys.executable, agent=agent, lies=told[0], forged=told[1]))
+        self._ssh.chmod(0o755)
         environ = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": REPOSITORY}
         words = ("run", "--hosts", "liar", "--workers", "1", "--runs-dir", "runs", "job.py")
         argv = [sys.executable, "-m", "distlaunch", *words]

@@ -268,27 +268,7 @@ def test_a_label_outside_the_outputs_is_named_and_nothing_is_restarted(tmp_path:
 
 # a table in one piece is read as a tensor by Keras's layer: that this shows up proves that the test can fail
 WHOLE = pytest.param("null", marks=pytest.mark.slow)
-INSPECT = """
-import sys
-from distlaunch.cluster.spec import Task
-from distlaunch.config.read.load import load_config
-from distlaunch.base.run_dir import RunDir
-from distlaunch.training.session import Session
-from distlaunch.training.surroundings import Process
-
-loaded = load_config(sys.argv[1], tuple(sys.argv[2:]), num_gpus=0)
-session = Session.build(loaded.config, RunDir("none"), Task("chief", 0), Process(lambda event: None, lambda: False))
-program = session.program
-program.set_train_data(session.train.training_source(0, 0, ends_visible=False))
-call = program._make_call(program._steps.train, program._source, [])
-graphs = [call.graph.as_graph_def(add_shapes=True)]
-sizes = set()
-for nodes in [graphs[0].node, *(function.node_def for function in graphs[0].library.function)]:
-    for node in nodes:
-        for shape in node.attr["_output_shapes"].list.shape:
-            sizes.add(tuple(dim.size for dim in shape.dim))
-print((20000, 16) in sizes, (10000, 16) in sizes)
-"""
+INSPECT = Path(__file__).parent / "scripts" / "graph_sizes.py"
 
 
 @pytest.mark.parametrize(
@@ -297,7 +277,7 @@ print((20000, 16) in sizes, (10000, 16) in sizes)
 def test_a_table_is_looked_up_in_its_shards(tmp_path: Path, partitioner: str) -> None:
     """No tensor of a step has the size of the table, nor of a shard: rows are gathered where they lie."""
     words = [f"strategy.partitioner={partitioner}", "cluster.hosting=in_process", "compile.optimizer.name=SGD"]
-    done = subprocess.run([sys.executable, "-c", INSPECT, RECOMMENDER, *words], cwd=tmp_path, capture_output=True,
+    done = subprocess.run([sys.executable, INSPECT, RECOMMENDER, *words], cwd=tmp_path, capture_output=True,
                           text=True, timeout=120)  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split() == (["False", "False"] if partitioner != "null" else ["True", "False"])

@@ -26,11 +26,11 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FakeNvml], Fak
     """Puts a library in the place of the driver's."""
 
     def install(library: FakeNvml) -> FakeNvml:
-        monkeypatch.setattr(gpus, "_LIBRARY", None)  # this process itself, which can be opened
+        monkeypatch.setattr(gpus, "LIBRARY", None)  # this process itself, which can be opened
         monkeypatch.setattr(pynvml, "nvmlLib", library)
         monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-        gpus._ask_driver.cache_clear()
+        gpus.ask_driver.cache_clear()
         return library
 
     yield install
-    gpus._ask_driver.cache_clear()
+    gpus.ask_driver.cache_clear()

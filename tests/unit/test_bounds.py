@@ -112,7 +112,7 @@ def test_large_files_of_events_are_not_read_at_once(tmp_path: Path) -> None:
 
 def test_a_line_without_end_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_files, "LONGEST_LINE", 5000)
-    monkeypatch.setattr(event_files, "_READ_BYTES", 1000)
+    monkeypatch.setattr(event_files, "READ_BYTES", 1000)
     path = tmp_path / "events.jsonl"
     path.write_text(f"{_line(1)}\n{'x' * 100_000}\n{_line(2)}\n")
     reader = EventReader(path)

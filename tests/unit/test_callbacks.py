@@ -37,7 +37,7 @@ class Count(keras.callbacks.Callback):
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here needs TensorBoard to work."""
-    monkeypatch.setattr(keras_names, "_IMPORTS", {})
+    monkeypatch.setattr(keras_names, "IMPORTS", {})
 
 
 def built(name: str, run: Path = Path("/none"), **args: Any) -> Any:
@@ -107,7 +107,7 @@ def test_the_run_directory_in_arguments_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_a_package_that_a_callback_imports_later_is_missed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keras_names, "_IMPORTS", {"CSVLogger": "nowhere_to_be_found", "History": "json"})
+    monkeypatch.setattr(keras_names, "IMPORTS", {"CSVLogger": "nowhere_to_be_found", "History": "json"})
     built("History")
     with pytest.raises(ConfigError, match="csv_logger needs the package nowhere") as error:
         built("csv_logger", filename="log.csv")

@@ -140,7 +140,7 @@ def test_several_smoke_runs(
             raise ConfigError(Problem(("seed",), "got x\x1b[31m", request.target))
         return code, Case(request.target, 0.0, "failed" if code else "")
 
-    monkeypatch.setattr(train, "_smoke", smoke)
+    monkeypatch.setattr(train, "smoke_test", smoke)
     names = [f"{number}.yaml" for number in range(len(codes))]
     report = tmp_path / "out.xml"
     result = CliRunner().invoke(cli, ["train", "--smoke", *names, "--junit-xml", str(report)], standalone_mode=False)

@@ -101,9 +101,9 @@ def _environ(selected: str | None) -> dict[str, str]:
 
 
 def _set_libraries(monkeypatch: pytest.MonkeyPatch, nvml: str | None, cuda: str | None, devices_at: Path) -> None:
-    monkeypatch.setattr(gpus, "_LIBRARY", nvml)
-    monkeypatch.setattr(gpus, "_CUDA", cuda)
-    monkeypatch.setattr(gpus, "_DEVICES", f"{devices_at.relative_to('/')}/nvidia[0-9]*")
+    monkeypatch.setattr(gpus, "LIBRARY", nvml)
+    monkeypatch.setattr(gpus, "CUDA", cuda)
+    monkeypatch.setattr(gpus, "DEVICES", f"{devices_at.relative_to('/')}/nvidia[0-9]*")
 
 
 @pytest.mark.parametrize("selected", [None, "", "-1", "0,1,2", "GPU-x", "MIG-aaa", "abc", "0,-1,1"])
@@ -135,7 +135,7 @@ def test_a_container_without_nvml(
     (tmp_path / "nvidia0").touch()
     _set_libraries(monkeypatch, NO_DRIVER[0], None, tmp_path)
     assert find_gpus(_environ(selected)) == expected
-    gpus._ask_driver.cache_clear()
+    gpus.ask_driver.cache_clear()
     _set_libraries(monkeypatch, *NO_DRIVER, tmp_path)
     assert find_gpus(_environ(selected)) == ()
 
@@ -145,7 +145,7 @@ def test_a_driver_that_hangs(
     selected: str | None, expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, driver: Any
 ) -> None:
     go_on = threading.Event()
-    monkeypatch.setattr(gpus, "_QUERY_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(gpus, "QUERY_TIMEOUT_S", 0.01)
     library = driver(FakeNvml(GPUS, on_init=go_on.wait))
     assert find_gpus(_environ(selected)) == expected
     go_on.set()

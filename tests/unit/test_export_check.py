@@ -24,7 +24,7 @@ from distlaunch.training.export import check as export_check
 def test_the_end_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, expected: str) -> None:
     path = tmp_path / "script.py"
     path.write_text(script)
-    monkeypatch.setattr(export_check, "_SCRIPT", path)
+    monkeypatch.setattr(export_check, "SCRIPT", path)
     with pytest.raises(DistlaunchError) as told:
         export_check.check(
             {}, None, export_check.Sample({}, None, 1e-4), export_check.ModelFunction("", {}), "tensorflow", tmp_path

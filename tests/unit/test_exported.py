@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distlaunch.serving.clean_check import _inconvertible, difference
+from distlaunch.serving.clean_check import difference, inconvertible
 from distlaunch.serving.exported_model import ExportedModel, Spec, by_name, named_outputs
 
 X = Spec("x", "float32", (None, 28, 28))
@@ -91,9 +91,9 @@ def test_no_difference_where_there_are_no_numbers() -> None:
 
 def test_operations_that_tflite_has_not() -> None:
     said = "Some ops are not supported\nTF Select ops: Lgamma, Erfc\nDetails: x\nCustom ops: Mine"
-    assert "the operations Erfc, Lgamma, Mine" in _inconvertible(said)
+    assert "the operations Erfc, Lgamma, Mine" in inconvertible(said)
     said = """<unknown>:0: error: loc(fused["StringLower:", "x"]): 'tf.TensorListReserve' op requires"""
-    assert "the operations StringLower, TensorListReserve" in _inconvertible(said)
-    assert "cannot express this model, not even with TensorFlow Select (all is lost); saved" in _inconvertible(
+    assert "the operations StringLower, TensorListReserve" in inconvertible(said)
+    assert "cannot express this model, not even with TensorFlow Select (all is lost); saved" in inconvertible(
         "all is lost"
     )

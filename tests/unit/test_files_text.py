@@ -37,7 +37,7 @@ LINE = st.text(st.sampled_from("ab\r\u2028\u00e9 "), max_size=5)
 def test_lines_end_with_lf_or_crlf(lines: list[str], ends: bool, at_once: int) -> None:
     lines = lines if ends else [*lines, "end"]
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "_AT_ONCE_BYTES", at_once)
+        patch.setattr(rows, "AT_ONCE_BYTES", at_once)
         Path(folder, "a.txt").write_bytes("".join(f"{line}\n" for line in lines).encode()[: None if ends else -1])
         Path(folder, "b.txt").write_bytes(b"last")
         found = [line.decode() for line in read_all(text_lines(folder))]
@@ -64,7 +64,7 @@ def test_csv_is_read_back_as_it_was_written(table: list[tuple[str, ...]], end: s
     writer = csv_module.writer(text, lineterminator=end, quoting=csv_module.QUOTE_ALL)
     writer.writerows([("x", "y\nz", "ü"), *table])
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "_AT_ONCE_BYTES", at_once)
+        patch.setattr(rows, "AT_ONCE_BYTES", at_once)
         Path(folder, "a.csv").write_bytes((text.getvalue() + 'a,a,"last"').encode())  # a string in each column
         Path(folder, "b.csv").write_bytes(b"")
         source = csv(folder)
@@ -168,8 +168,8 @@ def test_a_row_that_is_not_what_it_was(tmp_path: Path) -> None:
 
 
 def test_a_row_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_AT_ONCE_BYTES", 10)
-    monkeypatch.setattr(rows, "_LONGEST_ROW_BYTES", 50)
+    monkeypatch.setattr(rows, "AT_ONCE_BYTES", 10)
+    monkeypatch.setattr(rows, "LONGEST_ROW_BYTES", 50)
     (tmp_path / "a.csv").write_text('a\n1\n"' + "2\n" * 100)
     with pytest.raises(DataError, match=r"at byte 4: the row is longer than .*is a quote in it never closed"):
         csv(tmp_path)
@@ -195,7 +195,7 @@ SCALARS = st.fixed_dictionaries(
 @given(st.lists(SCALARS, min_size=1, max_size=6), st.booleans(), st.integers(1, 60))
 def test_json_is_read_back_as_it_was_written(records: list[dict[str, Any]], ascii_only: bool, at_once: int) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "_AT_ONCE_BYTES", at_once)
+        patch.setattr(rows, "AT_ONCE_BYTES", at_once)
         text = "\n \n".join(json.dumps(record, ensure_ascii=ascii_only) for record in records)
         Path(folder, "a.jsonl").write_text(text, encoding="utf-8")
         Path(folder, "b.jsonl").write_text("\n")

@@ -75,7 +75,7 @@ def test_features_are_parsed_in_a_pipeline(tmp_path: Path) -> None:
 
 
 def test_more_files_than_may_be_open_and_many_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(byte_reader, "_MOST_OPEN", 3)
+    monkeypatch.setattr(byte_reader, "MOST_OPEN", 3)
     records = write_many(tmp_path, 12, 20)
     source = tfrecord(tmp_path)
 

@@ -58,7 +58,7 @@ def test_a_folder_that_may_not_be_written(folder: Path) -> None:
 
 
 def test_packages_that_callbacks_import_later(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keras_names, "_IMPORTS", {"CSVLogger": "nowhere_to_be_found", "History": "json"})
+    monkeypatch.setattr(keras_names, "IMPORTS", {"CSVLogger": "nowhere_to_be_found", "History": "json"})
     given = config("train:\n  callbacks:\n    - {name: History}\n    - {name: csv_logger, args: {filename: log.csv}}\n")
     [problem] = machine_problems(given)
     assert problem.key == ("train", "callbacks", 1, "name")

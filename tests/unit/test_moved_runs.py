@@ -226,12 +226,12 @@ def test_a_notebook_finds_the_code_of_a_run_that_moves(
     now = tmp_path / "q"
     packaged.rename(now)
     with pytest.warns(UserWarning, match="the run was moved: its code is taken from q"):
-        config = notebook._load(now / "runs" / "job", ())
+        config = notebook.notebook_config(now / "runs" / "job", ())
     assert config.modules_folder == now
     assert str(now) in sys.path
     shutil.rmtree(now / "package")
     with pytest.raises(ConfigError, match=r"add --set model\.function=PATH/FILE"):
-        notebook._load(now / "runs" / "job", ())
+        notebook.notebook_config(now / "runs" / "job", ())
 
 
 @pytest.mark.parametrize("place", [".", "..", "../elsewhere"])

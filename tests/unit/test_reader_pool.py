@@ -162,7 +162,7 @@ def test_a_module_that_starts_threads_is_refused(tmp_path: Path) -> None:
 
 
 def test_one_pool_for_an_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_pools", {})
+    monkeypatch.setattr(module, "pools", {})
     items = photos(tmp_path)
     pool = module.reader_pool(items, 1, 0)
     assert module.reader_pool(items, 1, 0) is pool

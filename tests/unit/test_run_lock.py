@@ -92,7 +92,7 @@ def test_of_another_host_the_last_touch_counts(lock_file: Path, age_s: float, is
 
 @pytest.mark.parametrize("lock_file", [errno.ENOSYS], indirect=True)
 def test_whoever_works_touches_it(lock_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_lock, "_TOUCH_S", 0.001)
+    monkeypatch.setattr(run_lock, "TOUCH_S", 0.001)
     with lock_run(lock_file):
         os.utime(lock_file, (1.0, 1.0))
         until = time.monotonic() + 10

@@ -44,7 +44,7 @@ def ownership_of(path: Path, trusted: tuple[Path, ...] = ()) -> Ownership:
     place = Path(os.path.realpath(path))
     if any(place.is_relative_to(folder) for folder in trusted):
         return Ownership()
-    mine, keeps_modes = _as_made_now(path.parent)
+    mine, keeps_modes = as_made_now(path.parent)
     if (other := _other_owner(path, place, mine)) is not None:
         return Ownership(owner=user_name(other))
     if not keeps_modes:
@@ -81,7 +81,7 @@ def user_name(uid: int) -> str:
         return f"user {uid}"
 
 
-def _as_made_now(folder: Path) -> tuple[int, bool]:
+def as_made_now(folder: Path) -> tuple[int, bool]:
     """Return the owner that a file gets here, and whether it keeps its mode.
 
     On a disk that takes root for somebody else, and in containers, that is not this process's user.

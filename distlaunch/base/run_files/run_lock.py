@@ -25,7 +25,7 @@ NOTEBOOK = "notebook"
 _TRIES = 3
 _MOMENT_S = 0.02
 _TURN_S = 0.2
-_TOUCH_S, _FRESH_S = 10.0, 60.0
+TOUCH_S, _FRESH_S = 10.0, 60.0
 """Without locks: how often the file is touched, and for how long that holds; clocks of hosts may differ by the rest."""
 
 
@@ -149,7 +149,7 @@ def _touched(fd: int) -> Iterator[None]:
     over = threading.Event()
 
     def touch() -> None:
-        while not over.wait(_TOUCH_S):
+        while not over.wait(TOUCH_S):
             with contextlib.suppress(OSError):
                 os.utime(fd)
 

@@ -111,11 +111,11 @@ def _fold(name: str) -> str:
 
 def missing_package(callback: str) -> str:
     """What to install, if a callback of Keras imports later what is not there; else an empty text."""
-    package = _IMPORTS.get(canonical("callbacks", callback) or "", "")
+    package = IMPORTS.get(canonical("callbacks", callback) or "", "")
     if not package or importlib.util.find_spec(package) is not None:
         return ""
     return f"{callback} needs the package {package}, which is not installed: pip install {package}"
 
 
-_IMPORTS = {"TensorBoard": "tensorboard", "RemoteMonitor": "requests"}
+IMPORTS = {"TensorBoard": "tensorboard", "RemoteMonitor": "requests"}
 """Packages that neither Keras nor the frameworks install."""

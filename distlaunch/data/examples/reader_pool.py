@@ -34,7 +34,7 @@ _ONE_CORE_EACH = {
     "JAX_PLATFORMS": "cpu",
 }
 
-_pools: dict[int, tuple[Any, ReaderPool]] = {}
+pools: dict[int, tuple[Any, ReaderPool]] = {}
 
 
 def reader_pool(items: Any, number: int, seed: int) -> ReaderPool:
@@ -43,9 +43,9 @@ def reader_pool(items: Any, number: int, seed: int) -> ReaderPool:
     Raises:
         ConfigError: the object cannot be sent to other processes.
     """
-    if id(items) not in _pools:
-        _pools[id(items)] = items, ReaderPool(items, number, seed)
-    return _pools[id(items)][1]
+    if id(items) not in pools:
+        pools[id(items)] = items, ReaderPool(items, number, seed)
+    return pools[id(items)][1]
 
 
 class ReaderPool:

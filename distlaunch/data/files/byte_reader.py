@@ -12,7 +12,7 @@ from distlaunch.data.files.base import UnreadableRecordError
 from distlaunch.data.files.listing import FileSet
 from distlaunch.data.files.samples import why_unreadable
 
-_MOST_OPEN = 64  # per source: limits of 1,024 files are common
+MOST_OPEN = 64  # per source: limits of 1,024 files are common
 _MOST_SKIPPED_BYTES = 16 << 10  # reading these costs less than another call
 _MOST_AT_ONCE_BYTES = 4 << 20  # of one call, which is held in memory
 
@@ -37,7 +37,7 @@ class ByteReader:
 
     def __init__(self, files: FileSet) -> None:
         self._files = files
-        self._open = functools.lru_cache(maxsize=_MOST_OPEN)(functools.partial(_open_unchanged, files))
+        self._open = functools.lru_cache(maxsize=MOST_OPEN)(functools.partial(_open_unchanged, files))
 
     def read(self, file_ids: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> list[bytes]:
         """Return the bytes of each span in the order of the arguments, which are int64 [n].

@@ -205,7 +205,7 @@ class DTensorProgram:
             values = {name: sums[name] + value for name, value in values.items()}
         # only now: what is read after an assignment may be the old value
         for group, before, values_of_group in zip(self._groups, state, new, strict=True):
-            _assign(group, before, values_of_group)
+            assign_new(group, before, values_of_group)
         for name, value in values.items():
             self._sums[name].on_mesh.assign(value)
         # any device's part is the value
@@ -218,8 +218,8 @@ class DTensorProgram:
         state = (_read(trainable), _read(others), _read(metrics))
         with _one_stream_of_random_numbers(self._mesh):
             logs, (_, new_others, new_metrics) = self._steps.test(state, batch)
-        _assign(others, state[1], new_others)
-        _assign(metrics, state[2], new_metrics)
+        assign_new(others, state[1], new_others)
+        assign_new(metrics, state[2], new_metrics)
         whole = dtensor.Layout.replicated(self._mesh, rank=0)
         extra = extra_test_logs(self._model, logs)
         return {name: dtensor.relayout(tf.reduce_mean(value), whole) for name, value in extra.items()}
@@ -229,7 +229,7 @@ class DTensorProgram:
         values = _read(others)
         with _one_stream_of_random_numbers(self._mesh):
             outputs, new = predictions_of(self._model, _read(trainable), values, batch)
-        _assign(others, values, new)
+        assign_new(others, values, new)
         return tf.nest.map_structure(
             lambda leaf: dtensor.relayout(leaf, dtensor.Layout.replicated(self._mesh, rank=leaf.shape.rank)), outputs
         )
@@ -323,7 +323,7 @@ def _read(variables: list[Any]) -> list[Any]:
     return [value_of(variable).on_mesh.read_value() for variable in variables]
 
 
-def _assign(variables: list[Any], before: list[Any], values: list[Any]) -> None:
+def assign_new(variables: list[Any], before: list[Any], values: list[Any]) -> None:
     for variable, old, value in zip(variables, before, values, strict=True):
         if value is not old:
             stored = value_of(variable)

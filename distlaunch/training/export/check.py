@@ -16,7 +16,7 @@ from distlaunch.base.errors import DistlaunchError
 from distlaunch.base.helper_process import ANSWER, run_helper
 from distlaunch.base.user_modules import added_folders
 
-_SCRIPT = Path(serving.__file__).with_name("clean_check.py")
+SCRIPT = Path(serving.__file__).with_name("clean_check.py")
 _LAST_LINES = 20
 _LIMIT_S = 1800.0
 # with TF_CONFIG it would be a task of the cluster
@@ -103,7 +103,7 @@ def _run(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, cod
     # pickle: rows may be arrays of texts, which are Python objects
     parcel.write_bytes(pickle.dumps(content))
     # -P: neither this folder nor that of the script is on the path
-    command = [sys.executable, "-P", str(_SCRIPT), str(parcel), ANSWER]
+    command = [sys.executable, "-P", str(SCRIPT), str(parcel), ANSWER]
     kept = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
     # on CPU: the GPUs are this process's
     environment = {**kept, "KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}

@@ -12,8 +12,8 @@ from distlaunch.data.files.byte_reader import read_fully
 from distlaunch.data.files.records import ScanError
 
 # larger blocks make more objects at once, which the garbage collector goes through: 3 x slower
-_AT_ONCE_BYTES = 64 << 10
-_LONGEST_ROW_BYTES = 64 << 20  # a quote that is never closed would take the whole file
+AT_ONCE_BYTES = 64 << 10
+LONGEST_ROW_BYTES = 64 << 20  # a quote that is never closed would take the whole file
 _MARK = b"\xef\xbb\xbf"
 _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
@@ -55,7 +55,7 @@ def scan_rows(descriptor: int, size: int, *, quotes: bool = False) -> Iterator[R
     data, at = b"", offset
     while at < size:
         # as much again as is left over: a long row is not gone through once for each block
-        block = read_fully(descriptor, at, min(size - at, max(_AT_ONCE_BYTES, len(data))))
+        block = read_fully(descriptor, at, min(size - at, max(AT_ONCE_BYTES, len(data))))
         if not block:
             raise ScanError(at, f"the file was truncated while it was indexed; it had {size:,} bytes")
         data, at = data + block, at + len(block)
@@ -68,9 +68,9 @@ def scan_rows(descriptor: int, size: int, *, quotes: bool = False) -> Iterator[R
             done = int(ends[-1])
             yield Rows(offset, data[:done], np.concatenate([[0], ends[:-1]]))
             offset, data = offset + done, data[done:]
-        if len(data) > _LONGEST_ROW_BYTES:
+        if len(data) > LONGEST_ROW_BYTES:
             why = "; is a quote in it never closed?" if quotes else "; are these lines of text?"
-            raise ScanError(offset, f"the row is longer than {_LONGEST_ROW_BYTES >> 20} MiB{why}")
+            raise ScanError(offset, f"the row is longer than {LONGEST_ROW_BYTES >> 20} MiB{why}")
 
 
 def _row_ends(data: bytes, quotes: bool) -> np.ndarray:
