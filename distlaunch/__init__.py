@@ -5,7 +5,7 @@ from __future__ import annotations
 # `typing` would import more than a script's start can wait for
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from distlaunch.cluster.spec import ThisTask
+    from distlaunch.cluster.tf_config import ThisTask
 
 __version__ = "0.2.0"
 
@@ -13,6 +13,6 @@ __version__ = "0.2.0"
 def task() -> ThisTask:
     """Return which task of its job this process is: `job`, `index`, `is_chief` and `num_workers`."""
     # here: the package itself imports nothing
-    from distlaunch.cluster.spec import this_task
+    from distlaunch.cluster.tf_config import this_task
 
     return this_task()

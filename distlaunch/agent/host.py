@@ -13,7 +13,7 @@ from distlaunch.agent.messages import Exit, Order, TaskSpec
 from distlaunch.agent.output import LineSink, Pump
 from distlaunch.agent.process import Child, Lifeline
 from distlaunch.agent.warm_starts import WarmProcess, WarmStartError, WarmStarts
-from distlaunch.base.secret_values import SecretMask
+from distlaunch.base.secret_mask import SecretMask
 from distlaunch.base.signs import Signs, read_signs
 
 _NO_PROGRAM = 127

@@ -11,7 +11,7 @@ from typing import IO
 
 from distlaunch.agent.log_noise import is_noise
 from distlaunch.base.folders import make_folder
-from distlaunch.base.secret_values import SecretMask
+from distlaunch.base.secret_mask import SecretMask
 
 READ_BYTES = 64 * 1024  # what a pipe of Linux holds
 MAX_LINE_BYTES = 4000  # the screen's; logs have all of it

@@ -16,7 +16,7 @@ from distlaunch.base.folders import make_folder
 from distlaunch.base.protocol import EVENT_FORMAT
 from distlaunch.base.regular_files import NotRegularError, open_regular
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.secret_values import SecretMask
+from distlaunch.base.secret_mask import SecretMask
 
 _MOST_WAITING = 10_000
 """Of steps; epochs, checkpoints and ends wait in any number."""

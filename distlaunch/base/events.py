@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from distlaunch.base import strict_json
 from distlaunch.base.plain_types import fits
-from distlaunch.base.secret_values import SecretMask
+from distlaunch.base.secret_mask import SecretMask
 
 Logs = dict[str, float]
 

@@ -39,7 +39,7 @@ def command(
     """
     from distlaunch.cluster.machine import Machine
     from distlaunch.jobs import job
-    from distlaunch.jobs.choice import JobRequest
+    from distlaunch.jobs.choose_run import JobRequest
     from distlaunch.jobs.describe import describe_data, describe_variables
     from distlaunch.plan.train import exposure_of, plan_json, render_plan
     from distlaunch.ui.data_overview import data_lines

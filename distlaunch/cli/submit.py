@@ -65,7 +65,7 @@ def command(target: str, overrides: tuple[str, ...], name: str | None, resume: b
     """
     from distlaunch.cluster.machine import Machine
     from distlaunch.jobs.batch import submit
-    from distlaunch.jobs.choice import JobRequest
+    from distlaunch.jobs.choose_run import JobRequest
     from distlaunch.ui.plain import echo
     from distlaunch.ui.submit import print_nothing_submitted, print_submitted
 

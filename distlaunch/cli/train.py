@@ -19,13 +19,13 @@ from distlaunch.base.errors import (
     code_of_os_error,
     message_of,
 )
-from distlaunch.base.secret_values import SecretMask
+from distlaunch.base.secret_mask import SecretMask
 from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.options import FILE, JSON_EVENTS, JUNIT, OVERRIDES, QUIET
 
 if TYPE_CHECKING:
     from distlaunch.base.run_dir import RunDir
-    from distlaunch.jobs.choice import JobRequest
+    from distlaunch.jobs.choose_run import JobRequest
     from distlaunch.ui.ci import Case
 
 
@@ -63,7 +63,7 @@ def command(
     """
     from distlaunch.cluster.machine import Machine
     from distlaunch.jobs import job
-    from distlaunch.jobs.choice import JobRequest
+    from distlaunch.jobs.choose_run import JobRequest
     from distlaunch.ui.progress.view import make_view, show
 
     target = targets[0]

@@ -102,7 +102,7 @@ def _check(config: str, overrides: tuple[str, ...]) -> FileResult:
 def _planning_problems(config: str, overrides: tuple[str, ...], machine: Machine) -> list[Problem]:
     """Return the problems that `train` reports before it starts a process, such as too few GPUs."""
     from distlaunch.jobs import job
-    from distlaunch.jobs.choice import JobRequest
+    from distlaunch.jobs.choose_run import JobRequest
 
     try:
         job.plan(JobRequest(config, (*overrides, "resume=never"), makes_run=False), machine)

@@ -13,7 +13,7 @@ from typing import Any
 
 from distlaunch.base.compat import installed
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.secret_values import masked_arguments
+from distlaunch.base.secret_mask import masked_arguments
 from distlaunch.cluster.cores import num_visible_cores
 
 _PACKAGES = ("distlaunch", "tensorflow", "keras", "jax", "jaxlib", "numpy", "ml_dtypes", "protobuf", "pydantic")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from distlaunch.cluster.gpus import find_gpus
-from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
+from distlaunch.cluster.spec import ClusterSpec, Task
+from distlaunch.cluster.tf_config import from_tf_config
 
 
 @dataclass(frozen=True)

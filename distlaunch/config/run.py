@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, create_model
 
-from distlaunch.base.secret_values import MASKED_ENV, REFERENCES_ENV
+from distlaunch.base.secret_mask import MASKED_ENV, REFERENCES_ENV
 from distlaunch.config.backend import Backend
 from distlaunch.config.base import (
     Arguments,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from distlaunch.base.secret_values import (
+from distlaunch.base.secret_mask import (
     MASK,
     credentials_in,
     has_credentials,

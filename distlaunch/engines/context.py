@@ -8,9 +8,9 @@ from functools import cached_property
 from distlaunch.cluster.machine import Machine
 from distlaunch.cluster.spec import ClusterSpec, Task
 from distlaunch.config.engines.base import EngineSection
+from distlaunch.config.given_cluster import joined_cluster
 from distlaunch.config.references.sites import data_paths, named_files
 from distlaunch.config.run import RunConfig
-from distlaunch.config.tf_config import joined_cluster
 from distlaunch.engines import make_engine
 from distlaunch.engines.base import Engine, HostFiles
 from distlaunch.engines.local import GivenClusterEngine

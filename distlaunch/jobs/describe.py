@@ -14,7 +14,7 @@ from distlaunch.base.protocol import SAFE_MODULE
 from distlaunch.cluster.gpus import VISIBLE
 from distlaunch.cluster.machine import Machine
 from distlaunch.config.run import RunConfig
-from distlaunch.jobs.choice import Locate
+from distlaunch.jobs.choose_run import Locate
 from distlaunch.plan.train import REMOVED_ENV
 
 _WITHOUT = {"variables": "; `--no-variables` leaves them out", "data": "; leave `--data` out to see the rest"}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from distlaunch.cluster.machine import Machine
 from distlaunch.engines.base import HostReport
 from distlaunch.jobs.attempt import allocate_fitting, count_workers, least_workers
-from distlaunch.jobs.choice import JobRequest, choose
+from distlaunch.jobs.choose_run import JobRequest, choose
 from distlaunch.jobs.restarts import note_hosts
 from distlaunch.plan.exposure import exposure
 

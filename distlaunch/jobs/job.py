@@ -12,7 +12,7 @@ from distlaunch.cluster.machine import Machine
 from distlaunch.config.backend import ignored_backend
 from distlaunch.engines.context import SECONDARY_SRUN_TASK
 from distlaunch.jobs.attempt import AttemptResult, checked, plan_attempt, run_attempt, run_beside
-from distlaunch.jobs.choice import Choice, JobRequest, choose
+from distlaunch.jobs.choose_run import Choice, JobRequest, choose
 from distlaunch.jobs.isolation import isolate_if_configured
 from distlaunch.jobs.job_end import judge_result, judging_errors
 from distlaunch.jobs.restarts import run_job

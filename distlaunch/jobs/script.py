@@ -16,7 +16,7 @@ from typing import Any
 
 from distlaunch.base.errors import UsageError, naming_run
 from distlaunch.base.run_dir import RunDir, check_run_name
-from distlaunch.base.secret_values import masked_arguments
+from distlaunch.base.secret_mask import masked_arguments
 from distlaunch.cluster.environment import describe_environment
 from distlaunch.cluster.hosts import TooFewSlotsError
 from distlaunch.cluster.machine import Machine

@@ -17,7 +17,7 @@ from distlaunch.config.checks.unused import changed
 from distlaunch.config.run import RunConfig
 from distlaunch.engines.context import LaunchContext
 from distlaunch.jobs.attempt import AttemptResult, checked, run_attempt
-from distlaunch.jobs.choice import JobRequest, choose
+from distlaunch.jobs.choose_run import JobRequest, choose
 from distlaunch.jobs.isolation import isolate_if_configured
 from distlaunch.jobs.restarts import note_hosts
 from distlaunch.runs.paths import shown

@@ -20,7 +20,7 @@ from distlaunch.config.references.modules import ModuleMissingError, find_source
 from distlaunch.config.run import RunConfig
 from distlaunch.engines.context import LaunchContext
 from distlaunch.jobs.attempt import AttemptResult, checked, run_attempt
-from distlaunch.jobs.choice import config_for_use, load_config_of
+from distlaunch.jobs.choose_run import config_for_use, load_config_of
 from distlaunch.jobs.isolation import isolate_if_configured
 from distlaunch.jobs.list_checkpoint import check_kept
 from distlaunch.plan.train import Mode

@@ -30,8 +30,8 @@ from distlaunch.cluster.gpus import VISIBLE, share_gpus
 from distlaunch.cluster.ports import REUSE_ENV
 from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Place, Task, by_host, places_of
 from distlaunch.config.checks.config import cross_check
+from distlaunch.config.given_cluster import tf_config_sizes
 from distlaunch.config.run import RunConfig
-from distlaunch.config.tf_config import tf_config_sizes
 from distlaunch.plan.exposure import exposure
 
 Mode = Literal["train", "evaluate", "predict", "export", "verify", "run"]

@@ -13,7 +13,8 @@ import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
+from distlaunch.cluster.spec import ClusterSpec, Task
+from distlaunch.cluster.tf_config import from_tf_config
 from distlaunch.data.batches import Share
 from distlaunch.data.differences import check_ends
 from distlaunch.strategies.protocol import State, StrategyDefaults, Vote

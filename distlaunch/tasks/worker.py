@@ -279,7 +279,8 @@ def _event_file(run: RunDir, arguments: argparse.Namespace) -> Any:
 
     The chief writes the run's own events, or those of its attempt if that only uses what the run has trained.
     """
-    from distlaunch.cluster.spec import ClusterSpec, from_tf_config
+    from distlaunch.cluster.spec import ClusterSpec
+    from distlaunch.cluster.tf_config import from_tf_config
 
     text = os.environ.get("TF_CONFIG")
     spec = from_tf_config(text)[0] if text else ClusterSpec({})

@@ -13,7 +13,8 @@ import tensorflow as tf
 from distlaunch.base.errors import UsageError
 from distlaunch.base.events import Event, Notice
 from distlaunch.base.run_dir import RunDir
-from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config, split_address
+from distlaunch.cluster.spec import ClusterSpec, Task, split_address
+from distlaunch.cluster.tf_config import from_tf_config
 from distlaunch.config.run import RunConfig
 from distlaunch.data.context import WorkerContext
 from distlaunch.data.seeds import seed_process

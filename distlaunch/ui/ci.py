@@ -11,7 +11,7 @@ from typing import Literal
 import click
 
 from distlaunch.base.errors import Problem, UsageError
-from distlaunch.base.secret_values import SecretMask
+from distlaunch.base.secret_mask import SecretMask
 from distlaunch.base.visible import visible
 from distlaunch.supervise.diagnose.exit_reason import Failure
 

@@ -18,7 +18,7 @@ def echo(text: str, *, err: bool = False) -> None:
 
 def echo_error(message: str) -> None:
     """Print a message to standard error, also without secrets of variables, and with lines of bounded length."""
-    from distlaunch.base.secret_values import SecretMask
+    from distlaunch.base.secret_mask import SecretMask
 
     lines = visible(SecretMask(os.environ).whole(message)).split("\n")
     shown = (line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ..." for line in lines)

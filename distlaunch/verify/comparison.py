@@ -17,7 +17,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.trial_records import Record, TrialOrder
 from distlaunch.cluster.machine import Machine
 from distlaunch.jobs.attempt import AttemptResult, import_ahead
-from distlaunch.jobs.choice import JobRequest, choose
+from distlaunch.jobs.choose_run import JobRequest, choose
 from distlaunch.jobs.isolation import isolate_if_configured
 from distlaunch.plan.train import REMOVED_ENV
 from distlaunch.supervise.requests import SignalPipe

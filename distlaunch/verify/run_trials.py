@@ -12,7 +12,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.trial_records import Record, TrialOrder
 from distlaunch.config.run import RunConfig
 from distlaunch.jobs.attempt import AttemptResult, checked, run_attempt
-from distlaunch.jobs.choice import Choice
+from distlaunch.jobs.choose_run import Choice
 from distlaunch.supervise.observer import Silent
 from distlaunch.supervise.requests import SignalPipe
 from distlaunch.verify.judge import Judgement, judge

@@ -16,7 +16,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from distlaunch.cluster.spec import Task, from_tf_config
+from distlaunch.cluster.spec import Task
+from distlaunch.cluster.tf_config import from_tf_config
 from distlaunch.config.run import RunConfig
 from distlaunch.data.source import make_split
 from distlaunch.data.splits import read_splits

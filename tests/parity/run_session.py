@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from distlaunch.cluster.spec import Task, from_tf_config
+from distlaunch.cluster.spec import Task
+from distlaunch.cluster.tf_config import from_tf_config
 from distlaunch.config.backend import choose_backend
 from distlaunch.config.strategies import MODELS
 from tests.parity.train_jobs import prepare_devices

@@ -11,7 +11,7 @@ import keras
 import pytest
 
 from distlaunch import task
-from distlaunch.cluster.spec import ThisTask
+from distlaunch.cluster.tf_config import ThisTask
 from distlaunch.config.run import Callback as CallbackConfig
 from distlaunch.config.strategies import MODELS
 from distlaunch.training.callbacks.keras_callbacks import hints_on_tasks

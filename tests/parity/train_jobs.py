@@ -14,7 +14,8 @@ from pathlib import Path
 
 import yaml
 
-from distlaunch.cluster.spec import Task, from_tf_config
+from distlaunch.cluster.spec import Task
+from distlaunch.cluster.tf_config import from_tf_config
 from distlaunch.config.backend import choose_backend
 from distlaunch.config.strategies import MODELS as KINDS
 

@@ -18,7 +18,8 @@ from distlaunch.base.heartbeat import Heartbeat
 from distlaunch.base.protocol import READ_MODES
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.signals import DUMP_SIGNAL
-from distlaunch.cluster.spec import ClusterSpec, from_tf_config
+from distlaunch.cluster.spec import ClusterSpec
+from distlaunch.cluster.tf_config import from_tf_config
 
 parser = argparse.ArgumentParser()
 for flag in ("--wait-for-chief", "--unchecked"):

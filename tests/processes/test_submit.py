@@ -28,7 +28,7 @@ from distlaunch.config.read.load import load_resolved
 from distlaunch.config.run import RunConfig
 from distlaunch.engines.base import Start
 from distlaunch.engines.slurm.script import batch_script
-from distlaunch.jobs.choice import JobRequest, choose
+from distlaunch.jobs.choose_run import JobRequest, choose
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
 _LAUNCHER = """#!/bin/bash

@@ -43,7 +43,7 @@ from distlaunch.data import seeds
 from distlaunch.data.splits import read_splits
 from distlaunch.engines.base import Start
 from distlaunch.engines.slurm.script import batch_script
-from distlaunch.jobs.choice import JobRequest
+from distlaunch.jobs.choose_run import JobRequest
 from distlaunch.jobs.job import plan as plan_job
 from distlaunch.strategies.replica import multi_worker_mirrored
 from distlaunch.training.session import Session

@@ -13,7 +13,7 @@ from distlaunch.base.errors import ConfigError, ExitCode, Problem, StopRequested
 from distlaunch.cli import train
 from distlaunch.cli.main import cli
 from distlaunch.jobs.attempt import AttemptResult
-from distlaunch.jobs.choice import JobRequest
+from distlaunch.jobs.choose_run import JobRequest
 from distlaunch.jobs.smoke import Proof, SmokeResult
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.supervise.diagnose.exit_reason import Failure

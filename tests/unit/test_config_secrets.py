@@ -11,12 +11,12 @@ import pytest
 
 from distlaunch.base.errors import ConfigError, UsageError
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.secret_values import MASKED_ENV, REFERENCES_ENV
+from distlaunch.base.secret_mask import MASKED_ENV, REFERENCES_ENV
 from distlaunch.cluster.machine import Machine
 from distlaunch.config.read.load import dump_config, load_config, load_resolved
 from distlaunch.config.run import RunConfig
 from distlaunch.engines.remote.allocation import forwarded
-from distlaunch.jobs.choice import JobRequest, choose
+from distlaunch.jobs.choose_run import JobRequest, choose
 from tests.unit.config_files import BASE, write_models
 
 TOKEN = "wk-abcdefgh123456"

@@ -12,7 +12,8 @@ import pytest
 
 from distlaunch.base.errors import ConfigError, UsageError
 from distlaunch.base.run_dir import RunDir
-from distlaunch.cluster.spec import ClusterSpec, Place, Task, from_tf_config
+from distlaunch.cluster.spec import ClusterSpec, Place, Task
+from distlaunch.cluster.tf_config import from_tf_config
 from distlaunch.config.run import RunConfig
 from distlaunch.plan.train import (
     LaunchPlan,

@@ -18,7 +18,7 @@ from distlaunch.config.base import Section
 from distlaunch.config.read.load import dump_config, load_mapping, load_resolved
 from distlaunch.config.resume import Left, find_run, what_is_left
 from distlaunch.config.run import RunConfig
-from distlaunch.jobs.choice import Choice, JobRequest, choose
+from distlaunch.jobs.choose_run import Choice, JobRequest, choose
 
 STEP = 8
 _START: dict[str, Any] = {

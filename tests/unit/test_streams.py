@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from distlaunch.agent.output import PAUSE_S, Allowance, LineSplitter, Pump
-from distlaunch.base.secret_values import SecretMask
+from distlaunch.base.secret_mask import SecretMask
 from distlaunch.supervise.observer import HOLD_S, Screen
 
 CASES = {

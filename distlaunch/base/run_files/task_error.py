@@ -15,7 +15,7 @@ from distlaunch.base.code_origins import format_exception, translated
 from distlaunch.base.errors import Problem
 from distlaunch.base.run_dir import write_atomically
 from distlaunch.base.run_files.task_dir import TaskDir
-from distlaunch.base.secret_values import SecretMask
+from distlaunch.base.secret_mask import SecretMask
 
 _NAMES = ("kind", "type", "signal")
 

@@ -14,10 +14,11 @@ from pydantic import ValidationError
 from yaml import YAMLError
 
 from distlaunch.base.errors import ConfigError, Problem, UsageError
-from distlaunch.base.secret_values import SHORTEST, SecretMask, masked_arguments, secrets_of
+from distlaunch.base.secret_mask import SHORTEST, SecretMask, masked_arguments, secrets_of
 from distlaunch.cluster.machine import Machine
 from distlaunch.config.checks.config import cross_check
 from distlaunch.config.dump import dump_config, dump_plain
+from distlaunch.config.given_cluster import joined_cluster, tf_config_sizes
 from distlaunch.config.read import overrides as override
 from distlaunch.config.read.scalars import Unfilled
 from distlaunch.config.read.schema_errors import problems_of
@@ -30,7 +31,6 @@ from distlaunch.config.references.functions import reference_problems
 from distlaunch.config.references.sites import STAND_IN, with_absolute_files
 from distlaunch.config.run import RunConfig
 from distlaunch.config.secrets import Secrets, secrets_in
-from distlaunch.config.tf_config import joined_cluster, tf_config_sizes
 
 __all__ = ["LoadedConfig", "dump_config", "load_config", "load_mapping", "load_resolved", "parse_resolved"]
 

@@ -11,7 +11,7 @@ from distlaunch.agent.remote.file_transfer import Incoming
 from distlaunch.agent.remote.frames import encode
 from distlaunch.agent.remote.task_files import most_bytes
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.secret_values import MASKED_ENV, REFERENCES_ENV
+from distlaunch.base.secret_mask import MASKED_ENV, REFERENCES_ENV
 from distlaunch.cluster.spec import ClusterSpec, Place, Task, split_address
 from distlaunch.engines.remote.link import Link, LinkError
 from distlaunch.engines.remote.path_watch import PathWatch

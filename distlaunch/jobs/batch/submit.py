@@ -15,7 +15,7 @@ from distlaunch.cluster.machine import Machine
 from distlaunch.engines import kinds_with_queue, make_queue
 from distlaunch.engines.base import Queue, Start
 from distlaunch.jobs.batch.job_states import live_job
-from distlaunch.jobs.choice import Choice, JobRequest, choose
+from distlaunch.jobs.choose_run import Choice, JobRequest, choose
 from distlaunch.runs.paths import shown
 
 

@@ -16,7 +16,7 @@ from distlaunch.base.errors import DistlaunchError, StopRequested, about_run, co
 from distlaunch.base.events import CommandEnded, CommandStarted, Event
 from distlaunch.base.protocol import EVENT_FORMAT
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.secret_values import SecretMask
+from distlaunch.base.secret_mask import SecretMask
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.runs.paths import shown

@@ -21,7 +21,7 @@ from distlaunch.base.events import EpochEnded, Evaluated, Notice, RunEnded
 from distlaunch.base.helper_process import ANSWER, run_helper
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.task_error import write_exception
-from distlaunch.base.secret_values import MASKED_ENV, SecretMask, is_secret_at, masked_arguments
+from distlaunch.base.secret_mask import MASKED_ENV, SecretMask, is_secret_at, masked_arguments
 
 SECRET = 'ab"c\\d é-12345'
 

@@ -22,7 +22,7 @@ from distlaunch.cluster.gpus import find_gpus, share_gpus
 from distlaunch.cluster.machine import Machine
 from distlaunch.cluster.ports import find_holder, pick_ports, reserve_ports
 from distlaunch.jobs import job
-from distlaunch.jobs.choice import JobRequest
+from distlaunch.jobs.choose_run import JobRequest
 from distlaunch.verify.trials import plan_trials
 from tests.unit.config_files import BASE, write_models
 from tests.unit.fake_nvml import DRIVER_NOT_LOADED, VERSION_MISMATCH, FakeGpu, FakeNvml, write_package

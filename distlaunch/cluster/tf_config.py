@@ -1,0 +1,79 @@
+"""Reads TF_CONFIG: the cluster that it describes, and which of its tasks this process is."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from distlaunch.base.errors import UsageError
+from distlaunch.cluster.spec import JOBS, ClusterSpec, Task
+
+
+@dataclass(frozen=True)
+class ThisTask:
+    """The task that this process is.
+
+    Attributes:
+        job: `worker`, `chief` (the coordinator of parameter servers), `ps` or `evaluator`.
+        index: counts the tasks of the job.
+        is_chief: whether it writes checkpoints; one task of each run does.
+        num_workers: tasks that compute; 1 for a process of its own.
+    """
+
+    job: str
+    index: int
+    is_chief: bool
+    num_workers: int
+
+
+def this_task() -> ThisTask:
+    """Return which task this process is, from the TF_CONFIG that its launcher has set."""
+    text = os.environ.get("TF_CONFIG")
+    spec, task = from_tf_config(text) if text else (ClusterSpec({}), Task("worker", 0))
+    # beside parameter servers the chief deals out steps; otherwise it is one of those that compute
+    computing = ("worker",) if spec.jobs.get("ps") else ("worker", "chief")
+    number = sum(len(spec.jobs.get(job, ())) for job in computing)
+    return ThisTask(task.job, task.index, task == spec.chief, max(number, 1))
+
+
+def from_tf_config(text: str) -> tuple[ClusterSpec, Task]:
+    """Reads TF_CONFIG. Raises UsageError that says what is wrong with it."""
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"TF_CONFIG is not JSON: {error}; received {text[:80]!r}") from None
+    cluster = data.get("cluster") if isinstance(data, dict) else None
+    task = data.get("task") if isinstance(data, dict) else None
+    if not isinstance(cluster, dict) or not isinstance(task, dict):
+        raise UsageError(
+            'TF_CONFIG: expected {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}; '
+            f"received {text[:120]!r}"
+        )
+    if "master" in cluster or task.get("type") == "master":
+        raise UsageError("TF_CONFIG: unknown job 'master', which is what TensorFlow 1 calls the chief; write 'chief'")
+    jobs = {str(job): _addresses(str(job), addresses) for job, addresses in cluster.items()}
+    spec = ClusterSpec(jobs)
+    job, index = task.get("type"), task.get("index")
+    # JSON's true is an int in Python
+    if job not in JOBS or not isinstance(index, int) or isinstance(index, bool):
+        raise UsageError(f"TF_CONFIG: task must be a job of {', '.join(JOBS)} and an index; received {task!r}")
+    # an evaluator takes no part in the cluster, so TensorFlow gives it no address there
+    if job != "evaluator" and not 0 <= index < len(jobs.get(job, ())):
+        raise UsageError(
+            f"TF_CONFIG: task {job}:{index} is not in the cluster, which has {len(jobs.get(job, ()))} {job} address(es)"
+        )
+    return spec, Task(job, index)
+
+
+def _addresses(job: str, addresses: Any) -> tuple[str, ...]:
+    if job not in JOBS:
+        raise UsageError(f"TF_CONFIG: unknown job {job!r}; expected one of {', '.join(JOBS)}")
+    if not isinstance(addresses, list) or not addresses:
+        raise UsageError(f"TF_CONFIG: {job}: expected a list of host:port; received {addresses!r}")
+    for address in addresses:
+        host, _, port = str(address).rpartition(":")
+        if not isinstance(address, str) or not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise UsageError(f"TF_CONFIG: {job}: expected host:port; received {address!r}")
+    return tuple(addresses)
