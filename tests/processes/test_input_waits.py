@@ -13,36 +13,7 @@ from distlaunch.base.events import StepsTimed
 from distlaunch.base.run_dir import RunDir
 from distlaunch.runs.bottleneck import find_bottleneck
 
-JOB = """
-import time
-
-import keras
-import numpy as np
-import tensorflow as tf
-
-
-def model():
-    layers = [keras.layers.Dense(64, activation="relu") for _ in range(3)]  # far faster than the input
-    return keras.Sequential([keras.Input((16,)), *layers, keras.layers.Dense(1)])
-
-
-def data():
-    return np.ones((320, 16), "float32"), np.ones((320, 1), "float32")
-
-
-def wait(x, y):
-    def sleep(value):
-        time.sleep(0.01)
-        return value
-
-    waited = tf.numpy_function(sleep, [x], tf.float32)
-    waited.set_shape(x.shape)
-    return waited, y
-
-
-def double(x, y):
-    return x * 2, y
-"""
+JOB = (Path(__file__).parent / "user_code" / "input_waits.py").read_text()
 CONFIG = """
 name: job
 model: {{function: "job.py:model"}}

@@ -137,28 +137,7 @@ def test_what_a_task_has_started_lives_until_the_checkpoint_is_written(project: 
     wait_until(lambda: not processes_of(project), timeout_s=10)
 
 
-KEEPS = """
-import os, signal, threading
-from pathlib import Path
-
-import keras
-
-from distlaunch.base.events import TaskStarted
-from distlaunch.base.event_files import read_events
-from distlaunch.supervise.policy import LOCKSTEP_STOP_S
-
-
-class Keeps(keras.callbacks.Callback):
-    "Writes at the end of each epoch, slowly; before that, in the first, the other worker is killed."
-
-    def on_epoch_end(self, epoch, logs=None):
-        if Path("kept").exists():
-            return
-        started = read_events(Path("runs/job/attempts/0/worker-1/events.jsonl"))
-        os.kill(next(event.pid for event in started if isinstance(event, TaskStarted)), signal.SIGKILL)
-        threading.Event().wait(4 * LOCKSTEP_STOP_S)
-        Path("kept").write_text("all of it")
-"""
+KEEPS = (Path(__file__).parent / "user_code" / "preemption.py").read_text()
 
 
 def test_what_is_being_written_when_a_peer_is_lost_is_written_whole(project: Path) -> None:

@@ -11,41 +11,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.cores import num_visible_cores
 
 THREADS = 4 * num_visible_cores()
-MINE = """
-import pathlib, threading
-import keras, numpy as np
-
-lock, all_there = threading.Lock(), threading.Event()
-here = 0
-
-
-def model():
-    return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-
-
-class Items:
-    def __init__(self, threads):
-        self.threads = threads
-
-    def __len__(self):
-        return 8 * self.threads
-
-    def __getitem__(self, index):
-        global here
-        with lock:
-            here += 1
-            if here == self.threads:
-                pathlib.Path("all_there").touch()
-                all_there.set()
-        all_there.wait(0.3)  # a few are read before training, by fewer threads
-        with lock:
-            here -= 1
-        return np.zeros(1, "float32"), np.float32(0)
-
-
-def data(threads):
-    return {"train": Items(threads)}
-"""
+MINE = (Path(__file__).parent / "user_code" / "waiting_examples.py").read_text()
 CONFIG = f"""
 name: job
 model: {{function: "mine.py:model"}}

@@ -15,32 +15,7 @@ from distlaunch.config.engines import GROUP, installed, load_kinds
 
 EXAMPLE = Path(__file__).parents[1] / "plugins" / "nice_engine.py"
 OURS = tuple(entry_points(group=GROUP))
-SECTION = """
-from typing import ClassVar, Literal
-from distlaunch.config.engines.base import EngineSection
-
-
-class Tent(EngineSection):
-    kind: Literal["tent"]
-    implementation: ClassVar[str] = "tent:make"
-    is_here: ClassVar[bool] = True
-    poles: int = 2
-    \"\"\"How many poles it has.\"\"\"
-
-
-class Unnamed(EngineSection):
-    kind: Literal["another"]
-    implementation: ClassVar[str] = "tent:make"
-
-
-class Empty(EngineSection):
-    kind: Literal["empty"]
-
-
-def make(settings, machine, files):
-    from distlaunch.engines.local import LocalEngine
-    return LocalEngine(machine)
-"""
+SECTION = (Path(__file__).parent / "user_code" / "installed_engines.py").read_text()
 
 
 @pytest.fixture
