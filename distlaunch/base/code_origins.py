@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 PREFIX = "__autograph_generated_file"
-"""What the files of generated code are called."""
+"""Prefix of the names of files of generated code."""
 
 
 class Origin(NamedTuple):
-    """Where a line comes from."""
+    """The origin of a line of generated code."""
 
     file: str
     line: int
@@ -26,14 +26,14 @@ origins: dict[tuple[str, int], Origin] = {}
 
 
 def format_exception(error: BaseException) -> str:
-    """As `traceback.format_exception`, with the user's lines in place of generated ones."""
+    """Format an exception like `traceback.format_exception`, with the user's lines in place of generated ones."""
     trace = traceback.TracebackException.from_exception(error)
     _translate(trace)
     return translated("".join(trace.format()))
 
 
 def translated(text: str) -> str:
-    """A text in which the user's lines stand for generated ones, such as TensorFlow's list of where a node was made.
+    """Replace generated lines in a text by the user's, as in TensorFlow's list of where a node was made.
 
     Lines of that list have no source text; they get theirs.
     """
@@ -54,7 +54,7 @@ _OF_JAX = "JAX has removed its internal frames"
 """A note below each error of JAX, which says nothing of the error."""
 _AUTOGRAPH = "/tensorflow/python/autograph/"
 _FUNCTION = "tf__"
-"""What AutoGraph puts before the name of a function; what it makes of an `if` or a loop has names without it."""
+"""Prefix that AutoGraph gives to functions; what it makes of an `if` or a loop has none."""
 
 
 def _translate(trace: traceback.TracebackException) -> None:
@@ -90,6 +90,6 @@ def _without_generated(stack: Iterable[traceback.FrameSummary]) -> list[tracebac
 
 
 def _whole_of(part: Origin, kept: Sequence[traceback.FrameSummary]) -> int:
-    """Where the function is that the body of an `if` or of a loop belongs to; the end if it is not there."""
+    """Return the index of the function that contains the body of an `if` or a loop, or the end."""
     found = (n for n in reversed(range(len(kept))) if (kept[n].filename, kept[n].name) == (part.file, part.function))
     return next(found, len(kept))

@@ -1,4 +1,4 @@
-"""Which versions of TensorFlow, Keras and JAX distlaunch is tested with; read without importing them.
+"""The tested versions of TensorFlow, Keras and JAX, and the installed ones, read without importing them.
 
 distlaunch changes private parts of these frameworks (see `distlaunch.patches`), which any release may move.
 A version outside its range is used with a warning. A version whose parts do not fit is refused where they are needed.
@@ -30,7 +30,7 @@ class Range(NamedTuple):
         return found is not None and self.first <= (int(found[1]), int(found[2])) < self.end
 
     def __str__(self) -> str:
-        """As pip takes it."""
+        """Return the requirement in the form of pip."""
         return f">={_text(self.first)},<{_text(self.end)}"
 
 
@@ -43,7 +43,7 @@ TESTED = {
 
 
 def installed(package: str) -> str | None:
-    """The version of a package; None if it is not installed."""
+    """Return the version of a package, or None if it is not installed."""
     # as `importlib.metadata` finds it, whose import costs every command and every agent 20 ms
     metadata = re.compile(re.sub(r"[-_.]+", "[-_.]+", package) + r"-(\d.*)\.dist-info", re.IGNORECASE)
     for folder in sys.path:
@@ -62,17 +62,17 @@ def installed(package: str) -> str | None:
 
 
 def install_command(package: str) -> str:
-    """What installs a tested version of a framework."""
+    """Return the command that installs a tested version of a framework."""
     return f"pip install '{package}{TESTED[package]}'"
 
 
 def frameworks(backend: str) -> tuple[str, ...]:
-    """What runs where Keras runs on a backend. TensorFlow reads the data everywhere."""
+    """Return the frameworks in use for a backend of Keras. TensorFlow reads the data for every backend."""
     return tuple(dict.fromkeys(("tensorflow", "keras", backend)))
 
 
 def untested(packages: Iterable[str]) -> list[str]:
-    """A warning for each of these frameworks whose version is outside its tested range."""
+    """Return a warning for each of these frameworks whose version is outside its tested range."""
     found = ((package, installed(package)) for package in packages)
     return [
         f"{package} {version} is installed; this distlaunch is tested with {package}{TESTED[package]}; "

@@ -25,7 +25,7 @@ _LONGEST_PATH = 100
 
 @contextlib.contextmanager
 def address_of(path: Path) -> Iterator[str]:
-    """An address of the socket that is short enough for the kernel, wherever the run directory is."""
+    """Yield an address of the socket that is short enough for the kernel, for any run directory."""
     if len(os.fsencode(path)) <= _LONGEST_PATH:
         yield str(path)
         return
@@ -55,11 +55,11 @@ class Connection:
             raise
 
     def ask(self, request: Request, timeout_s: float | None) -> str:
-        """What the controller says to a request; empty if it has agreed.
+        """Send a request to the controller; return its objection, or an empty string if it agreed.
 
         Raises:
-            TimeoutError: it has not answered in time.
-            ConnectionError: it has ended.
+            TimeoutError: the controller has not answered in time.
+            ConnectionError: the controller has ended.
         """
         self._socket.settimeout(timeout_s)
         self._socket.sendall(json.dumps({"version": VERSION, "request": request}).encode() + b"\n")
@@ -70,7 +70,7 @@ class Connection:
         return str(json.loads(line).get("refused", ""))
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Waits until the controller's process has ended; False: it has not, in that time."""
+        """Wait until the controller's process has ended; return False on timeout."""
         self._socket.settimeout(timeout_s)
         try:
             with contextlib.suppress(ConnectionError):
@@ -89,7 +89,7 @@ class Connection:
 
 
 def read_line(connection: socket.socket) -> bytes:
-    """A line without its end; what there is of it when the other side closes or it gets too long."""
+    """Read a line without its line break; return a partial line if the other side closes or it gets too long."""
     data = b""
     while not data.endswith(b"\n") and len(data) < _LONGEST and (part := connection.recv(_LONGEST)):
         data += part

@@ -1,4 +1,4 @@
-"""What can go wrong, as types, and the exit code of each."""
+"""The exceptions of distlaunch, and the exit code of each."""
 
 from __future__ import annotations
 
@@ -76,19 +76,19 @@ class Problem(NamedTuple):
 
     @property
     def dotted(self) -> str:
-        """The key as users write it: `train.callbacks[0].name`."""
+        """Return the key as users write it: `train.callbacks[0].name`."""
         text = ""
         for part in self.key:
             text += f"[{part}]" if isinstance(part, int) else f".{_short(part)}" if text else _short(part)
         return text
 
     def to_plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return this problem in the types of JSON."""
         return {"key": list(self.key), "message": self.message, "source": self.source}
 
     @staticmethod
     def from_plain(data: Mapping[str, Any]) -> Problem:
-        """The inverse of `to_plain`. Raises KeyError, TypeError."""
+        """Return a problem from the result of `to_plain`. Raise KeyError or TypeError if it is none."""
         return Problem(tuple(data["key"]), str(data["message"]), data.get("source"))
 
     def __str__(self) -> str:

@@ -19,7 +19,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.base.secret_mask import SecretMask
 
 _MOST_WAITING = 10_000
-"""Of steps; epochs, checkpoints and ends wait in any number."""
+"""Largest number of waiting step events; all others wait in any number."""
 _TAIL_BYTES = 32 * 1024
 READ_BYTES = 1 << 20
 LONGEST_LINE = 16 << 20
@@ -35,7 +35,7 @@ class EventWriter:
         self._mask = SecretMask(os.environ)
 
     def write(self, event: Event) -> Event:
-        """Stamps the event with time, attempt and task, and appends it without secrets."""
+        """Stamp an event with time, attempt and task, mask secrets, and append it."""
         stamped = dataclasses.replace(
             event, time=time.time(), attempt=self._attempt, task=self._task, format_version=EVENT_FORMAT
         )
@@ -47,7 +47,7 @@ class EventWriter:
 
     @property
     def behind(self) -> bool:
-        """Whether events wait for room."""
+        """Return True if events wait for room on the disk."""
         return self._lines.behind
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class EventReader:
         self._offset = path.stat().st_size if from_end and path.exists() else 0
 
     def read(self) -> Iterator[Event]:
-        """Complete lines only; a line that is not an event (a torn write) is passed over."""
+        """Return the new events. Incomplete lines are left for later; lines that are no events are skipped."""
         try:
             if os.stat(self._path).st_size <= self._offset:  # of a thousand files few have anything new
                 return
@@ -77,7 +77,7 @@ class EventReader:
 
 
 def parse_events(data: bytes) -> Iterator[Event]:
-    """The events in whole lines; what is torn or no event is passed over."""
+    """Return the events in complete lines; lines that are no events are skipped."""
     # a line cut at the front, as `read_tail` has it, is no JSON
     for line in data.splitlines():
         try:
@@ -87,17 +87,17 @@ def parse_events(data: bytes) -> Iterator[Event]:
 
 
 def read_events(path: Path) -> list[Event]:
-    """All events of a file, oldest first."""
+    """Return all events of a file, oldest first."""
     return list(EventReader(path).read())
 
 
 def read_all_events(run: RunDir) -> list[Event]:
-    """All events of a run in the order of time, with those of attempts that only use what it has trained."""
+    """Return all events of a run by time, including those of evaluations, predictions and exports."""
     return _in_order([read_events(path) for path in run.event_files()])
 
 
 def read_all_events_of(run: RunDir, *kinds: type[Event]) -> list[Event]:
-    """Events of some kinds of a run, from the same files and in the same order as `read_all_events`."""
+    """Return the events of some kinds of a run; files and order are those of `read_all_events`."""
     return _in_order([read_events_of(path, *kinds) for path in run.event_files()])
 
 
@@ -107,7 +107,7 @@ def _in_order(files: Sequence[list[Event]]) -> list[Event]:
 
 
 def read_events_of(path: Path, *kinds: type[Event]) -> list[Event]:
-    """Events of some kinds, oldest first; other lines, which may be a great many, are not parsed."""
+    """Return the events of some kinds, oldest first, without parsing the other lines, which may be many."""
     marks = [f'"event":"{kind.__name__}"'.encode() for kind in kinds]
     try:
         with open_regular(path) as file:
@@ -139,7 +139,7 @@ def _lines(file: IO[bytes], *, partial: bool = False) -> Iterator[tuple[bytes, i
 
 
 def read_tail(path: Path) -> list[Event]:
-    """The newest events of a file, oldest first; of a task, those of some ten seconds at least."""
+    """Return the newest events of a file, oldest first: at least the last ten seconds or so of a task."""
     try:
         with open_regular(path) as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
@@ -166,10 +166,10 @@ class LineWriter:
         self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
 
     def write(self, line: str, *, most_waiting: int | None = None) -> None:
-        """Appends a line.
+        """Append a line.
 
         Args:
-            most_waiting: drop it if so many lines wait already; None: never.
+            most_waiting: number of waiting lines from which on it is dropped; None: never.
         """
         with self._lock:
             if most_waiting is None or len(self._waiting) < most_waiting:
@@ -178,7 +178,7 @@ class LineWriter:
 
     @property
     def behind(self) -> bool:
-        """Whether lines wait for room."""
+        """Return True if lines wait for room on the disk."""
         return bool(self._waiting)
 
     def _flush(self) -> None:

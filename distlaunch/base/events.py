@@ -1,4 +1,4 @@
-"""What happened in a run, as frozen dataclasses, one JSON line each.
+"""Events of a run: frozen dataclasses, written as one JSON line each.
 
 Tasks append events; the launcher reads them. Progress, summaries and reports are views of events.
 
@@ -32,8 +32,6 @@ _NAMES = frozenset({
     "variables",
 })  # fmt: skip
 """Fields with names that are no user's text."""
-_OLDER_NAMES = {"RunEnded": {"epoch": "epochs_done"}}
-"""What fields are called in files that older versions wrote."""
 _MOST_DEVICES = 1_000_000
 _VARIABLE: dict[str, Any] = {"name": str, "shape": list[int], "parts": list[dict[str, Any]]}
 _PART: dict[str, Any] = {"task": str, "bytes": int}
@@ -42,7 +40,7 @@ _MESH: dict[str, Any] = {"axes": list[str], "shape": list[int], "devices": list[
 
 @functools.cache
 def _types_of(cls: type[Event]) -> dict[str, Any]:
-    """The types of an event's fields."""
+    """Return the types of an event's fields."""
     hints = typing.get_type_hints(cls)
     return {each.name: hints[each.name] for each in dataclasses.fields(cls)}
 
@@ -84,13 +82,10 @@ class Event:
 
     @staticmethod
     def from_json(line: str) -> Event:
-        """Raises ValueError for a line that is not an event; unknown fields are passed over."""
+        """Parse a line. Raise ValueError if it is no event; unknown fields are ignored."""
         try:
             data = json.loads(line)
             cls = Event.kinds[data.pop("event")]
-            for older, name in _OLDER_NAMES.get(cls.__name__, {}).items():
-                if older in data:
-                    data[name] = data.pop(older)
             if isinstance(logs := data.get("logs"), dict):
                 data["logs"] = {name: strict_json.number(value) for name, value in logs.items()}
             # a later version may have written more
@@ -116,7 +111,7 @@ class TaskStarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class DataResolved(Event):
-    """Where a dataset was found, and how many examples it has (None: unknown).
+    """The origin of a dataset, and its numbers of examples (None: unknown).
 
     Attributes:
         seen: by split, its types and hashes of some examples, in JSON; what a later attempt finds must be the same.
@@ -176,7 +171,7 @@ class ExampleSkipped(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StepsTimed(Event):
-    """How the time of a task's steps has gone so far: sums over this attempt, without the first call, which compiles.
+    """Times of a task's steps: sums over this attempt, without the first call, which compiles.
 
     Every task that computes steps reports its own, every few seconds and at the end; the latest counts. Rates in
     between are differences of two. A server's worker has steps of its own; of other tasks, each takes part in every
@@ -258,7 +253,7 @@ class Evaluated(Event):
 
     @property
     def of_evaluator(self) -> bool:
-        """Whether it comes from the evaluator beside training, not from the run's own tasks."""
+        """Return True if the event comes from the evaluator beside training, not from the run's own tasks."""
         return self.task.startswith("evaluator:")
 
 
@@ -335,7 +330,7 @@ class TaskRestarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class VariablesPlaced(Event):
-    """Which task holds which variable, or which rows of it; the optimizer's variables too.
+    """The placement of variables, or of their rows, on tasks, including those of the optimizer.
 
     Attributes:
         variables: each as `{"name": "model/dense/kernel", "shape": [784, 128], "dtype": "float32", "parts": [{"task":

@@ -9,7 +9,7 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 def lock(fd: int, operation: int) -> bool:
-    """As `fcntl.flock`; False: this disk has no locks. Raises BlockingIOError if another process holds it."""
+    """Lock like `fcntl.flock`; return False if the disk has no locks. Raise BlockingIOError if the lock is held."""
     try:
         fcntl.flock(fd, operation)
     except OSError as error:

@@ -52,18 +52,18 @@ class Heartbeat:
         _thread.start_new_thread(self._beat, ())
 
     def turn(self) -> None:
-        """Training goes on: another graph call is about to be made."""
+        """Record that another graph call is about to be made."""
         self._change(turns=1)
 
     def at_step(self, step: int) -> None:
         self._change(step=step)
 
     def saving(self) -> AbstractContextManager[None]:
-        """Meanwhile the task writes something by itself."""
+        """Mark the block as one in which this task alone writes something."""
         return _Meanwhile(lambda now: self._change(saving=now))
 
     def writing(self) -> AbstractContextManager[None]:
-        """Meanwhile a thread writes something beside training; another thread may leave this."""
+        """Mark the block as one in which a thread writes beside training; another thread may leave it."""
         return _Meanwhile(lambda now: self._change(writing=now))
 
     def _beat(self) -> None:

@@ -36,13 +36,13 @@ class Answer:
 
     @property
     def how_it_ended(self) -> str:
-        """To be read after the name of the process."""
+        """Describe the end of a process; the text follows its name."""
         return (
             f"was ended by {signal.Signals(-self.code).name}" if self.code < 0 else f"ended with exit code {self.code}"
         )
 
     def last_lines(self, number: int, indent: str = "") -> str:
-        """The last of what it said, each on a line of its own; empty if it said nothing."""
+        """Return the last lines of its output, or an empty string."""
         return "".join(f"\n{indent}{line}" for line in self.output[-number:])
 
 
@@ -53,11 +53,11 @@ def run_helper(
     timeout_s: float | None = None,
     shows_output: bool = False,
 ) -> Answer:
-    """Runs a process to its end.
+    """Run a process to its end, and return its answer.
 
     Args:
         argv: the command, with `ANSWER` where the path of the answer belongs.
-        shows_output: its standard output is this process's own, and no part of what it says.
+        shows_output: whether its standard output goes to that of this process.
 
     Raises:
         TimeoutError: it has not ended in time.

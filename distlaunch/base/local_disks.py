@@ -1,4 +1,4 @@
-"""Which disks belong to this host alone, so that what is mapped from them stays there and stays the same."""
+"""Disks that belong to this host alone, so that mapped files cannot be changed by other hosts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _LOCAL = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs",
 
 
 def is_local_disk(path: Path) -> bool:
-    """Whether a file or folder lies on a disk of this host; False also where that is not known."""
+    """Return True if a file or folder is on a disk of this host; False also if unknown."""
     import psutil
 
     place, kind = path.resolve(), ""

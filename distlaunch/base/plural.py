@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 
 def count(how_many: int, noun: str) -> str:
-    """`1 step`, `1,234 steps`."""
+    """Return a number with its noun: `1 step`, `1,234 steps`."""
     plural = "es" if noun.endswith(("ss", "batch")) else "s"  # but "epochs"
     return f"{how_many:,} {noun}{'' if how_many == 1 else plural}"
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:
-    """`a, b, c`, and of more than `most`, `a, b and 1,234 more`."""
+    """Join words as `a, b, c`; if they are more than `most`, as `a, b and 1,234 more`."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def joined(words: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`; empty for none."""
+    """Join words as `a`, `a and b`, `a, b and c`; no words give an empty string."""
     return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + [*words[-1:]])

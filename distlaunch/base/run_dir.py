@@ -24,13 +24,13 @@ EXPORTS = {
     "weights": "model.weights.h5",
     "tflite": "model.tflite",
 }
-"""What each format is called in the folder of exports."""
+"""File name of each format in the folder of exports."""
 
 _IDENTITY = "run.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\Z")  # no folder, no option of a command, and no hidden file
 BestName = Literal["best"]
 BEST: BestName = "best"
-"""What the checkpoint of the best epoch is called."""
+"""Name of the checkpoint of the best epoch."""
 _LONGEST_PATH = 4096
 _RESERVE_BYTES = 32 * 1024  # a few events, among them the last values of all metrics
 # eight digits, or more from step 100,000,000 on
@@ -51,18 +51,18 @@ def check_run_name(name: str, source: str = "") -> None:
 
 
 def checkpoint_name(step: int) -> str:
-    """What the folder of a step's checkpoint is called."""
+    """Return the name of the folder of a step's checkpoint."""
     return f"step-{step:08d}"
 
 
 def steps_of(checkpoints: Path) -> list[int]:
-    """Steps of the checkpoints in a folder, oldest first."""
+    """Return the steps of the checkpoints in a folder, oldest first."""
     names = checkpoints.iterdir() if checkpoints.is_dir() else ()
     return sorted(int(match[1]) for path in names if (match := _CHECKPOINT.match(path.name)))
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Readers see the old file or the whole new one, also after a crash.
+    """Write a file such that readers see the old one or the complete new one, even after a crash.
 
     Args:
         mode: permissions of the file, less those that the umask takes.
@@ -118,19 +118,19 @@ class RunDir:
         self.control = self.path / ".control"
 
     def preprocessing(self, key: str) -> Path:
-        """The layer before the model that was made for the run; `key` says by what."""
+        """Return the path of the preprocessing layer of the run; `key` identifies how it was made."""
         return self.path / "preprocessing" / f"{key}.keras"
 
     def predictions(self, split: str, step: int) -> Path:
-        """What the model of a checkpoint predicts for a split."""
+        """Return the path of the predictions for a split."""
         return self.path / "predictions" / f"{split}-{step:08d}.npz"
 
     def exported(self, kind: str) -> Path:
-        """The export in one format."""
+        """Return the path of the export in one format."""
         return self.export / EXPORTS[kind]
 
     def own(self, path: str) -> Path:
-        """A path that the user gives for a file of the run: relative ones start from here."""
+        """Resolve a path that the user gives for a file of the run; relative ones start here."""
         return self.path / os.path.expanduser(path)
 
     @property
@@ -141,47 +141,47 @@ class RunDir:
         return self.has_config() or self.plan.is_file()
 
     def has_config(self) -> bool:
-        """Whether this is a run of a config, and not of a script."""
+        """Return True for a run of a config, False for one of a script."""
         return self.config.is_file()
 
     def attempt_config(self, attempt: int) -> Path:
-        """The config that an attempt ran with; `config` is that of the latest."""
+        """Return the config of an attempt; `config` is that of the latest."""
         return self._attempts / str(attempt) / "config.yaml"
 
     def attempt_plan(self, attempt: int) -> Path:
-        """What an attempt started, and for what; `plan` is that of the latest training."""
+        """Return the plan of an attempt; `plan` is that of the latest training."""
         return self._attempts / str(attempt) / "plan.json"
 
     def task(self, attempt: int, task: str) -> TaskDir:
-        """Files of a task such as `worker:1`."""
+        """Return the files of a task such as `worker:1`."""
         return TaskDir(self._attempts / str(attempt) / task.replace(":", "-"))
 
     def attempt_events(self, attempt: int) -> Path:
-        """The events of an attempt that only uses what the run has trained; `events` has those of all others."""
+        """Return the event file of an evaluation, prediction or export; `events` has those of training."""
         return self._attempts / str(attempt) / "events.jsonl"
 
     def attempt_compiled(self, attempt: int) -> Path:
-        """The `compiled` of an attempt that only uses what the run has trained."""
+        """Return the `compiled` folder of an evaluation, prediction or export."""
         return self._attempts / str(attempt) / "compiled"
 
     def attempt_control(self, attempt: int) -> Path:
-        """The `control` of an attempt that only uses what the run has trained."""
+        """Return the `control` socket of an evaluation, prediction or export."""
         return self._attempts / str(attempt) / ".control"
 
     def attempt_lock(self, attempt: int) -> contextlib.AbstractContextManager[None]:
-        """The `lock` of an attempt that only uses what the run has trained."""
+        """Return the `lock` of an evaluation, prediction or export."""
         return lock_run(self._attempts / str(attempt) / ".lock")
 
     def attempt_is_busy(self, attempt: int) -> bool:
-        """Whether a launcher holds `attempt_lock`."""
+        """Return True if a launcher holds `attempt_lock`."""
         return owner_of(self._attempts / str(attempt) / ".lock") is not None
 
     def export_lock(self, kind: str) -> Path:
-        """The lock of the process that writes an export of one format."""
+        """Return the lock of the process that writes an export in one format."""
         return self.path / f".export-{kind}.lock"
 
     def event_files(self) -> list[Path]:
-        """The files of the run's events, with those of attempts that only use what it has trained."""
+        """Return all event files of the run, including those of evaluations, predictions and exports."""
         own = (self.attempt_events(number) for number in self.attempts())
         return [self.events, *(path for path in own if path.exists())]
 
@@ -204,28 +204,28 @@ class RunDir:
                 path.rmdir()
 
     def may_be_written(self) -> bool:
-        """Whether this user can start an attempt in the run."""
+        """Return True if this user can start an attempt in the run."""
         return os.access(self._attempts if self._attempts.exists() else self.path, os.W_OK | os.X_OK)
 
     def record(self, attempt: int) -> Path:
-        """What a trial of `verify` has recorded."""
+        """Return the path of the record of a trial of `verify`."""
         return self._attempts / str(attempt) / "record.json"
 
     def attempts(self) -> list[int]:
-        """The numbers of all attempts, in order."""
+        """Return the numbers of all attempts, in order."""
         return sorted(int(path.name) for path in self._attempts.glob("*") if path.name.isdigit())
 
     def next_attempt(self) -> int:
         return max(self.attempts(), default=-1) + 1
 
     def tasks(self, attempt: int) -> dict[str, TaskDir]:
-        """The files of each task of an attempt, by its name such as `worker:1`."""
+        """Return the files of the tasks of an attempt, by names such as `worker:1`."""
         found = sorted(path for path in (self._attempts / str(attempt)).glob("*-*") if path.is_dir())
         # a job's name has no `-`, so the last one is that of the index
         return {":".join(path.name.rsplit("-", 1)): TaskDir(path) for path in found}
 
     def secrets(self) -> dict[str, str]:
-        """Values of the variables that the config refers to, by their names, as the run has kept them for restarts."""
+        """Return the values of variables in the config, by name, as the run has kept them for restarts."""
         try:
             known = read_json(self._secrets)
         except (OSError, ValueError):
@@ -247,20 +247,20 @@ class RunDir:
             self._secrets.unlink(missing_ok=True)
 
     def kept_checkpoint(self, written: str) -> Path | None:
-        """Where a checkpoint is now, if it is kept: the run may have been moved since it was written."""
+        """Return the current path of a checkpoint that is kept: the run may have been moved."""
         path = self.checkpoints / Path(written).name
         return path if path.exists() else None
 
     def checkpoint_steps(self) -> list[int]:
-        """Steps of the checkpoints that are there, oldest first."""
+        """Return the steps of the checkpoints, oldest first."""
         return steps_of(self.checkpoints)
 
     def has_best(self) -> bool:
-        """Whether there is a checkpoint of the best epoch."""
+        """Return True if there is a checkpoint of the best epoch."""
         return (self.checkpoints / BEST).is_dir()
 
     def best_checkpoint(self) -> tuple[int, Path] | None:
-        """Step and folder of the best epoch's checkpoint, if there is one; that of its step if it is the same."""
+        """Return step and folder of the best epoch's checkpoint, or None; the folder of its step if that is kept."""
         best = self.checkpoints / BEST
         try:
             meta = read_regular(best / "meta.json")
@@ -275,7 +275,7 @@ class RunDir:
         return step, best
 
     def started_from(self) -> tuple[Path | None, Path | None]:
-        """The folder of the run's config, and the directory in which it was started last; None: not known."""
+        """Return the folder of the run's config and the directory of its last start, or None if unknown."""
         try:
             known = read_json(self.environment)
             folder, directory = known.get("config_folder"), known.get("directory")
@@ -284,7 +284,7 @@ class RunDir:
         return _path(folder), _path(directory)
 
     def recorded_path(self) -> Path | None:
-        """Where the run was when it was started last; None: not known."""
+        """Return the path of the run at its last start, or None if unknown."""
         try:
             path = read_json(self.environment)["run_dir"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -292,7 +292,7 @@ class RunDir:
         return _path(path)
 
     def known_paths(self) -> list[Path]:
-        """Where the run is, and where it was when it was started; the newest first."""
+        """Return the path of the run now and at its last start, newest first."""
         try:
             recorded = [*read_json(self.environment)["run_dirs"]]
         except (OSError, ValueError, KeyError, TypeError):
@@ -302,7 +302,7 @@ class RunDir:
         return list(dict.fromkeys([self.path, *before, *texts]))
 
     def modules_from(self) -> Path | None:
-        """The folder in which modules were looked for first when the run was started last; None: not known."""
+        """Return the first folder of modules at the last start, or None if unknown."""
         try:
             folder = read_json(self.environment)["modules_folder"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -310,19 +310,19 @@ class RunDir:
         return Path(folder) if isinstance(folder, str) else None
 
     def owner(self) -> Owner | None:
-        """Who works on the run; None: nobody."""
+        """Return the owner of the lock of the run, or None."""
         return owner_of(self._lock)
 
     def is_busy(self) -> bool:
-        """Whether a launcher works on the run."""
+        """Return True if a launcher holds the lock of the run."""
         return self.owner() is not None
 
     def submission(self) -> Submission | None:
-        """The job that was submitted last to train the run; None: there is none."""
+        """Return the last job that was submitted to train the run, or None."""
         return Submission.read(self._submission)
 
     def live_submission(self) -> Submission | None:
-        """The same, unless the job has reported its end."""
+        """Return the last submitted job unless it has reported its end."""
         job = self.submission()
         return job if job is not None and self.may_be_queued() else None
 
@@ -330,14 +330,14 @@ class RunDir:
         self.write_json(self._submission, submission.to_plain())
 
     def job_exit_code(self) -> int | None:
-        """The exit code of the submitted job; None: it has not ended, or could not report it."""
+        """Return the exit code of the submitted job, or None if it has not reported one."""
         try:
             return int(read_regular(self.batch_exit))
         except (OSError, ValueError):
             return None
 
     def may_be_queued(self) -> bool:
-        """Whether its submitted job, if it has one, may wait or run, as far as its own word goes."""
+        """Return True if the run has a submitted job that has not reported its end."""
         # one that has stopped, or has met a cause outside of it, may be queued again
         return self.job_exit_code() in (None, ExitCode.PREEMPTED, ExitCode.TEMPORARY)
 
@@ -352,7 +352,7 @@ class RunDir:
             self._reserve.unlink(missing_ok=True)
 
     def finished(self) -> bool:
-        """Whether the run came to its planned end, and no later attempt has taken it on from there."""
+        """Return True if the run reached its planned end and no later attempt has continued it."""
         # here: agents, which each host waits for, do without
         from distlaunch.base.event_files import read_events_of
         from distlaunch.base.events import RunEnded, TrainingStarted
@@ -364,17 +364,17 @@ class RunDir:
         write_atomically(path, json.dumps(data, indent=2) + "\n")
 
     def recorded_identity(self) -> Identity | None:
-        """The name and number that the run was started with; None: not known."""
+        """Return the name and number with which the run was started, or None if unknown."""
         return Identity.read(self._identity)
 
     def identity(self) -> Identity | None:
-        """The same; None also where the folder was renamed or copied and has another name."""
+        """Return the recorded identity, or None also if the folder was renamed or copied."""
         found = self.recorded_identity()
         return found if found is not None and found.folder == self.path.name else None
 
     @staticmethod
     def claim(runs_dir: Path | str, name: str) -> RunDir:
-        """Makes a directory that no other run has: NAME, or NAME-2, NAME-3, ... with the next number that is free.
+        """Make a new run directory: NAME, or NAME-2, NAME-3, ... with the next free number.
 
         Raises UsageError if the directory cannot be made.
         """
@@ -404,11 +404,11 @@ class RunDir:
         raise AssertionError("numbers do not end")
 
     def is_readable(self) -> bool:
-        """Whether it is there, and not closed to this user: a run is its owner's alone."""
+        """Return True if the run exists and this user may read it."""
         return os.access(self.path, os.R_OK | os.X_OK)
 
     def discard(self) -> None:
-        """Takes a claim back, if nothing was started in the directory."""
+        """Remove a claimed directory in which nothing was started."""
         if self.exists():
             return
         own = (self._lock, self._identity)
@@ -421,13 +421,13 @@ class RunDir:
 
     @staticmethod
     def unclaimed(runs_dir: Path | str, name: str) -> RunDir:
-        """The directory that `claim` would make now."""
+        """Return the directory that `claim` would make now."""
         folders = (Path(runs_dir) / identity.folder for identity in _next_identities(runs_dir, name))
         return RunDir(next(folder for folder in folders if not folder.exists()))
 
     @staticmethod
     def named(runs_dir: Path | str, name: str) -> list[RunDir]:
-        """The runs of configs of that name that can be read, newest first.
+        """Return the readable runs of configs with that name, newest first.
 
         The folder and the run's own record must agree: a run that was renamed or copied is reached by its path only.
         """
@@ -444,7 +444,7 @@ class RunDir:
 
     @contextlib.contextmanager
     def lock_claim(self) -> Iterator[None]:
-        """As `lock`; a claim in which nothing was started is taken back, whatever the reason."""
+        """Lock like `lock`, and remove a claimed directory in which nothing was started."""
         with self.lock():
             try:
                 yield
@@ -453,7 +453,7 @@ class RunDir:
 
 
 def _path(text: object) -> Path | None:
-    """A path in a record; None if it can be none."""
+    """Return a path from a record, or None if it is no path."""
     if not isinstance(text, str) or "\0" in text or len(text) > _LONGEST_PATH:
         return None
     try:
@@ -476,7 +476,7 @@ def _runs_called(runs_dir: Path | str, name: str) -> Iterator[tuple[RunDir, Iden
 
 
 def _next_identities(runs_dir: Path | str, name: str) -> Iterator[Identity]:
-    """The identities that a new run of a name may get, in the order in which they are tried."""
+    """Yield the identities that a new run of a name may get, in the order in which they are tried."""
     newest = max((identity.number for _, identity in _runs_called(runs_dir, name)), default=0)
     return (Identity(name, number) for number in itertools.count(newest + 1))
 
@@ -492,7 +492,7 @@ class Identity(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The name of the run's folder, unless it was renamed or copied."""
+        """Return the name of the run's folder, unless it was renamed or copied."""
         return self.name if self.number == 1 else f"{self.name}-{self.number}"
 
     @staticmethod

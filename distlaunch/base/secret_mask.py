@@ -138,7 +138,7 @@ class SecretMask:
         self._kept = b""
 
     def feed(self, data: bytes) -> bytes:
-        """What can be shown of it. The beginning of a value is kept until more comes."""
+        """Return the part that can be shown. A possible beginning of a secret is held back until more comes."""
         if not self._forms:
             return data
         data = self._masked(self._kept + data if self._kept else data)
@@ -147,19 +147,19 @@ class SecretMask:
         return data[: len(data) - length] if length else data
 
     def flush(self) -> bytes:
-        """What was kept, as no more comes."""
+        """Return what was held back, at the end of the data."""
         kept, self._kept = self._kept, b""
         return kept
 
     def whole(self, text: str) -> str:
-        """A text that has come whole."""
+        """Return a complete text with secrets masked."""
         if not self._forms:
             return text
         how = "surrogatepass"
         return self._masked(text.encode(errors=how)).decode(errors=how)
 
     def inside(self, value: Any) -> Any:
-        """Plain data whose texts are masked; keys of mappings stay."""
+        """Return plain data with masked texts; keys of mappings stay."""
         if not self._forms:
             return value
         if isinstance(value, str):
@@ -199,7 +199,7 @@ class SecretMask:
         return False
 
     def _length_of_start(self, data: bytes) -> int:
-        """How many bytes at the end of the data are the beginning of a value."""
+        """Return the number of bytes at the end of the data that may begin a secret."""
         end = data[-self._longest :]
         begins = (found.start() for found in self._first.finditer(end))
         return next((len(end) - begin for begin in begins if end[begin:] in self._starts), 0)

@@ -11,7 +11,7 @@ from distlaunch.base.regular_files import read_regular
 
 
 class Signs(NamedTuple):
-    """What a task last reported.
+    """The last report of a task.
 
     Attributes:
         beats: grows while the process runs, also while a step takes long.
@@ -30,12 +30,12 @@ class Signs(NamedTuple):
 
     @property
     def has_to_finish(self) -> bool:
-        """Whether it writes what it can bring to its end also when all its peers are gone."""
+        """Return True if the task writes something that it can finish without its peers."""
         return self.saving or self.writing
 
 
 def read_signs(path: Path) -> Signs:
-    """The signs in a file; those of a task that has not begun if there is none."""
+    """Read the signs in a file; without a file, those of a task that has not started."""
     try:
         beats, turns, step, saving, writing = FORMAT.unpack(read_regular(path))
     # no file yet, or one that is just being made

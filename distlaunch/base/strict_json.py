@@ -10,12 +10,12 @@ _NAMES = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def dumps(value: Any, **options: Any) -> str:
-    """As `json.dumps`, with `"nan"`, `"inf"` and `"-inf"` for numbers that JSON does not have."""
+    """Serialize like `json.dumps`, with `"nan"`, `"inf"` and `"-inf"` for numbers that JSON does not have."""
     return json.dumps(named(value), allow_nan=False, **options)
 
 
 def named(value: Any) -> Any:
-    """Plain data with the names of those numbers in their place."""
+    """Replace numbers that JSON does not have by their names in plain data."""
     if isinstance(value, dict):
         return {key: named(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -24,5 +24,5 @@ def named(value: Any) -> Any:
 
 
 def number(value: Any) -> Any:
-    """The inverse of `named` for one value that is a number, or its name; anything else stays as it is."""
+    """Return the number for one of these names; any other value is returned unchanged."""
     return _NAMES.get(value, value) if isinstance(value, str) else value

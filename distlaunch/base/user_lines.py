@@ -9,7 +9,7 @@ _PACKAGES = {"site-packages", "dist-packages", "distlaunch"}
 
 
 def user_line(error: BaseException) -> str:
-    """` (mine.py:12)`: the last line on its way that no package has; empty if there is none."""
+    """Return ` (mine.py:12)`, the last line of a traceback outside packages, or an empty string."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _PACKAGES & set(Path(frame.filename).parts)]
     return f" ({_short(Path(own[-1].filename))}:{own[-1].lineno})" if own else ""

@@ -21,7 +21,7 @@ from distlaunch.base.protocol import MODULES_FOLDER
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _IMPORTERS = ("<frozen importlib", os.path.dirname(importlib.abc.__file__ or "importlib") + os.sep)
-"""How the files begin that are between an import statement and a finder."""
+"""Prefixes of files between an import statement and a finder."""
 
 
 class _UserFinder(importlib.abc.MetaPathFinder):
@@ -51,7 +51,7 @@ _FINDER = _UserFinder()
 
 
 def _importing_file() -> str:
-    """The file whose import statement is being executed."""
+    """Return the file whose import statement is being executed."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(_IMPORTERS):
         frame = frame.f_back
@@ -85,7 +85,7 @@ def after_user_code(call: Callable[[], None]) -> None:
 
 
 def user_code_has_run() -> None:
-    """Undo what it may have changed in this process that the job depends on."""
+    """Undo what the user's code may have changed in this process that the job depends on."""
     for call in _AFTER:
         call()
 

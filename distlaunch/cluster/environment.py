@@ -26,7 +26,7 @@ def describe_environment(
     modules_folder: Path | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> dict[str, Any]:
-    """Plain data for environment.json.
+    """Return the content of environment.json.
 
     Args:
         config_folder: from which paths in the config start; None: the current directory.

@@ -33,7 +33,7 @@ class Gpu(NamedTuple):
     parts: tuple[str, ...] = ()
 
     def is_named(self, name: str) -> bool:
-        """Whether an entry of CUDA_VISIBLE_DEVICES means this GPU or a part of it; CUDA takes the start of a UUID."""
+        """Return True if an entry of CUDA_VISIBLE_DEVICES names this GPU or a part; CUDA accepts prefixes of UUIDs."""
         if name.isdigit():
             return int(name) == int(self.number)
         # the older name of a part is MIG-GPU-UUID/INSTANCE/INSTANCE
@@ -42,7 +42,7 @@ class Gpu(NamedTuple):
 
 
 def find_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """GPUs as CUDA_VISIBLE_DEVICES names them: those that the driver has, and of these what the variable selects.
+    """Return the visible GPUs as CUDA_VISIBLE_DEVICES names them: those of the driver that the variable selects.
 
     Without a driver there are none, whatever the variable lists: TensorFlow and JAX see none either. Where there is one
     that cannot be asked, there are those that the variable lists.
@@ -59,7 +59,7 @@ def find_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def driver_version() -> str:
-    """Of the GPUs' driver; empty: it does not run here."""
+    """Return the version of the GPU driver, or an empty string if there is none."""
     driver = ask_driver()
     return driver.version if driver else ""
 
@@ -73,7 +73,7 @@ class _Driver(NamedTuple):
 
 @functools.cache
 def ask_driver() -> _Driver | None:
-    """None if there is a driver, but no answer."""
+    """Return the GPUs of the driver, or None if it does not answer."""
     if not _can_open(LIBRARY):  # before pynvml, whose import would cost every command 20 ms
         return _without_nvml()
     answers: list[_Driver | None] = []
@@ -103,7 +103,7 @@ def _present() -> _Driver | None:
 
 
 def _without_nvml() -> _Driver | None:
-    """Containers with NVIDIA_DRIVER_CAPABILITIES=compute have CUDA and the devices, but not NVML."""
+    """Find GPUs without NVML: containers with NVIDIA_DRIVER_CAPABILITIES=compute have CUDA and the devices only."""
     return None if any(Path("/").glob(DEVICES)) and _can_open(CUDA) else _Driver()
 
 
@@ -143,12 +143,12 @@ def _text(found: bytes | str) -> str:
 
 
 def _all_names(gpus: Sequence[Gpu]) -> tuple[str, ...]:
-    """A GPU that is split counts as its parts."""
+    """Return the names of all devices; a GPU that is split counts as its parts."""
     return tuple(name for gpu in gpus for name in (gpu.parts or [gpu.number]))
 
 
 def _selected(listed: str, present: Sequence[Gpu] | None) -> tuple[str, ...]:
-    """As CUDA reads it: the list ends at the first entry that is no device. `present`: None if not known."""
+    """Return the selected devices as CUDA does: the list ends at an unknown entry. `present`: None if unknown."""
     names: list[str] = []
     for name in _names(listed):
         if present is not None and not any(gpu.is_named(name) for gpu in present):
@@ -158,7 +158,7 @@ def _selected(listed: str, present: Sequence[Gpu] | None) -> tuple[str, ...]:
 
 
 def _names(listed: str) -> list[str]:
-    """The entries up to the first that cannot name a device: `-1`, nothing, another word."""
+    """Return the entries up to the first that cannot name a device: `-1`, nothing, another word."""
     names: list[str] = []
     for entry in (part.strip() for part in listed.split(",")):
         if not (re.fullmatch(r"[0-9]+", entry) or entry.startswith(("GPU-", "MIG-"))):
@@ -168,10 +168,10 @@ def _names(listed: str) -> list[str]:
 
 
 def share_gpus(gpus: Sequence[str], num_workers: int, per_worker: int | None) -> list[tuple[str, ...]]:
-    """The GPUs of each worker, in order, as many for one as for the other. No GPUs: nothing for all.
+    """Return the GPUs of each worker, in order, the same number for each; none if there are no GPUs.
 
     Args:
-        per_worker: how many each takes; None: its share.
+        per_worker: number of GPUs of each; None: an equal share.
 
     Raises:
         UsageError: there are GPUs, but not enough of them.

@@ -47,12 +47,12 @@ class Host:
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Return the name of the host in messages."""
         return f"{self.name}:{self.port}" if self.port else self.name
 
 
 def parse_host(text: str) -> Host:
-    """Reads `user@host:port slots=2`. Raises ValueError with what is wrong."""
+    """Parse `user@host:port slots=2`. Raise ValueError with the mistake."""
     first, *settings = text.split()
     match = _ADDRESS.match(first)
     if match is None:
@@ -83,7 +83,7 @@ def parse_host(text: str) -> Host:
 
 
 def hosts_problems(texts: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Which of these are no hosts, or are there twice, and what is wrong with each."""
+    """Return which entries are no hosts or duplicates, with the mistake of each."""
     seen: set[str] = set()
     for number, text in enumerate(texts):
         try:
@@ -100,13 +100,13 @@ def hosts_problems(texts: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def hostfile_lines(text: str) -> list[tuple[int, str]]:
-    """The hosts of a hostfile with the numbers of their lines: one a line, `#` begins a comment."""
+    """Return the hosts of a hostfile with their line numbers: one per line, `#` begins a comment."""
     lines = [(number, line.partition("#")[0].strip()) for number, line in enumerate(text.splitlines(), 1)]
     return [(number, line) for number, line in lines if line]
 
 
 def hostfile_problems(path: str) -> list[str]:
-    """What is wrong with a hostfile, and in which lines."""
+    """Return the mistakes in a hostfile, with their lines."""
     try:
         lines = hostfile_lines(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -118,7 +118,7 @@ def hostfile_problems(path: str) -> list[str]:
 
 
 def place_tasks(jobs: Mapping[str, int], slots: Sequence[int], names: Sequence[str]) -> list[int]:
-    """The number of the host of each process, in the order of `jobs`.
+    """Return the index of the host of each process, in the order of `jobs`.
 
     Workers fill the slots of the first host, then those of the next. A chief or coordinator is beside the first worker,
     and parameter servers are dealt out in turn: neither takes a slot, unless the chief is the only kind of worker.

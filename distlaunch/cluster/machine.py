@@ -1,4 +1,4 @@
-"""This machine, as a command finds it when it starts."""
+"""This machine, as a command finds it at its start."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Machine:
 
     @cached_property
     def gpus(self) -> tuple[str, ...]:
-        """GPUs as CUDA_VISIBLE_DEVICES names them; see `find_gpus`."""
+        """The visible GPUs; see `find_gpus`."""
         return find_gpus(self.environ)
 
     @cached_property
     def tf_config(self) -> tuple[ClusterSpec, Task] | None:
-        """The cluster that TF_CONFIG describes, and this process's task; None if the variable is not set.
+        """The cluster of TF_CONFIG and this process's task; None if the variable is not set.
 
         Raises:
             UsageError: TF_CONFIG is malformed.

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from distlaunch.base.errors import UsageError
 
 REUSE_ENV = {"TF_GRPC_REUSE_PORT": "1"}
-"""Lets TensorFlow bind a port that this process holds."""
+"""Variable that lets TensorFlow bind a port that this process holds."""
 
 OTHER_PORTS = "choose another one, or write `ports: auto`"
 
@@ -29,7 +29,7 @@ class ReservedPorts:
 
 
 def pick_ports(count: int) -> ReservedPorts:
-    """Free ports, which the kernel finds and holds in one step: no other process can be given the same.
+    """Return free ports, found and held in one step by the kernel, so that no other process gets the same.
 
     Where a port server hands out the machine's ports (`PORTSERVER_ADDRESS`), it is asked.
     """
@@ -44,7 +44,7 @@ def pick_ports(count: int) -> ReservedPorts:
 
 
 def _from_server(count: int) -> Iterator[int]:
-    """Ports that a port server gives to this process. Raises OSError."""
+    """Return ports from a port server. Raise OSError if it does not answer."""
     import portpicker
 
     try:
@@ -55,7 +55,7 @@ def _from_server(count: int) -> Iterator[int]:
 
 
 def reserve_ports(numbers: Sequence[int]) -> ReservedPorts:
-    """Holds exactly these ports. Raises UsageError that names the ones in use and, if it can be told, who uses them."""
+    """Hold exactly these ports. Raise UsageError that names those in use and, if known, the processes that use them."""
     sockets: list[socket.socket] = []
     busy: list[str] = []
     for number in numbers:
@@ -72,7 +72,7 @@ def reserve_ports(numbers: Sequence[int]) -> ReservedPorts:
 
 
 def port_problem(number: int) -> str | None:
-    """Why a port of this machine cannot be used now; None if it can."""
+    """Return why a port of this machine cannot be used now, or None."""
     try:
         _check_free(number)
     except OSError as error:
@@ -88,7 +88,7 @@ def _refusal(number: int, error: OSError) -> str:
 
 
 def find_holder(port: int) -> str | None:
-    """The process that listens on a port, e.g. `process 4711 (python)`; None if it is not ours to see."""
+    """Return the process that listens on a port, such as `process 4711 (python)`, or None if it is not visible."""
     import psutil
 
     # another user's process, or one that has just ended, cannot be looked into
@@ -100,12 +100,12 @@ def find_holder(port: int) -> str | None:
 
 
 def listening_ports() -> set[int]:
-    """The TCP ports of this machine that somebody listens on."""
+    """Return the TCP ports of this machine on which a process listens."""
     return {port for port, _ in _listeners()}
 
 
 def _listeners() -> list[tuple[int, int | None]]:
-    """The port of each listening socket and the process that has it, if that may be known."""
+    """Return the port of each listening socket and its process, if visible."""
     import psutil  # only where it is needed: it costs 20 ms
 
     try:
@@ -116,14 +116,14 @@ def _listeners() -> list[tuple[int, int | None]]:
 
 
 def _check_free(port: int) -> None:
-    """A bind that shares with nobody; closed connections that only wait out their time do not count."""
+    """Bind a port exclusively to check that it is free; connections in TIME_WAIT do not count."""
     with _socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("", port))
 
 
 def hold(port: int) -> socket.socket:
-    """A socket that is bound to a port, beside others that this process or its tasks have bound so. Raises OSError."""
+    """Return a socket bound to a port, which this process and its tasks can share. Raise OSError if it is in use."""
     reserved = _socket()
     try:
         # Bound, so that nobody else gets it, and shared with the task, which binds it the same way. Never listening:
@@ -137,7 +137,7 @@ def hold(port: int) -> socket.socket:
 
 
 def _socket() -> socket.socket:
-    """For all addresses of the machine, of both families where it has both."""
+    """Return a socket for all addresses of the machine, of both families if it has both."""
     if socket.has_ipv6:
         with contextlib.suppress(OSError):
             both = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)

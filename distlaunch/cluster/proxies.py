@@ -33,7 +33,7 @@ def direct_paths(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _peers(environ: Mapping[str, str]) -> list[str]:
-    """The hosts of all tasks, each once."""
+    """Return the hosts of all tasks, each once."""
     addresses = [environ[JAX_COORDINATOR]] if JAX_COORDINATOR in environ else []
     try:
         cluster = json.loads(environ.get("TF_CONFIG", "{}"))["cluster"]

@@ -16,7 +16,7 @@ JOBS: tuple[str, ...] = get_args(Job)
 
 @dataclass(frozen=True, order=True)
 class Task:
-    """One process of a run, e.g. `worker:1`."""
+    """A process of a run, such as `worker:1`."""
 
     job: str
     index: int
@@ -30,7 +30,7 @@ class Task:
 
     @staticmethod
     def parse(text: str) -> Task:
-        """The inverse of `str`; raises UsageError."""
+        """Parse the result of `str`. Raise UsageError if it names no task."""
         job, _, index = text.partition(":")
         if job not in JOBS or not index.isdigit():
             raise UsageError(f"task {text!r}: expected JOB:INDEX with one of {', '.join(JOBS)}, e.g. worker:0")
@@ -42,7 +42,7 @@ EVALUATOR = Task("evaluator", 0)
 
 @dataclass(frozen=True)
 class Place:
-    """Where one process of a job runs.
+    """The place where a process of a job runs.
 
     Attributes:
         host: its name; empty: this machine.
@@ -58,7 +58,7 @@ class Place:
 
 
 def by_host(places: Mapping[Task, Place]) -> list[tuple[tuple[str, ...], list[Task]]]:
-    """The GPUs and the tasks of each host."""
+    """Return the GPUs and tasks of each host."""
     hosts: dict[str, list[Task]] = {}
     for task, place in places.items():
         hosts.setdefault(place.host, []).append(task)
@@ -73,7 +73,7 @@ class ClusterSpec:
 
     @functools.cached_property
     def tasks(self) -> tuple[Task, ...]:
-        """All tasks; the chief, or worker 0 where there is no chief, comes first."""
+        """Return all tasks, the chief (or worker 0) first."""
         # in the order of JOBS, which begins with chief and worker
         return tuple(Task(job, index) for job in JOBS for index in range(len(self.jobs.get(job, ()))))
 
@@ -86,7 +86,7 @@ class ClusterSpec:
         return self.jobs[task.job][task.index]
 
     def num_workers_beside(self, task: Task) -> int:
-        """How many workers have the host's name in common with a task, itself included; 1 if it has no address."""
+        """Return the number of workers on the host of a task, including itself; 1 if it has no address."""
         if task not in self.tasks:
             return 1
         hosts = [address.rpartition(":")[0] for address in self.jobs.get("worker", ())]
@@ -97,12 +97,12 @@ class ClusterSpec:
         return {job: list(addresses) for job, addresses in self.jobs.items() if addresses}
 
     def tf_config(self, task: Task) -> str:
-        """The value of TF_CONFIG for a task."""
+        """Return the value of TF_CONFIG for a task."""
         return json.dumps({"cluster": self.to_plain(), "task": task.to_plain()})
 
 
 def places_of(tasks: Sequence[Task], places: Sequence[Place], cluster: ClusterSpec | None = None) -> dict[Task, Place]:
-    """The place of each task: that of its address, or the next that is left; without one, on this machine."""
+    """Return the place of each task: that of its address, or the next one left; else this machine."""
     left, found = list(places), dict[Task, Place]()
     addresses = {} if cluster is None else {task: cluster.address(task) for task in tasks if task in cluster.tasks}
     for task, address in addresses.items():
@@ -118,6 +118,6 @@ def places_of(tasks: Sequence[Task], places: Sequence[Place], cluster: ClusterSp
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port, as sockets take them: an IPv6 address without its brackets."""
+    """Return host and port in the form of sockets: an IPv6 address without brackets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)

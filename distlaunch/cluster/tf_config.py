@@ -39,7 +39,7 @@ def this_task() -> ThisTask:
 
 
 def from_tf_config(text: str) -> tuple[ClusterSpec, Task]:
-    """Reads TF_CONFIG. Raises UsageError that says what is wrong with it."""
+    """Parse TF_CONFIG. Raise UsageError with the mistake in it."""
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""Says which ports the tasks of a plan open, and who reaches them: whoever does can do what the tasks can."""
+"""The ports that the tasks of a plan open, and who reaches them: anyone who does can do what the tasks can."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def exposure(addresses: Iterable[str], hosts: Sequence[str], *, isolated: bool) 
 
 
 def _ranges(ports: Sequence[str]) -> str:
-    """`5001-5003, 6000`."""
+    """Return ports as ranges: `5001-5003, 6000`."""
     known = sorted(int(port) for port in ports if port.isdigit())
     parts, start = list[str](), 0
     for end, port in enumerate(known, 1):

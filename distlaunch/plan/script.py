@@ -32,7 +32,7 @@ Kind = Literal["script", "module", "program"]
 
 @dataclass(frozen=True)
 class ScriptJob:
-    """What is run, and as how many tasks.
+    """A program and the tasks that run it.
 
     Attributes:
         kind: how `program` is run: a file or a module by Python, or as it is.
@@ -54,7 +54,7 @@ class ScriptJob:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many tasks the cluster has of each job."""
+        """Return the number of tasks of each job."""
         return {"chief": int(self.chief or self.ps > 0), "worker": self.workers, "ps": self.ps}
 
     @property
@@ -68,7 +68,7 @@ class ScriptJob:
 
     @property
     def num_computing(self) -> int:
-        """Tasks that compute most of the time: no parameter server, and no chief that only coordinates."""
+        """Return the number of tasks that compute most of the time: not parameter servers or coordinators."""
         return self.workers + (self.chief and not self.ps)
 
     @property
@@ -84,11 +84,11 @@ def plan_script(
     environ: Mapping[str, str] = MappingProxyType({}),
     engine: str = "local",
 ) -> LaunchPlan:
-    """The processes of an attempt. Raises UsageError if the GPUs are not enough for the workers.
+    """Return the plan of an attempt. Raise UsageError if there are too few GPUs for the workers.
 
     Args:
         places: one for each task, in the order of `counts`, the evaluator last.
-        environ: what the tasks inherit.
+        environ: variables that the tasks inherit.
         engine: as of `LaunchPlan`.
     """
     tasks = [Task(name, index) for name, count in job.counts.items() for index in range(count)]
@@ -139,7 +139,7 @@ def _tensorflow_variables(cluster: ClusterSpec, task: Task) -> dict[str, str]:
 
 
 def _jax_variables(job: ScriptJob, task: Task, address: str) -> dict[str, str]:
-    """What JAX reads, and Keras where it is on JAX."""
+    """Return the variables for JAX, and for Keras on JAX."""
     processes, number = str(job.workers), str(task.index)
     return {
         JAX_COORDINATOR: address,
@@ -153,7 +153,7 @@ def _jax_variables(job: ScriptJob, task: Task, address: str) -> dict[str, str]:
 
 
 def _gpu_shares(job: ScriptJob, tasks: Sequence[Task], gpus: Sequence[str]) -> dict[Task, Sequence[str]]:
-    """The GPUs of each task of a host. A task that is not named sees all there are."""
+    """Return the GPUs of each task of a host. A task that is missing sees all of them."""
     if not gpus or job.num_tasks == 1:
         return {}
     # a chief beside workers trains as they do; a coordinator of parameter servers does not

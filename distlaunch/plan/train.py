@@ -1,4 +1,4 @@
-"""What will be started, as data. `distlaunch plan` prints it, `train` executes the same object."""
+"""The launch plan as data: `distlaunch plan` prints it, `train` executes the same object."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Mode = Literal["train", "evaluate", "predict", "export", "verify", "run"]
 
 NO_GPU = ("-1",)  # no device, for CUDA
 WAIT_FOR_CHIEF = ("--wait-for-chief",)
-"""For a server that its own launcher starts: it serves on after SIGTERM until the chief, started elsewhere, is gone."""
+"""Option for a server with a launcher of its own: after SIGTERM it serves until the chief elsewhere has ended."""
 
 REMOVED_ENV = ("TF_CONFIG",)
 """Not handed down from the launcher's environment: a task gets its own or none."""
@@ -54,7 +54,7 @@ USES = ("evaluate", "predict", "export")
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """One process: what is executed, with which additions to the environment, and where its files go.
+    """The plan of one process: its command, additional environment variables, and files.
 
     Attributes:
         serves: the task works for a coordinator, until it is stopped: a worker or ps of parameter servers.
@@ -89,7 +89,7 @@ class TaskPlan:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """All processes that this launcher starts for one attempt.
+    """The plan of all processes that this launcher starts for one attempt.
 
     Attributes:
         chief: the task that writes checkpoints and the run's events; it may run under another launcher.
@@ -118,23 +118,23 @@ class LaunchPlan:
 
     @property
     def is_run(self) -> bool:
-        """Whether this is what the run directory is there for, and not something done with a run."""
+        """Return True if the plan trains or runs, and does not use an existing run."""
         return self.mode in RUN_MODES
 
     @property
     def is_reader(self) -> bool:
-        """Whether this only uses what the run has trained, and writes nowhere but in its own attempt."""
+        """Return True if the plan only uses what the run has trained and writes only to its own attempt."""
         return self.mode in READ_MODES
 
     @property
     def events(self) -> Path:
-        """Where the lead task reports how the attempt goes."""
+        """Return the event file of the lead task."""
         run = RunDir(self.run_dir)
         return run.attempt_events(self.attempt) if self.is_reader else run.events
 
     @property
     def is_beside(self) -> bool:
-        """Whether this launcher starts nothing but an evaluator, for a run that another launcher works on."""
+        """Return True if this launcher starts only an evaluator for a run of another launcher."""
         return self.lead.job == "evaluator"
 
     def to_plain(self) -> dict[str, Any]:
@@ -156,29 +156,29 @@ class LaunchPlan:
 def worker_argv(
     run_dir: Path, attempt: int, task: Task, mode: Mode, extra: Sequence[str] = (), python: str = ""
 ) -> tuple[str, ...]:
-    """The command that runs one task; `python` as of `Place`."""
+    """Return the command that runs one task; see `Place` for `python`."""
     arguments = ["--run-dir", str(run_dir), "--attempt", str(attempt), "--task", str(task), "--mode", mode, *extra]
     return (python or sys.executable, *SAFE_MODULE, "distlaunch.tasks.worker", *arguments)
 
 
 def config_mark(text: str) -> tuple[str, str]:
-    """The arguments by which a task knows the config that was written for it."""
+    """Return the arguments by which a task checks that it reads the config that was written for it."""
     return "--config-sha256", hashlib.sha256(text.encode()).hexdigest()
 
 
 def processes(config: RunConfig) -> dict[str, int]:
-    """How many processes of each job a run starts, in the order of `cluster.ports`; empty for a single process."""
+    """Return the number of processes of each job, in the order of `cluster.ports`; empty for a single process."""
     return config.strategy.processes(config.cluster)
 
 
 def cluster_at(jobs: Mapping[str, int], addresses: Sequence[str]) -> ClusterSpec:
-    """The cluster of so many tasks of each job, which have these addresses in their order."""
+    """Return the cluster with the given number of tasks of each job, at these addresses in their order."""
     left = iter(addresses)
     return ClusterSpec({job: tuple(next(left) for _ in range(count)) for job, count in jobs.items() if count})
 
 
 def fit_config(config: RunConfig, cluster: ClusterSpec) -> RunConfig:
-    """The config with the numbers of tasks that a given cluster (TF_CONFIG) really has.
+    """Return the config with the numbers of tasks of a given cluster (TF_CONFIG).
 
     Raises ConfigError if they cannot share the global batch, or the mesh.
     """
@@ -191,7 +191,7 @@ def fit_config(config: RunConfig, cluster: ClusterSpec) -> RunConfig:
 
 
 def task_run_name(name: str, cluster: ClusterSpec, here: Task | None) -> str:
-    """The run's name for this launcher: one that starts a single task of a larger cluster has a run of its own."""
+    """Return the name of the run for this launcher; one that starts a single task of a cluster has its own run."""
     # an evaluator is there for the chief's run
     return (
         name if here is None or here == cluster.chief or here.job == "evaluator" else f"{name}-{here.job}-{here.index}"
@@ -210,7 +210,7 @@ def plan_launch(
     extra: Sequence[str] = (),
     engine: str = "local",
 ) -> LaunchPlan:
-    """The processes of an attempt. Touches nothing; raises UsageError if the GPUs are not enough for the workers.
+    """Return the plan of an attempt without side effects. Raise UsageError if there are too few GPUs.
 
     Args:
         cluster: addresses of all tasks; empty for a single process.
@@ -254,7 +254,7 @@ def plan_launch(
 
 
 def _chosen(config: RunConfig, mode: Mode, cluster: ClusterSpec, here: Task | None) -> tuple[Task, ...]:
-    """The tasks that this launcher starts."""
+    """Return the tasks that this launcher starts."""
     if here is not None:
         return (here,)
     evaluator = (EVALUATOR,) if config.cluster.evaluator and mode == "train" else ()
@@ -275,7 +275,7 @@ def _environment(
 
 
 def _gpu_shares(config: RunConfig, places: Mapping[Task, Place]) -> dict[Task, tuple[str, ...]]:
-    """The GPUs of each task. A task that is not named sees all that its host has."""
+    """Return the GPUs of each task. A task that is missing sees all GPUs of its host."""
     shares: dict[Task, tuple[str, ...]] = {}
     for gpus, tasks in by_host(places):
         if gpus:
@@ -301,7 +301,7 @@ def _training_shares(config: RunConfig, tasks: Sequence[Task], gpus: Sequence[st
 
 
 def render_plan(plan: LaunchPlan, config: RunConfig) -> str:
-    """The plan as text that people read and copy commands from."""
+    """Return the plan as text from which people copy commands."""
     stall = "" if plan.stall_timeout_s is None else f", {plan.stall_timeout_s:g} s without progress"
     lines = [
         f"run       {plan.run_dir}, attempt {plan.attempt}",
@@ -322,7 +322,7 @@ def render_plan(plan: LaunchPlan, config: RunConfig) -> str:
 
 
 def exposure_of(plan: LaunchPlan, config: RunConfig) -> str:
-    """A sentence on the ports that the tasks open, and who reaches them; empty for tasks without ports."""
+    """Return a sentence on the ports that the tasks open and who reaches them, or an empty string."""
     addresses = [task.address for task in plan.tasks if task.address is not None]
     hosts = list(dict.fromkeys(task.host for task in plan.tasks if task.host))
     return exposure(addresses, hosts, isolated=config.cluster.isolate) if addresses else ""
@@ -335,7 +335,7 @@ def plan_json(
     note: str = "",
     ports: str = "",
 ) -> str:
-    """The plan as JSON, as plan.json holds it, and where the variables go and who reads what, if that is known.
+    """Return the plan as in plan.json, with the placement of variables and data if known.
 
     Args:
         note: which run is resumed, and what for.
@@ -350,6 +350,6 @@ def plan_json(
 
 
 def preload_for(config: RunConfig, task: Task, mode: str) -> Preload:
-    """What a task of a run imports in any case."""
+    """Return what every task of a run imports."""
     use = [mode] if mode in USES else []
     return Preload("distlaunch.tasks.preload", (config.backend_of(task.job), *use), READ_LATE)

@@ -146,7 +146,6 @@ CASES = {**FAST, **SLOW}
 
 def test_the_table_is_as_long_as_it_should_be() -> None:
     assert len(CASES) >= 60
-    assert len(FAST) == 3
 
 
 @pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])

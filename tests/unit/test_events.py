@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from distlaunch.base.event_files import EventWriter, read_events
-from distlaunch.base.events import EpochEnded, Event, Notice, RunEnded
+from distlaunch.base.events import EpochEnded, Notice
 
 
 def test_half_a_line_does_not_swallow_the_next_writers_event(tmp_path: Path) -> None:
@@ -46,13 +46,3 @@ def test_lines_of_other_versions_are_read(tmp_path: Path) -> None:
     assert (old.format_version, new.format_version, new.step) == (1, 3, 2)
     assert math.isnan(old.logs["loss"])
     assert new.logs["loss"] == math.inf
-
-
-def test_the_end_that_an_older_version_wrote() -> None:
-    """It called the number of epochs `epoch`."""
-    line = (
-        '{"event":"RunEnded","time":1.0,"attempt":0,"task":"worker:0","status":"done","step":8,"epoch":2,"seconds":1.5}'
-    )
-    ended = Event.from_json(line)
-    assert ended == RunEnded(time=1.0, task="worker:0", status="done", step=8, epochs_done=2, seconds=1.5)
-    assert Event.from_json(ended.to_json()) == ended

@@ -32,7 +32,7 @@ from distlaunch.base.events import (
 
 @dataclass
 class AttemptFacts:
-    """One attempt so far.
+    """Facts about an attempt so far.
 
     Attributes:
         hosts: where each task was started last.
@@ -170,12 +170,12 @@ class RunFacts:
 
     @property
     def start(self) -> TrainingStarted | None:
-        """The start of training that counts: of a finished run, none of a later attempt that changed nothing."""
+        """Return the last start of training, ignoring attempts on a finished run that changed nothing."""
         last = self.ended.attempt if self.ended and self.finished else max(self.attempts, default=0)
         starts = (self.attempts[number].training for number in sorted(self.attempts, reverse=True) if number <= last)
         return next((start for start in starts if start is not None), None)
 
     @property
     def restarts(self) -> Counter[str]:
-        """How often each task was started again while the others went on."""
+        """Return the number of restarts of each task while the others continued."""
         return sum((attempt.restarts for attempt in self.attempts.values()), Counter())

@@ -26,11 +26,11 @@ _TRIES = 3
 _MOMENT_S = 0.02
 _TURN_S = 0.2
 TOUCH_S, _FRESH_S = 10.0, 60.0
-"""Without locks: how often the file is touched, and for how long that holds; clocks of hosts may differ by the rest."""
+"""On disks without locks: interval at which the file is touched, and time for which that counts, in seconds."""
 
 
 class Owner(NamedTuple):
-    """Who holds a lock.
+    """The owner of a lock.
 
     Attributes:
         pid: 0: it has not written it yet.
@@ -44,7 +44,7 @@ class Owner(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> Owner:
-        """What `str` has made."""
+        """Parse the result of `str`."""
         pid, host, kind, *_ = [*text.split(), "", "", ""]
         return Owner(int(pid), host, kind == NOTEBOOK) if pid.isdigit() else Owner()
 
@@ -53,19 +53,19 @@ class Owner(NamedTuple):
 
     @property
     def is_here(self) -> bool:
-        """Whether its process can be found on this machine."""
+        """Return True if its process is on this machine."""
         return self.host in ("", socket.gethostname())
 
     @property
     def description(self) -> str:
-        """`process 12`, `process 12 on other-host`."""
+        """Return `process 12` or `process 12 on other-host`."""
         where = "" if self.is_here else f" on {self.host}"
         return f"process {self.pid or 'unknown'}{where}"
 
 
 @contextlib.contextmanager
 def lock_run(path: Path, *, notebook: bool = False) -> Iterator[None]:
-    """Holds the lock; the system drops it if this process dies. Raises RunBusyError if another process holds it."""
+    """Hold the lock; the system releases it if this process dies. Raise RunBusyError if another process holds it."""
     # a task that inherited it would hold the lock after the launcher's death
     fd = _opened(path, os.O_RDWR | os.O_CREAT)
     try:

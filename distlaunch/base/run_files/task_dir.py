@@ -21,7 +21,7 @@ class TaskDir:
         self.heartbeat = path / HEARTBEAT
 
     def archive_error(self) -> None:
-        """Renames error.json to error-N.json: what the task's next process writes is about that process."""
+        """Rename error.json to error-N.json before the task's next process may write another."""
         if self.error_json.exists():
             number = len(list(self.path.glob("error-*.json"))) + 1
             self.error_json.replace(self.path / f"error-{number}.json")

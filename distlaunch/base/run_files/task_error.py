@@ -21,7 +21,7 @@ _NAMES = ("kind", "type", "signal")
 
 
 def write_exception(files: TaskDir, error: BaseException, *, step: int | None = None, user_error: bool = False) -> None:
-    """An exception that the task has not caught.
+    """Record an exception that the task has not caught.
 
     Args:
         step: global batches done then; None before the first step.
@@ -38,12 +38,12 @@ def write_exception(files: TaskDir, error: BaseException, *, step: int | None = 
 
 
 def write_problems(files: TaskDir, problems: Sequence[Problem]) -> None:
-    """Mistakes in the config that show only when things are built."""
+    """Record mistakes in the config that appear only when things are built."""
     _write_own(files, {"kind": "config", "problems": [problem.to_plain() for problem in problems]})
 
 
 def write_signal(files: TaskDir, code: int, step: int | None, host: str, *, oom: bool | None) -> None:
-    """For a task that was killed, and so could not. Raises OSError.
+    """Record the signal that killed a task. Raise OSError if it cannot be written.
 
     Args:
         oom: whether the kernel has killed for memory; None: not known.
@@ -59,17 +59,17 @@ def write_signal(files: TaskDir, code: int, step: int | None, host: str, *, oom:
 
 
 def write_exit(files: TaskDir, code: int, step: int | None, host: str) -> None:
-    """For a task that has ended by itself, and has not reported why. Raises OSError."""
+    """Record the exit code of a task that has not reported a reason. Raise OSError if it cannot be written."""
     _write(files, {"kind": "exit", "code": code}, step, host)
 
 
 def write_lost(files: TaskDir, reason: str, step: int | None, host: str) -> None:
-    """For a task of whose host nothing can be heard any more. Raises OSError."""
+    """Record that the host of a task was lost. Raise OSError if it cannot be written."""
     _write(files, {"kind": "lost", "message": reason}, step, host)
 
 
 def write_stall(files: TaskDir, step: int | None, host: str, *, frozen: bool) -> None:
-    """For a task that held the others up until it was ended. Raises OSError.
+    """Record that a task hung and was ended. Raise OSError if it cannot be written.
 
     Args:
         frozen: it showed no sign of life at all.

@@ -17,7 +17,7 @@ from distlaunch.base.run_dir import write_atomically
 
 @dataclass(frozen=True)
 class TrialOrder:
-    """What a trial does.
+    """The order for a trial.
 
     Attributes:
         reference: draws the weights that all others start from, and measures the model's own rounding noise.
@@ -46,7 +46,7 @@ class TrialOrder:
 
 @dataclass(frozen=True)
 class Series:
-    """What a run of some steps gave.
+    """The results of a run of some steps.
 
     Attributes:
         logs: the values of each step alone.
@@ -70,7 +70,7 @@ class Series:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the model and its data have that may explain a deviation.
+    """Properties of a model and its data that may explain a deviation.
 
     Attributes:
         batch_norm: layers that normalise by their replica's rows.
@@ -100,7 +100,7 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Record:
-    """What a trial leaves. Facts, rows and noise are the reference's.
+    """The record of a trial. Facts, rows and noise are the reference's.
 
     Attributes:
         shards: the data pipeline takes a part of the examples by itself, as for one of several workers.
@@ -128,7 +128,7 @@ class Record:
 
     @staticmethod
     def read(path: Path) -> Record:
-        """Raises OSError or ValueError if there is none that can be read."""
+        """Read a record. Raise OSError or ValueError if that fails."""
         plain: dict[str, Any] = read_json(path)
         plain["series"] = Series(**plain["series"])
         plain["facts"] = ModelFacts(**plain["facts"])
