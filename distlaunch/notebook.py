@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -241,7 +241,7 @@ class _Reporter:
 
 
 @contextlib.contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
+def _interrupts() -> Generator[Callable[[], bool]]:
     """Yield a function that returns whether an interrupt came. A second interrupt ends training at once."""
     asked = threading.Event()
     # signals of Python come to the main thread alone, and only it may set handlers

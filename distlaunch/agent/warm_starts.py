@@ -13,7 +13,7 @@ import select
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
 from distlaunch.agent.messages import Preload, TaskSpec
@@ -161,7 +161,7 @@ class WarmStarts:
         self._users = 0
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[WarmStarts]:
+    def kept(self) -> Generator[WarmStarts]:
         """Keeps the processes until everybody who has entered this has left it."""
         self._users += 1
         try:
@@ -191,7 +191,7 @@ class WarmStarts:
 
 
 @contextlib.contextmanager
-def _subreaper() -> Iterator[None]:
+def _subreaper() -> Generator[None]:
     """Meanwhile, orphaned descendants of this process become its children."""
     libc, before = ctypes.CDLL(None), ctypes.c_int()
     libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -24,7 +24,7 @@ _LONGEST_PATH = 100
 
 
 @contextlib.contextmanager
-def address_of(path: Path) -> Iterator[str]:
+def address_of(path: Path) -> Generator[str]:
     """Yield an address of the socket that is short enough for the kernel, for any run directory."""
     if len(os.fsencode(path)) <= _LONGEST_PATH:
         yield str(path)

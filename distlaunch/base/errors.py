@@ -8,7 +8,7 @@ import errno
 import os
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -202,7 +202,7 @@ _RUN = "run: "
 
 
 @contextlib.contextmanager
-def naming_run(run: str) -> Iterator[None]:
+def naming_run(run: str) -> Generator[None]:
     """Make errors of the block name a run: in a log of several runs, nothing else tells whose error it is.
 
     Args:

@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -186,7 +186,7 @@ class RunDir:
         return [self.events, *(path for path in own if path.exists())]
 
     @contextlib.contextmanager
-    def claim_attempt(self) -> Iterator[int]:
+    def claim_attempt(self) -> Generator[int]:
         """Make the directory of the next attempt, and give its number; it is removed if nothing is put into it."""
         while True:
             path = self._attempts / str(self.next_attempt())
@@ -443,7 +443,7 @@ class RunDir:
         return lock_run(self._lock, notebook=notebook)
 
     @contextlib.contextmanager
-    def lock_claim(self) -> Iterator[None]:
+    def lock_claim(self) -> Generator[None]:
         """Lock like `lock`, and remove a claimed directory in which nothing was started."""
         with self.lock():
             try:

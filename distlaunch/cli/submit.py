@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -106,7 +106,7 @@ def _overrides(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _called_by_option(options: Mapping[str, str]) -> Iterator[None]:
+def _called_by_option(options: Mapping[str, str]) -> Generator[None]:
     """Report mistakes in an override under the name of the option that gave it."""
     try:
         yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -54,7 +54,7 @@ class LocalAllocation:
     @contextmanager
     def starting(
         self, plan: LaunchPlan, show: Callable[[str, str], None], clock: Callable[[], float]
-    ) -> Iterator[Starter]:
+    ) -> Generator[Starter]:
         with HostTasks(show, clock, self.warm_starts) as tasks:
             yield _Starter(tasks, self.spec_of, NumaShares(self.num_computing))
 

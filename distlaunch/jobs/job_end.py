@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from distlaunch.base.errors import DistlaunchError, ExitCode, code_of_os_error
 from distlaunch.base.event_files import EventWriter, read_events
@@ -29,7 +29,7 @@ def judge_result(run: RunDir, result: AttemptResult) -> AttemptResult:
 
 
 @contextlib.contextmanager
-def judging_errors(run: RunDir) -> Iterator[None]:
+def judging_errors(run: RunDir) -> Generator[None]:
     """Raise DistlaunchError instead of the last of several errors in a row that keep a run's attempts from starting."""
     try:
         yield

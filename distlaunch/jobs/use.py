@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,7 +133,7 @@ def _may_have_changed(config: RunConfig, *, since: float) -> bool:
 
 
 @contextlib.contextmanager
-def reading_copy(run: RunDir) -> Iterator[RunDir]:
+def reading_copy(run: RunDir) -> Generator[RunDir]:
     """Give a run directory that leads to the files of another, and takes what an attempt writes; it is removed."""
     with tempfile.TemporaryDirectory(prefix="distlaunch-read-") as folder:
         copy = RunDir(Path(folder) / run.name)

@@ -9,7 +9,7 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -82,7 +82,7 @@ class SignalPipe:
         return self
 
     @contextlib.contextmanager
-    def raising(self) -> Iterator[None]:
+    def raising(self) -> Generator[None]:
         """While entered, a signal that asks the job to end raises StopRequested: for what waits, and cannot look.
 
         It is read from the pipe as well.

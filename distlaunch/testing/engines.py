@@ -20,7 +20,7 @@ import signal
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import psutil
@@ -113,7 +113,7 @@ class Attempt:
         self.ends: dict[str, Exit] = {}
 
     @contextlib.contextmanager
-    def started(self) -> Iterator[Starter]:
+    def started(self) -> Generator[Starter]:
         """Start all tasks; none of them is left when the block ends."""
         for task in self.plan.tasks:
             task.files.path.mkdir(parents=True, exist_ok=True)
@@ -198,7 +198,7 @@ class EngineConformance:
     @contextlib.contextmanager
     def attempt(
         self, engine: Engine, folder: Path, program: str, workers: int = 2, number: int = 0
-    ) -> Iterator[Attempt]:
+    ) -> Generator[Attempt]:
         """Allocate and plan an attempt; it is released when the block is left."""
         job = ScriptJob("program", sys.executable, ("-c", PROGRAMS[program]), workers=workers)
         needs = Needs(job.num_tasks, job.num_addresses, job.num_computing, job.slots)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,7 +135,7 @@ def verify(
 
 
 @contextmanager
-def _folder(keep: str | None) -> Iterator[Path]:
+def _folder(keep: str | None) -> Generator[Path]:
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="distlaunch-verify-") as name:
             yield Path(name)

@@ -13,7 +13,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,7 +64,7 @@ class Owner(NamedTuple):
 
 
 @contextlib.contextmanager
-def lock_run(path: Path, *, notebook: bool = False) -> Iterator[None]:
+def lock_run(path: Path, *, notebook: bool = False) -> Generator[None]:
     """Hold the lock; the system releases it if this process dies. Raise RunBusyError if another process holds it."""
     # a task that inherited it would hold the lock after the launcher's death
     fd = _opened(path, os.O_RDWR | os.O_CREAT)
@@ -83,7 +83,7 @@ def lock_run(path: Path, *, notebook: bool = False) -> Iterator[None]:
 @contextlib.contextmanager
 def lock_when_free(
     path: Path, what: str, say: Callable[[str], None], gives_up: Callable[[float], bool]
-) -> Iterator[None]:
+) -> Generator[None]:
     """Hold a lock as `lock_run` does, but wait while another process holds it.
 
     Args:
@@ -144,7 +144,7 @@ def _take(fd: int, path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _touched(fd: int) -> Iterator[None]:
+def _touched(fd: int) -> Generator[None]:
     """Meanwhile the file is fresh; afterwards it names nobody."""
     over = threading.Event()
 

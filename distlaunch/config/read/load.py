@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,7 @@ def load_mapping(
 
 
 @contextlib.contextmanager
-def _masking(overrides: tuple[str, ...], environ: Mapping[str, str]) -> Iterator[None]:
+def _masking(overrides: tuple[str, ...], environ: Mapping[str, str]) -> Generator[None]:
     """Raise the ConfigErrors of the block without the secrets that overrides and variables give."""
     try:
         yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -63,7 +63,7 @@ class RemoteAllocation:
     @contextmanager
     def starting(
         self, plan: LaunchPlan, show: Callable[[str, str], None], clock: Callable[[], float]
-    ) -> Iterator[Starter]:
+    ) -> Generator[Starter]:
         run = RunDir(plan.run_dir)
         copies = open_run(run, list(self.links.values()))
         incoming = Incoming(run.path, most_bytes)

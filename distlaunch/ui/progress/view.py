@@ -7,7 +7,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Protocol
 
 from rich.console import Console
@@ -151,7 +151,7 @@ def _print_event(event: Event) -> None:
 
 
 @contextlib.contextmanager
-def reporting_errors(view: View) -> Iterator[None]:
+def reporting_errors(view: View) -> Generator[None]:
     """Make an error that ends the command the last event, too."""
     try:
         yield
