@@ -7,14 +7,14 @@ from pathlib import Path
 
 
 def read_cgroup(name: str) -> str:
-    """The text of one of its files, such as `cpu.max`. Raises OSError if there is none."""
+    """Return the text of a file of the cgroup, such as `cpu.max`. Raise OSError if there is none."""
     # cgroup v2 has one line, such as `0::/user.slice/session-1.scope`
     group = Path("/proc/self/cgroup").read_text(encoding="utf-8").strip().rpartition("::")[2]
     return Path(f"/sys/fs/cgroup{group.rstrip('/')}/{name}").read_text(encoding="utf-8")
 
 
 def oom_kills() -> int | None:
-    """How often the kernel has killed for memory in this process's cgroup; None if unknown."""
+    """Return the number of kills for lack of memory in this process's cgroup, or None if unknown."""
     try:
         text = read_cgroup("memory.events")
     except OSError:

@@ -23,7 +23,7 @@ _ANY: Cores = frozenset()
 
 
 def pool_sizes(num_tasks: int) -> dict[str, str]:
-    """Variables for each of so many tasks; empty if one may have all the cores that its libraries see."""
+    """Return the environment variables that limit each task to its share of the cores; empty if there is no limit."""
     seen = num_visible_cores()
     share = max(1, min(seen, _quota() or seen) // max(1, num_tasks))
     # with no variables a task behaves as it does without the launcher
@@ -31,7 +31,7 @@ def pool_sizes(num_tasks: int) -> dict[str, str]:
 
 
 def _quota() -> int | None:
-    """Cores that the time is worth which the cgroup gives, as containers have it; None: all, or not known.
+    """Return the CPU limit of the cgroup (of a container) in cores, or None if there is none or it is unknown.
 
     Source: cpu.max in Linux's documentation of cgroup v2.
     """
@@ -56,7 +56,7 @@ class NumaShares:
         self._numbers: dict[str, int] = {}
 
     def of(self, task: str, env: Mapping[str, str]) -> Cores:
-        """The cores of a task, the same ones if it is started again; empty: all that this process may use."""
+        """Return the cores of a task, the same ones after a restart; empty for all that this process may use."""
         number = self._numbers.setdefault(task, len(self._numbers))
         if env.get("CUDA_VISIBLE_DEVICES", "-1") not in ("", "-1"):
             return _ANY  # which node its GPUs are at is not known here
@@ -64,7 +64,7 @@ class NumaShares:
 
 
 def shares(num_tasks: int, nodes: Collection[Cores], usable: Cores, num_cores: int) -> list[Cores]:
-    """The cores of each task; empty where nodes cannot be shared out equally, or somebody has bound this process.
+    """Return the cores of each task; empty if nodes cannot be shared equally, or this process is bound to cores.
 
     Args:
         nodes: the cores of each node.
@@ -78,7 +78,7 @@ def shares(num_tasks: int, nodes: Collection[Cores], usable: Cores, num_cores: i
 
 
 def node_cores(folder: Path) -> list[Cores]:
-    """The cores of each node, in the nodes' order; empty where the system does not show them."""
+    """Return the cores of each NUMA node, in order; empty if the system does not show them."""
     try:
         names = sorted(folder.glob("node[0-9]*/cpulist"), key=lambda path: int(path.parent.name.removeprefix("node")))
         return [_parse(path.read_text()) for path in names]
@@ -87,14 +87,14 @@ def node_cores(folder: Path) -> list[Cores]:
 
 
 def bind(pid: int, cores: Cores) -> None:
-    """Binds a process that has just been started, before it has threads; does nothing for no cores."""
+    """Bind a process that has just been started to cores, before it has threads; no cores do nothing."""
     if cores:
         with contextlib.suppress(OSError):  # it has ended, or a core is gone: it runs anywhere
             os.sched_setaffinity(pid, cores)
 
 
 def _parse(text: str) -> Cores:
-    """`0-3,8` as the kernel writes it; a node with memory only has none."""
+    """Parse a list of cores such as `0-3,8`; a node with memory only has none."""
     cores: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")

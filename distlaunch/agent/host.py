@@ -53,7 +53,7 @@ class HostTasks:
         self._entered.close()
 
     def start(self, spec: TaskSpec) -> HostTask:
-        """Starts a task, perhaps again. Raises OSError if its program cannot be started."""
+        """Start or restart a task. Raise OSError if its program cannot be started."""
         assert self._lifeline is not None
         task = HostTask(spec, self._pump, self.out_of_memory)
         warm = self._warm.process_for(spec)
@@ -70,19 +70,19 @@ class HostTasks:
         return task
 
     def end_all(self) -> None:
-        """Kills all tasks and takes what they printed."""
+        """Kill all tasks and read their remaining output."""
         for task in self._tasks.values():
             task.kill()
 
     def watch(self, fd: int, *, writing: bool = False) -> None:
-        """`wait` also returns when this descriptor can be read, or written; the caller does it."""
+        """Make `wait` also return when this descriptor can be read, or written, which the caller does."""
         self._pump.watch(fd, writing=writing)
 
     def unwatch(self, fd: int) -> None:
         self._pump.unwatch(fd)
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits for output and takes a bounded part of it; returns whether the watched descriptor can be read."""
+        """Wait for output and read a bounded part of it; return True if the watched descriptor can be read."""
         ready = self._pump.turn(timeout_s)
         imported = ready & self._importing.keys()
         for fd in imported:
@@ -105,21 +105,21 @@ class HostTasks:
             task.give_up(_NO_PROGRAM)
 
     def out_of_memory(self) -> bool | None:
-        """Whether the kernel has killed for memory since this was made; None: not known."""
+        """Return True if the kernel has killed for lack of memory since this was made; None if unknown."""
         now = oom_kills()
         # the counter is of the whole cgroup and never falls: only its growth says something
         return None if self._oom_before is None or now is None else now > self._oom_before
 
 
 def _start(spec: TaskSpec, warm: WarmProcess | None, lifeline: Lifeline) -> Child:
-    """The process of a task, bound to its cores."""
+    """Start the process of a task, bound to its cores."""
     child = _child(spec, warm, lifeline)
     bind(child.pid, spec.cores)
     return child
 
 
 def _child(spec: TaskSpec, warm: WarmProcess | None, lifeline: Lifeline) -> Child:
-    """Forked where it can be, else a fresh process."""
+    """Return a forked process if possible, else a fresh one."""
     if warm is not None and not warm.unfit:
         try:
             return warm.fork(spec, lifeline)
@@ -140,21 +140,21 @@ class HostTask:
 
     @property
     def pid(self) -> int:
-        """0 while there is no process."""
+        """The process id; 0 while there is no process."""
         return 0 if self._child is None else self._child.pid
 
     def begin(self, child: Child) -> None:
-        """From here on it has a process."""
+        """Attach the process of the task."""
         self._child = child
         for pipe, log in ((child.stdout, self.spec.stdout_log), (child.stderr, self.spec.stderr_log)):
             self._pump.add(self.spec.name, pipe, log, SecretMask(self.spec.env))
 
     def give_up(self, code: int) -> None:
-        """It ends with this exit code, and never has a process."""
+        """Record this exit code for a task that never gets a process."""
         self._given_up = code
 
     def poll(self) -> Exit | None:
-        """How it ended, once it has; all that it printed has then been taken, and its group is gone."""
+        """Return how the task ended, or None. Its output has then been read, and its process group has ended."""
         code = self._given_up if self._child is None else self._child.poll()
         if code is None:
             return None
@@ -163,7 +163,7 @@ class HostTask:
         return Exit(code, self._out_of_memory())
 
     def kill(self) -> None:
-        """Ends it at once, with everything that it has started, and takes what it printed."""
+        """Kill the task with everything that it has started, and read its remaining output."""
         if self._child is None:
             self.give_up(-signal.SIGKILL)
         else:
@@ -171,7 +171,7 @@ class HostTask:
             self._pump.finish(self.spec.name)
 
     def send(self, order: Order, *, whole_group: bool) -> None:
-        """Passes an order on.
+        """Send an order to the task.
 
         Args:
             whole_group: also ask what the task has started to stop; a task may need its own children to end well.
@@ -188,9 +188,9 @@ class HostTask:
             self._child.send(signal.SIGTERM, leader_only=not whole_group)
 
     def is_suspended(self) -> bool:
-        """Whether somebody has stopped the process, as SIGSTOP does."""
+        """Return True if the process is suspended, as by SIGSTOP."""
         return self._child is not None and self._child.is_suspended()
 
     def signs(self) -> Signs:
-        """Its last signs of life."""
+        """Return the last signs of the task."""
         return read_signs(self.spec.heartbeat)

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def host_state(paths: Iterable[str]) -> dict[str, Any]:
-    """Plain data, ready for a message. It looks from the working directory of the tasks.
+    """Return the state of this host for a message, seen from the working directory of the tasks.
 
     Args:
         paths: of data, perhaps with wildcards.
@@ -27,23 +27,23 @@ def host_state(paths: Iterable[str]) -> dict[str, Any]:
 
 
 def is_there(path: str) -> bool:
-    """Whether something has this path, or one that it matches."""
+    """Return True if a file has this path, or one that the pattern matches."""
     return os.path.exists(path) or next(glob.iglob(path), None) is not None
 
 
 def _temporary_folder() -> str:
-    """Where tasks put temporary files. `tempfile`, which tries to write there, would cost each agent 3 ms."""
+    """Return the folder of temporary files. `tempfile`, which tries to write there, takes each agent 3 ms."""
     named = os.environ.get("TMPDIR", "")
     return named if os.path.isdir(named) else "/tmp"
 
 
 def _free_bytes(folder: str) -> int:
-    """What its disk still takes from a user who is not root."""
+    """Return the free bytes of its disk for a user who is not root."""
     disk = os.statvfs(folder)
     return disk.f_bavail * disk.f_frsize
 
 
 def _limit(kind: int) -> int | None:
-    """The limit that is in force; None: there is none."""
+    """Return the current limit, or None if there is none."""
     soft, _ = resource.getrlimit(kind)
     return None if soft == resource.RLIM_INFINITY else soft

@@ -22,7 +22,7 @@ _REQUEST = struct.Struct("16sh22x")  # struct ifreq: name and flags
 
 
 def main(command: list[str]) -> None:
-    """Does not return; exits with 2 if the system does not allow it."""
+    """Replace this process by the command in a new network namespace; exit with 2 if that is not allowed."""
     try:
         _leave_network()
         _raise_loopback()
@@ -56,7 +56,7 @@ def _unshare(flags: int) -> None:
 
 
 def _raise_loopback() -> None:
-    """A new namespace has 127.0.0.1, but it is down."""
+    """Bring up the loopback interface, which is down in a new namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         answer = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, _REQUEST.pack(b"lo", 0))
         name, flags = _REQUEST.unpack(answer)

@@ -51,13 +51,13 @@ _NATIVE = r"[IWE]\d{4} \d{2}:\d{2}:|\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2}[.,]\d+: 
 
 
 def is_noise(line: str) -> bool:
-    """Whether a line is of no use to the user while all goes well."""
+    """Return True if a line is useless to the user as long as nothing fails."""
     noise, native, harmless = _compiled()
     return bool(noise.match(line)) or bool(native.match(line) and harmless.search(line))
 
 
 @functools.cache
 def _compiled() -> tuple[re.Pattern[str], ...]:
-    """When the first line comes: hosts that wait for their start do not wait for this."""
+    """Compile the pattern at the first line, so that the start of hosts does not wait for it."""
     # the first are matched at the beginning of a line
     return re.compile("|".join(_PATTERNS)), re.compile(_NATIVE), re.compile("|".join(_HARMLESS_ERRORS))

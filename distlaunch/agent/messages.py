@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 LOST_HOST = "the host "
-"""What the reason of a lost host begins with: a sentence of its own, where other reasons are said of a task."""
+"""Prefix of the reason of a lost host, which is a sentence; other reasons follow the name of a task."""
 
 
 class Order(enum.Enum):
-    """What the controller can ask of a task."""
+    """An order of the controller to a task."""
 
     STOP = "stop"
     """End after the step that all agree on, with a checkpoint."""
@@ -26,7 +26,7 @@ class Order(enum.Enum):
 
 
 class Exit(NamedTuple):
-    """How a task's process ended.
+    """The end of a task's process.
 
     Attributes:
         code: the exit code; -N for signal N.
@@ -40,7 +40,7 @@ class Exit(NamedTuple):
 
 
 class Preload(NamedTuple):
-    """What a task imports in any case. A process that has imported it already may be forked for the task.
+    """The imports of a task. A process that has made them may be forked for the task.
 
     Attributes:
         module: its `main(arguments)` imports, and returns why the process must not be forked then, or an empty text.
@@ -53,7 +53,7 @@ class Preload(NamedTuple):
 
 
 class TaskSpec(NamedTuple):
-    """What a host must know to start a task.
+    """The specification of a task for the host that starts it.
 
     Attributes:
         argv: the command; only an interpreter, `-P -m`, a module and its arguments can make use of a preload.

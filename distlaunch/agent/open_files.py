@@ -12,10 +12,10 @@ _OTHER_FILES = 100  # of the process itself: libraries, events, sockets
 
 
 def allow_open_files(number: int, what: str) -> None:
-    """Makes room for so many files, beside those that the process has in any case.
+    """Raise the limit on open files so that `number` more can be opened.
 
     Args:
-        what: what needs them, for the error.
+        what: what needs the files, for the error.
 
     Raises:
         UsageError: the system does not allow it.

@@ -10,7 +10,7 @@ import sys
 
 
 def main() -> None:
-    """Follows the launcher until it is gone."""
+    """Watch the launcher until it has ended."""
     # what ends the launcher must not end what is to outlast it
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -19,11 +19,11 @@ DRAIN_BYTES = 4 * 1024 * 1024  # of a task that has ended: a stray process may w
 LINES_PER_S = 100.0  # after `LINES_AT_ONCE`
 LINES_AT_ONCE = 400.0  # of one task
 LAST_LINES = 3
-"""So many of the lines that the screen did not take are shown when no more come: often they are the result."""
+"""Number of hidden lines that are shown when no more come: the last ones are often the result."""
 PAUSE_S = 0.5
-"""After this time without output, what came last is shown although the task goes on."""
+"""Seconds without output after which the last hidden lines are shown."""
 _SEARCHED_LINES = 10
-"""Among so many at the end of what is skipped, some may be blank or noise."""
+"""Number of lines at the end of skipped output that are searched for lines worth showing."""
 
 LineSink = Callable[[str, str], None]
 """Called with a task and a line of its output."""
@@ -42,7 +42,7 @@ class LineSplitter:
         return [self._text(line) for line in lines]
 
     def skip(self, data: bytes) -> tuple[int, list[str]]:
-        """Takes data without making lines of it; returns how many lines ended, and the last few of them."""
+        """Skip data without splitting it into lines; return the number of lines that ended, and the last few."""
         number, end = data.count(b"\n"), data.rfind(b"\n")
         if not number:
             # a line without end must not grow in memory
@@ -54,7 +54,7 @@ class LineSplitter:
         return number, [self._text(line) for line in whole.rsplit(b"\n", _SEARCHED_LINES)[-_SEARCHED_LINES:]]
 
     def flush(self) -> list[str]:
-        """The last line, if it has no line break."""
+        """Return the last line, if it has no line break."""
         tail, self._tail = self._tail, b""
         text = self._text(tail)
         return [text] if text.strip() else []
@@ -76,7 +76,7 @@ class LineSplitter:
 
 
 class Allowance:
-    """How many lines of one task the screen takes: so many at once, so many a second after that."""
+    """The limit on lines of a task on the screen: a burst, and a rate per second."""
 
     def __init__(self, now: float, *, per_s: float = LINES_PER_S, at_once: float = LINES_AT_ONCE) -> None:
         self._per_s, self._at_once = per_s, at_once
@@ -92,7 +92,7 @@ class Allowance:
 
 
 class _Stream:
-    """One pipe of a task.
+    """A pipe of a task.
 
     Attributes:
         hidden: the last of the lines that the screen did not take.
@@ -123,7 +123,7 @@ class Pump:
         self._hiding: dict[int, _Stream] = {}  # those that have lines which are not shown
 
     def add(self, task: str, pipe: IO[bytes], log_path: Path, mask: SecretMask) -> None:
-        """Reads a pipe of a task from here on."""
+        """Start to read a pipe of a task."""
         make_folder(log_path.parent)
         # a task that is started again goes on in the same file
         log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -132,14 +132,14 @@ class Pump:
         self._selector.register(pipe, selectors.EVENT_READ)
 
     def watch(self, fd: int, *, writing: bool = False) -> None:
-        """`turn` also returns when this descriptor can be read, or written; the caller does it."""
+        """Make `turn` also return when this descriptor can be read, or written, which the caller does."""
         self._selector.register(fd, selectors.EVENT_WRITE if writing else selectors.EVENT_READ)
 
     def unwatch(self, fd: int) -> None:
         self._selector.unregister(fd)
 
     def turn(self, timeout_s: float) -> set[int]:
-        """Waits for output, takes a bounded part of it; returns the watched descriptors that can be read."""
+        """Wait for output and read a bounded part of it; return the watched descriptors that are ready."""
         ready = {key.fd for key, _ in self._selector.select(timeout_s)}
         for fd in ready & self._streams.keys():
             self._read(self._streams[fd])
@@ -150,7 +150,7 @@ class Pump:
         return ready - self._streams.keys()
 
     def finish(self, task: str) -> None:
-        """The task has ended: takes what its pipes hold and closes them, even if a stray process has them open."""
+        """Read the rest of the pipes of an ended task and close them, even if a stray process has them open."""
         for stream in [stream for stream in self._streams.values() if stream.task == task]:
             left = DRAIN_BYTES
             # `_read` closes it at the end of file
@@ -179,7 +179,7 @@ class Pump:
         return len(data)
 
     def _write_log(self, stream: _Stream, data: bytes) -> None:
-        """A full disk must not take the job down with it; the log goes on when there is room again."""
+        """Write to the log. On a full disk the lines are lost, and the log continues when there is room again."""
         view = memoryview(data)
         try:
             if stream.num_lost:
@@ -210,7 +210,7 @@ class Pump:
                 self._hide(stream, now, 1, [line])
 
     def _hide(self, stream: _Stream, now: float, number: int, last: Iterable[str]) -> None:
-        """Counts lines that the screen does not take.
+        """Count lines that are not shown.
 
         Args:
             last: the last of them.
@@ -221,14 +221,14 @@ class Pump:
         stream.hidden.extend(line for line in last if _is_for_screen(line))
 
     def _forward_last(self, stream: _Stream) -> None:
-        """No more comes for now: shows the last of what was hidden."""
+        """Show the last hidden lines when no more output comes for now."""
         last = list(stream.hidden)
         self._note_hidden(stream, stream.num_hidden - len(last))
         for line in last:
             self._show(stream.task, line)
 
     def _note_hidden(self, stream: _Stream, number: int) -> None:
-        """Says how many lines are not shown; from here on the screen takes lines again."""
+        """Print how many lines were not shown, and show lines again from here on."""
         if number:
             self._show(stream.task, f"... {number:,} lines are only in {stream.log_path}")
         if stream.num_hidden:

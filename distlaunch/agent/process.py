@@ -26,7 +26,7 @@ _GUARD_S = 5.0  # for the guard to end by itself, which takes it milliseconds
 
 
 class Lifeline:
-    """What ties children to this process, which alone holds the writing ends; the kernel closes them when it dies."""
+    """The lifeline of children: pipes whose writing ends this process alone holds; the kernel closes them at its end."""
 
     def __init__(self) -> None:
         self.read_fd, self._write_fd = os.pipe()
@@ -42,11 +42,11 @@ class Lifeline:
         )
 
     def guard(self, group: int) -> None:
-        """From now on the group ends with this process."""
+        """Make the process group end with this process."""
         self._write_to_guard(f"+{group}\n")
 
     def release(self, group: int) -> None:
-        """The group is gone. To be called before its leader is reaped, while the number cannot mean another process."""
+        """Release a group that has ended. Call it before its leader is reaped, while its number is not reused."""
         self._write_to_guard(f"-{group}\n")
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class Lifeline:
 
 
 class Child:
-    """One child process, leader of its own session and group, with pipes for its output.
+    """A child process, leader of its own session and group, with pipes for its output.
 
     Args:
         reap: waits for the process, which has ended, and returns its exit code, -N for signal N.
@@ -94,7 +94,7 @@ class Child:
 
     @staticmethod
     def spawn(argv: Sequence[str], env: Mapping[str, str], lifeline: Lifeline) -> Child:
-        """Starts a program. Raises OSError if it cannot be started."""
+        """Start a program. Raise OSError if it cannot be started."""
         process = subprocess.Popen(
             list(argv),
             env={**env, LIFELINE_FD: str(lifeline.read_fd)},
@@ -113,21 +113,21 @@ class Child:
         return Child(process.pid, process.stdout, process.stderr, process.wait, lifeline)
 
     def send(self, number: signal.Signals, *, leader_only: bool = False) -> None:
-        """Signals the whole group, or its leader, which may need its own children to end well."""
+        """Signal the whole group, or only its leader, which may need its children to exit cleanly."""
         if self.code is None and leader_only:
             os.kill(self.pid, number)
         elif self.code is None:
             self._signal_group(number)
 
     def poll(self) -> int | None:
-        """The exit code once the leader has ended; what is left of its group is killed first. Does not wait."""
+        """Return the exit code once the leader has ended, after killing the rest of its group. Does not wait."""
         # WNOWAIT: it stays a zombie, which keeps its number until its group is killed
         if self.code is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             self._bury()
         return self.code
 
     def kill(self, wait_s: float = 2.0) -> None:
-        """Kills the group at once and waits for its leader, but not for long: it may sleep in the kernel."""
+        """Kill the group and wait briefly for its leader, which may be blocked in the kernel."""
         if self.code is None:
             self._signal_group(signal.SIGKILL)
             give_up_at = time.monotonic() + wait_s
@@ -135,12 +135,12 @@ class Child:
                 time.sleep(0.005)
 
     def dump_stacks(self) -> None:
-        """Asks the leader alone to write its stacks to its log; only for a program that handles the signal."""
+        """Ask the leader to write its stacks to its log; only for a program that handles the signal."""
         if self.code is None:
             os.kill(self.pid, DUMP_SIGNAL)
 
     def is_suspended(self) -> bool:
-        """Whether somebody has stopped the process, as SIGSTOP does."""
+        """Return True if the process is suspended, as by SIGSTOP."""
         import psutil  # only where it is needed: it costs 20 ms
 
         try:

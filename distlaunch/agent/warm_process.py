@@ -34,7 +34,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main() -> None:
-    """Imports, and serves."""
+    """Import, and serve."""
     number, module, *arguments, _ = sys.argv[1:]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # cleared in what is forked
     connection = socket.socket(fileno=int(number))
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def serve(connection: socket.socket) -> None:
-    """Forks until the other end of the socket is closed, and ends; in a forked task, runs it and returns at its end."""
+    """Fork tasks until the other end of the socket is closed, and exit. In a forked task, run it and return."""
     # what is there now is what was imported
     stamps = _stamps()
     # what is here stays for good; a collection in a task must not touch, and so copy, its pages
@@ -78,7 +78,7 @@ def _answer(connection: socket.socket, answer: dict[str, Any]) -> None:
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """The next request with its descriptors; None at the end."""
+    """Return the next request with its descriptors, or None at the end."""
     # descriptors come with the first bytes of a message, so with the length
     head, fds, _, _ = socket.recv_fds(connection, LENGTH.size, NUM_FDS)
     if len(head) < LENGTH.size:
@@ -94,7 +94,7 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | No
 
 
 def _stamps() -> list[tuple[int, int]]:
-    """What changes when an imported package is installed anew."""
+    """Return values that change when an imported package is reinstalled."""
     files = [getattr(module, "__file__", None) for name, module in sys.modules.items() if "." not in name]
     found = []
     for file in filter(None, files):
@@ -107,7 +107,7 @@ def _stamps() -> list[tuple[int, int]]:
 
 
 def _fork() -> int | None:
-    """The task's process id; None in the task; 0 if it could not be forked."""
+    """Fork; return the task's process id, None in the task, or 0 if that failed."""
     read, write = os.pipe()
     between = os.fork()
     if between == 0:
@@ -132,7 +132,7 @@ def _fork() -> int | None:
 
 
 def _become(request: dict[str, Any], fds: list[int]) -> None:
-    """Makes of this process what a fresh one would be, and runs the task in it."""
+    """Give this process the state of a fresh one, and run the task in it."""
     stdout, stderr, lifeline, gate = fds
     begin = os.read(gate, 1)
     os.close(gate)
@@ -160,7 +160,7 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
 
 
 def _opened_anew(stream: Any) -> io.TextIOWrapper:
-    """A standard stream for its descriptor, which was a file's here and may be a pipe's now: it cannot be sought in."""
+    """Reopen a standard stream for its descriptor, which may have been a file and now be a pipe without seek."""
     raw = io.FileIO(stream.fileno(), "w", closefd=False)
     raw.name = stream.name  # pyright: ignore[reportAttributeAccessIssue]
     binary = raw if isinstance(stream.buffer, io.FileIO) else io.BufferedWriter(raw)
@@ -175,7 +175,7 @@ def _opened_anew(stream: Any) -> io.TextIOWrapper:
 
 
 def _show_as(argv: list[str]) -> None:
-    """Writes another command line over this process's own, as setproctitle does, within its room."""
+    """Overwrite the command line of this process, as setproctitle does, within its length."""
     try:
         with open("/proc/self/stat", encoding="utf-8") as file:
             fields = file.read().rpartition(")")[2].split()

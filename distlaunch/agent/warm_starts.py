@@ -49,7 +49,7 @@ class WarmProcess:
 
     @staticmethod
     def spawn(interpreter: str, preload: Preload, env: Mapping[str, str]) -> WarmProcess:
-        """Starts one. Raises OSError."""
+        """Start a warm process. Raise OSError if it cannot be started."""
         ours, theirs = socket.socketpair()
         words = [str(theirs.fileno()), preload.module, *preload.arguments, PADDING]
         with theirs:
@@ -66,7 +66,7 @@ class WarmProcess:
 
     @property
     def fd(self) -> int:
-        """Can be read when the imports are done, or it has ended."""
+        """Return the descriptor that becomes readable when the imports are done or the process has ended."""
         return self._connection.fileno()
 
     @property
@@ -74,13 +74,13 @@ class WarmProcess:
         return self._process.pid
 
     def is_ready(self, timeout_s: float = 0.0) -> bool:
-        """Whether the imports are done."""
+        """Return True if the imports are done."""
         if self.unfit is None and select.select([self._connection], [], [], timeout_s)[0]:
             self._read_answer()
         return self.unfit is not None
 
     def fork(self, spec: TaskSpec, lifeline: Lifeline) -> Child:
-        """Starts a task as a child of this process. Raises WarmStartError; no task is left then."""
+        """Start a task as a child of this process. Raise WarmStartError if that fails; no task is left then."""
         out, err, gate = os.pipe(), os.pipe(), os.pipe()
         try:
             # only for this moment: else the grandchildren of all tasks would become ours
@@ -116,7 +116,7 @@ class WarmProcess:
         return int(answer["pid"])
 
     def _read_answer(self) -> dict[str, Any]:
-        """The next answer; also notes whether tasks can be forked."""
+        """Return the next answer, and record whether tasks can be forked."""
         line = b""
         with contextlib.suppress(OSError):
             # byte by byte, so that nothing behind the line is taken
@@ -129,7 +129,7 @@ class WarmProcess:
         return answer
 
     def close(self) -> None:
-        """Ends it. Its tasks are not its children, and go on."""
+        """End the warm process. Its tasks are not its children and continue."""
         importing = self.unfit is None
         self.unfit = self.unfit or "it has been closed"
         self._connection.close()
@@ -141,7 +141,7 @@ class WarmProcess:
 
 
 class _Kind(NamedTuple):
-    """What decides whether a task can be forked from a process: all that its imports may depend on."""
+    """The key of a warm process: everything that its imports may depend on."""
 
     interpreter: str
     preload: Preload
@@ -162,7 +162,7 @@ class WarmStarts:
 
     @contextlib.contextmanager
     def kept(self) -> Generator[WarmStarts]:
-        """Keeps the processes until everybody who has entered this has left it."""
+        """Keep the processes until every block that entered this has ended."""
         self._users += 1
         try:
             yield self
@@ -174,11 +174,11 @@ class WarmStarts:
                 self._processes.clear()
 
     def add(self, interpreter: str, preload: Preload, env: Mapping[str, str], process: WarmProcess) -> None:
-        """Takes a process that has imported a preload in this environment already."""
+        """Add a process that has imported a preload in this environment."""
         self._processes[_Kind.of(interpreter, preload, env)] = process
 
     def process_for(self, spec: TaskSpec) -> WarmProcess | None:
-        """What a task can be forked from, perhaps still importing; None: it is to be started as a fresh process."""
+        """Return the process to fork a task from, perhaps still importing, or None for a fresh process."""
         # only what runs as a module of ours is known to begin with these imports
         if spec.preload is None or tuple(spec.argv[1:3]) != SAFE_MODULE or sys.platform != "linux":
             return None
@@ -192,7 +192,7 @@ class WarmStarts:
 
 @contextlib.contextmanager
 def _subreaper() -> Generator[None]:
-    """Meanwhile, orphaned descendants of this process become its children."""
+    """Make orphaned descendants of this process its children within the block."""
     libc, before = ctypes.CDLL(None), ctypes.c_int()
     libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):

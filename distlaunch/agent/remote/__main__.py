@@ -11,7 +11,7 @@ from distlaunch.base.signals import DUMP_SIGNAL, STOP_SIGNALS
 
 
 def main() -> None:
-    """Serves until the connection ends."""
+    """Serve until the connection ends."""
     if not any(test(os.fstat(0).st_mode) for test in (stat.S_ISFIFO, stat.S_ISSOCK)):
         sys.exit("this is distlaunch's agent; `distlaunch train` starts it on the hosts of a job")
     # first: what prints something during the imports must not reach the connection

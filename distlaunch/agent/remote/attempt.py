@@ -25,7 +25,7 @@ _SCAN_S = 0.25
 _LEAVERS_END_WITHIN_S = 1.0
 """The controller hears nothing meanwhile, and takes a host for lost after 3 s at the earliest."""
 _TAIL_S = 10.0
-"""So long the end of a task waits for the last of its output; a network that is slower than that gets it later."""
+"""Seconds that the report of an end waits for the last output; over a slower network it arrives later."""
 
 
 class HostAttempt:
@@ -65,7 +65,7 @@ class HostAttempt:
                 copy.follow(self._name(path), whole_lines=True)
 
     def start(self, frame: Frame, tasks: HostTasks) -> None:
-        """Starts a task, perhaps again."""
+        """Start or restart a task."""
         name = frame.text("task")
         files = self._run.task(self.number, name)
         make_folder(files.path)
@@ -93,18 +93,18 @@ class HostAttempt:
             self.refuse(name, f"{error.strerror} ({argv[0]})")
 
     def refuse(self, name: str, why: str) -> None:
-        """Tells that a task cannot be started."""
+        """Report that a task cannot be started."""
         self._outbox.put(encode("exit", task=name, code=127, oom=False, unstartable=why))
 
     def order(self, frame: Frame) -> bool:
-        """Passes an order on; False if there is no such task yet."""
+        """Send an order to a task; return False if there is no such task yet."""
         name = frame.text("task")
         if (task := self._tasks.get(name)) is not None:
             task.send(Order(frame.text("order")), whole_group=bool(frame.fields.get("whole_group")))
         return task is not None or name in self._started
 
     def poll(self) -> None:
-        """Reports what is new."""
+        """Report what is new."""
         now = self._clock()
         for name, task in list(self._tasks.items()):
             if (end := task.poll()) is not None:
@@ -126,16 +126,16 @@ class HostAttempt:
 
     @property
     def beats(self) -> bool:
-        """Whether tasks run, whose heartbeats are sent often."""
+        """Return True if tasks run, whose heartbeats are sent often."""
         return bool(self._tasks)
 
     @property
     def is_ending(self) -> bool:
-        """Whether an end waits to be reported."""
+        """Return True if the end of a task waits to be reported."""
         return bool(self._ends)
 
     def end_processes_left(self) -> str:
-        """End what the tasks, which have ended, have started and left running; return a line that names it."""
+        """End the processes that ended tasks have left running; return a line that names them."""
         from distlaunch.agent.leavers import end_leavers
 
         if not self._started:
@@ -143,7 +143,7 @@ class HostAttempt:
         return end_leavers(str(self._run.path), self.number, self._started, _LEAVERS_END_WITHIN_S)
 
     def close(self, done: bytes) -> None:
-        """All tasks have ended: sends what they have left, and a message after it."""
+        """Send the remaining files of the tasks, which have all ended, and a message after them."""
         if self._copy is None:
             self._outbox.put_files([done])
             return
@@ -160,7 +160,7 @@ class HostAttempt:
         self._outbox.put_files([done])
 
     def _send_appended(self) -> bool:
-        """Whether there was something."""
+        """Send what was appended to followed files; return True if there was something."""
         if self._copy is None:
             return False
         if not self._outbox.has_room:
@@ -196,7 +196,7 @@ class HostAttempt:
 
 
 def _tolerant(messages: Iterator[bytes]) -> Iterator[bytes]:
-    """Without the rest, if a file cannot be read."""
+    """Yield the messages of a file, and stop if it cannot be read."""
     try:
         yield from messages
     except OSError:
@@ -204,7 +204,7 @@ def _tolerant(messages: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _plain(task: HostTask) -> list[Any]:
-    """The signs of a task, ready for a message."""
+    """Return the signs of a task for a message."""
     return list(task.signs())
 
 

@@ -18,7 +18,7 @@ _MARK = ".distlaunch-code.json"
 
 
 def digest_of(path: Path) -> str:
-    """Of a file's content; empty if it cannot be read."""
+    """Return the digest of a file's content, or an empty string if it cannot be read."""
     import hashlib  # it costs 2 ms
 
     try:
@@ -54,7 +54,7 @@ class CodeCopy:
             raise UsageError(f"cannot put the code in {folder}: {error.strerror}") from None
 
     def commit(self) -> None:
-        """All files have come: deletes those that belong to the code no more. Raises UsageError if one is missing."""
+        """Delete the files that no longer belong to the code. Raise UsageError if one is missing."""
         if self.is_same:
             return
         missing = [name for name, digest in self._expected.items() if digest_of(self.folder / name) != digest]
@@ -67,7 +67,7 @@ class CodeCopy:
         lock(self._lock, fcntl.LOCK_SH)
 
     def close(self) -> None:
-        """Others may change it again."""
+        """Release the lock, so that others may change the copy."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

@@ -16,7 +16,7 @@ _PART = ".part.tmp"
 
 
 def below(root: Path, name: str) -> Path:
-    """The path of a file that another host names. Raises FrameError if it would lie outside."""
+    """Return the path of a file that another host names. Raise FrameError if it is outside."""
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or ".." in parts or "\0" in name:
         raise FrameError(f"got the file name {name!r:.80}; expected one inside the run directory")
@@ -37,10 +37,10 @@ class Incoming:
         self._root, self._limit_of = root, limit_of
         self.problem = ""
         self._torn: set[str] = set()
-        """What is not complete, and never will be."""
+        """Files that will never be complete."""
 
     def take(self, frame: Frame) -> None:
-        """A disk that is full stops no job. Raises FrameError."""
+        """Handle a message; a full disk is recorded and stops no job. Raise FrameError for a wrong message."""
         path = frame.text("path")
         part = part_of(path)
         if path == part and (frame.kind == REMOVE or frame.fields.get("fresh")):
@@ -57,17 +57,17 @@ class Incoming:
 
 
 def remove_folder(path: Path, *, ignore_errors: bool = False) -> None:
-    """With all that is in it. Raises OSError."""
+    """Remove a folder with its contents. Raise OSError if that fails."""
     import shutil  # it costs 2 ms, and most agents remove nothing
 
     shutil.rmtree(path, ignore_errors=ignore_errors)
 
 
 def receive(root: Path, frame: Frame, limit: int | None = None) -> None:
-    """Does what a message asks for. Raises OSError, or FrameError if the message is wrong.
+    """Carry out a message. Raise OSError, or FrameError if the message is wrong.
 
     Args:
-        limit: bytes that the file may have.
+        limit: largest size of the file in bytes.
     """
     path = below(root, frame.text("path"))
     if frame.kind == REMOVE:
@@ -101,10 +101,10 @@ def _move(path: Path, to: Path) -> None:
 
 
 def send_file(path: Path, name: str, *, keeps_mode: bool = False) -> Iterator[bytes]:
-    """Messages that put a file under this name, at once when it is complete. Raises OSError if it is gone.
+    """Yield messages that write a file under this name atomically. Raise OSError if it is gone.
 
     Args:
-        keeps_mode: what its owner may do with it stays so, and nobody else may do anything.
+        keeps_mode: whether to keep the owner's permissions, and remove those of others.
     """
     part = _part(name)
     with path.open("rb") as file:
@@ -114,7 +114,7 @@ def send_file(path: Path, name: str, *, keeps_mode: bool = False) -> Iterator[by
 
 
 def send_folder(path: Path, name: str) -> Iterator[bytes]:
-    """Messages that put a folder under this name, at once when all of it is there.
+    """Yield messages that write a folder under this name atomically.
 
     Its files are opened first: who deletes it meanwhile does not make half of it.
     """
@@ -133,13 +133,13 @@ def send_folder(path: Path, name: str) -> Iterator[bytes]:
 
 
 def _part(name: str) -> str:
-    """What a file is called while it is not complete."""
+    """Return the name of a file while it is incomplete."""
     folder, _, last = name.rpartition("/")
     return f"{folder}/.{last}{_PART}" if folder else f".{last}{_PART}"
 
 
 def part_of(name: str) -> str:
-    """The file or folder, not complete yet, that a name lies in; empty if it is in none."""
+    """Return the incomplete file or folder that contains a name, or an empty string."""
     words = name.split("/")
     ends = [number for number, word in enumerate(words, 1) if word.endswith(_PART)]
     return "/".join(words[: ends[0]]) if ends else ""

@@ -17,17 +17,17 @@ MAX_NOISE_BYTES = 256 * 1024
 MAX_HEADER_BYTES = 1024 * 1024
 MAX_PAYLOAD_BYTES = 1024 * 1024
 CHUNK_BYTES = 256 * 1024
-"""Of a file, in one message: small enough that signs of life come between two of them."""
+"""Bytes of a file in one message: small enough that heartbeats can be sent in between."""
 
 _LENGTHS = struct.Struct("!II")
 
 
 class FrameError(Exception):
-    """What came is no message."""
+    """The received bytes are no message."""
 
 
 class Frame(NamedTuple):
-    """One message.
+    """A message.
 
     Attributes:
         kind: what it is about.
@@ -39,14 +39,14 @@ class Frame(NamedTuple):
     payload: bytes = b""
 
     def text(self, name: str) -> str:
-        """A field that must be there, and be text. Raises FrameError."""
+        """Return a required text field. Raise FrameError if it is missing or no text."""
         value = self.fields.get(name)
         if not isinstance(value, str):
             raise FrameError(f"{self.kind}: {name}: got {value!r:.80}; expected text")
         return value
 
     def number(self, name: str, least: int = -(2**63), most: int = 2**63) -> int:
-        """A field that must be there, and be a whole number in a range. Raises FrameError."""
+        """Return a required integer field within a range. Raise FrameError if it is not."""
         value = self.fields.get(name)
         if not isinstance(value, int) or isinstance(value, bool):
             raise FrameError(f"{self.kind}: {name}: got {value!r:.80}; expected a whole number")
@@ -56,7 +56,7 @@ class Frame(NamedTuple):
 
 
 def encode(kind: str, payload: bytes = b"", **fields: Any) -> bytes:
-    """A message as bytes. Raises FrameError if it is too long."""
+    """Encode a message. Raise FrameError if it is too long."""
     header = json.dumps({"kind": kind, **fields}, separators=(",", ":")).encode()
     _check(len(header), len(payload))
     return _LENGTHS.pack(len(header), len(payload)) + header + payload
@@ -69,7 +69,7 @@ class FrameReader:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """The messages that are complete now. Raises FrameError; nothing can be read after that."""
+        """Return the messages that are complete. After FrameError nothing more can be read."""
         self._data += data
         while len(self._data) >= _LENGTHS.size:
             header, payload = _LENGTHS.unpack_from(self._data)
@@ -96,7 +96,7 @@ class GreetingReader:
         self._size = 0
 
     def feed(self, data: bytes) -> bytes | None:
-        """What follows the greeting; None while it has not come. Raises FrameError if it does not come."""
+        """Return the bytes after the greeting, or None before it. Raise FrameError if something else comes."""
         self._data += data
         before, found, rest = self._data.partition(GREETING)
         if found:

@@ -24,7 +24,7 @@ COMPARED = ("tensorflow", "keras", "jax", "jaxlib", "numpy")
 
 
 def host_facts(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Plain data, ready for a message."""
+    """Return the facts about this host for a message."""
     import psutil  # it costs 20 ms
 
     return {
@@ -46,7 +46,7 @@ def host_facts(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _machine() -> str:
-    """What no other machine has, nor another container of it; empty where the system does not tell."""
+    """Return an identifier that is unique to this machine or container; empty if the system has none."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/net')} {socket.gethostname()}"
@@ -56,13 +56,13 @@ def _machine() -> str:
 
 @functools.cache
 def package_files() -> str:
-    """Names and sizes of distlaunch's own files, which may differ under one version: where somebody works on it."""
+    """Return names and sizes of distlaunch's files, which differ within a version where it is being developed."""
     root = os.path.dirname(distlaunch.__file__)
     return f"{zlib.crc32(repr(sorted(_sized(root, '/'))).encode()):08x}"
 
 
 def _sized(folder: str, name: str) -> Iterator[str]:
-    """Names and sizes of the modules in a folder. Each agent waits for this, so it looks at nothing else."""
+    """Return names and sizes of the modules in a folder, and nothing else, since each agent waits for it."""
     for each in os.scandir(folder):
         if each.name.endswith(".py") and not each.name.startswith("."):
             # editors put broken links there, and files that are gone soon
@@ -73,12 +73,12 @@ def _sized(folder: str, name: str) -> Iterator[str]:
 
 
 def package_versions() -> dict[str, str]:
-    """Of the packages that are there; read from their metadata, without importing them."""
+    """Return the versions of installed packages from their metadata, without importing them."""
     return {name: version for name in COMPARED if (version := installed(name)) is not None}
 
 
 def _addresses(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Addresses and their network interfaces, the likeliest first; the last ones reach this host only."""
+    """Return addresses and their interfaces, most likely first; the last ones are reachable from this host only."""
     import psutil
 
     found: list[tuple[str, str]] = []
@@ -94,5 +94,5 @@ def _addresses(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address means the same host everywhere."""
+    """Return True if an address means the local host."""
     return address.startswith("127.") or address == "::1"

@@ -23,7 +23,7 @@ class Outbox:
 
     @property
     def has_room(self) -> bool:
-        """Whether more messages that can wait should be added."""
+        """Return True if more messages that can wait should be added."""
         return self._size < _LOW_BYTES
 
     @property
@@ -31,16 +31,16 @@ class Outbox:
         return bool(self._waiting or self._files)
 
     def put(self, message: bytes) -> None:
-        """To be sent before all files that wait."""
+        """Queue a message in front of all waiting files."""
         self._waiting.append(memoryview(message))
         self._size += len(message)
 
     def put_files(self, messages: Iterable[bytes]) -> None:
-        """To be sent when there is room, in order. An OSError while they are made leaves out the rest of them."""
+        """Queue messages that are made when there is room. An OSError while making them drops the rest."""
         self._files.append(iter(messages))
 
     def flush(self) -> None:
-        """Writes what the other side takes now. Raises OSError if it is gone."""
+        """Write what the other side accepts now. Raise OSError if it has closed."""
         self._fill()
         while self._waiting:
             first = self._waiting[0]

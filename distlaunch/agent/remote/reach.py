@@ -1,4 +1,4 @@
-"""Whether hosts reach each other: one listens on the ports that its tasks will have, the others connect.
+"""The test whether hosts reach each other: one listens on the future ports of its tasks, the others connect.
 
 The listening sockets are closed before a task starts: a socket that listens on a shared port takes a part of the
 connections that are meant for the task.
@@ -20,7 +20,7 @@ _TRY_AGAIN_S = 1.0
 
 
 class Target(NamedTuple):
-    """Where another host may be reached.
+    """An address of another host.
 
     Attributes:
         token: what it answers; another host at the same address does not know it. Empty: nothing needs to be answered.
@@ -63,7 +63,7 @@ class Prober:
         return bool(self._rounds)
 
     def listen(self, ports: Sequence[int], token: str) -> None:
-        """Answers whoever connects. Raises OSError."""
+        """Answer everyone who connects. Raise OSError if the port is in use."""
         for port in ports:
             listener = hold(port)
             listener.setblocking(False)
@@ -78,11 +78,11 @@ class Prober:
         self._listeners.clear()
 
     def probe(self, targets: Sequence[Target], seconds: float, done: Callable[[list[int]], None]) -> None:
-        """Calls back with the numbers of those that were not reached."""
+        """Connect to targets, and call back with the indices of those that were not reached."""
         self._rounds.append(_Round(targets, self._clock() + seconds, done))
 
     def turn(self) -> None:
-        """Goes on with what can go on. Never waits."""
+        """Make progress without waiting."""
         for key, _ in self._selector.select(0):
             each = key.fileobj
             assert isinstance(each, socket.socket)

@@ -58,19 +58,19 @@ class RunCopy:
             raise UsageError(f"cannot make {self.root}: {error.strerror}; choose another runs_dir") from None
 
     def begin(self) -> None:
-        """What is there by now is known to the controller."""
+        """Record the present files as known to the controller."""
         self._rest = dict(self._others())
         self._checkpoints = dict(self._complete_checkpoints())
 
     def follow(self, name: str, *, whole_lines: bool = False) -> None:
-        """From now on sends what is appended to a file."""
+        """Start to send what is appended to a file."""
         path = self.root / name
         self._tails.setdefault(name, path.stat().st_size if path.exists() else 0)
         if whole_lines:
             self._events.add(name)
 
     def appended(self) -> Iterator[bytes]:
-        """A bounded part of what was appended to the followed files."""
+        """Return a bounded part of what was appended to the followed files."""
         for name, offset in self._tails.items():
             try:
                 size = os.stat(self.root / name).st_size
@@ -88,7 +88,7 @@ class RunCopy:
                 yield encode(WRITE, data, path=name)
 
     def new_checkpoints(self) -> Iterator[bytes]:
-        """Those that are complete and not sent yet, the newest first; and which are gone."""
+        """Return complete checkpoints that were not sent yet, newest first, and those that were deleted."""
         there = dict(self._complete_checkpoints())
         for name in sorted(there, reverse=True):
             if self._checkpoints.get(name) != there[name]:
@@ -105,7 +105,7 @@ class RunCopy:
         return dict(self._complete_checkpoints()) != self._checkpoints
 
     def changed(self) -> Iterator[bytes]:
-        """All other files that tasks have written or changed."""
+        """Return all other files that tasks have written or changed."""
         left_out = list[str]()
         for name, stamp in list(self._others()):
             if self._rest.get(name) != stamp:
@@ -120,7 +120,7 @@ class RunCopy:
             yield encode("line", task="", text=text)
 
     def remove(self) -> None:
-        """The controller has everything: deletes the copy."""
+        """Delete the copy; the controller has everything."""
         if (self.root / _MARK).is_file():
             remove_folder(self.root, ignore_errors=True)
         with contextlib.suppress(OSError):  # another run is in it by now
@@ -153,5 +153,5 @@ def _stamp(path: Path) -> _Stamp:
 
 
 def is_shared(root: Path, nonce: str) -> bool:
-    """Whether the controller's run directory is seen here: it has put a file of this name there."""
+    """Return True if the controller's run directory is visible here: it has put a file of this name there."""
     return (root / nonce).is_file()

@@ -39,7 +39,7 @@ _READ_BYTES = 64 * 1024  # what a pipe holds
 _LONGEST_S = 10_000_000
 _MOST_PORTS = 10_000
 LEASE_S = 60.0
-"""Until the controller has said how long it may be silent."""
+"""Lease in seconds until the controller has set one."""
 
 
 class Agent:
@@ -70,7 +70,7 @@ class Agent:
         self._greeted = self._over = self._writes = False
 
     def serve(self) -> None:
-        """Returns when the controller is gone or has said goodbye; no task is left then."""
+        """Serve until the controller has ended or said goodbye; no task is left then."""
         self._outbox.put(GREETING)
         self._outbox.put(encode("hello", protocol=PROTOCOL, **host_facts(os.environ)))
         try:
@@ -87,7 +87,7 @@ class Agent:
             self._ports.release()
 
     def _serve_attempt(self, tasks: HostTasks) -> None:
-        """Until the tasks are to be ended, which leaving `HostTasks` does."""
+        """Serve an attempt until its tasks are to be ended, which leaving `HostTasks` does."""
         self._writes = False
         tasks.watch(self._reading)
         tasks.watch(self._prober.fileno())
@@ -106,7 +106,7 @@ class Agent:
                 tasks.watch(self._writing, writing=True) if self._writes else tasks.unwatch(self._writing)
 
     def _read(self) -> bool:
-        """Takes what has come; returns whether the attempt is over."""
+        """Handle received messages; return True if the attempt is over."""
         try:
             data = os.read(self._reading, _READ_BYTES)
         except BlockingIOError:
@@ -155,7 +155,7 @@ class Agent:
         self._reply(frame)
 
     def _on_code(self, frame: Frame) -> None:
-        """Whether the code is here; if not, what comes next is written where it is to be."""
+        """Report whether the code is here; if not, the files that follow are written to its folder."""
         folder = Path(frame.text("folder"))
         self._code = CodeCopy(folder, json.loads(frame.payload))
         self._incoming = Incoming(folder) if not self._code.is_same else None
@@ -182,7 +182,7 @@ class Agent:
             raise UsageError(f"its state cannot be read: {error}") from None
 
     def _on_beat(self, frame: Frame) -> None:
-        """It has been noted that something came."""
+        """Do nothing: receiving a message has renewed the lease."""
 
     def _on_bye(self, frame: Frame) -> None:
         if frame.fields.get("remove"):
@@ -191,7 +191,7 @@ class Agent:
         self._over = True
 
     def _on_compare(self, frame: Frame) -> None:
-        """Which files are not here, or others."""
+        """Report which files are missing or differ."""
         wrong = [name for name, digest in json.loads(frame.payload).items() if digest_of(Path(name)) != digest]
         self._reply(frame, wrong=wrong[:20], count=len(wrong))
 
@@ -238,7 +238,7 @@ class Agent:
         self._ports.release()
 
     def _on_open(self, frame: Frame) -> None:
-        """Whether the run directory is shared with the controller; if not, makes a copy."""
+        """Report whether the run directory is shared with the controller; if not, make a copy."""
         root = Path(frame.text("root"))
         self._root, self._copy, self._incoming = root, None, None
         if is_shared(root, frame.text("nonce")):
