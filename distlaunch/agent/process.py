@@ -26,7 +26,7 @@ _GUARD_S = 5.0  # for the guard to end by itself, which takes it milliseconds
 
 
 class Lifeline:
-    """The lifeline of children: pipes whose writing ends this process alone holds; the kernel closes them at its end."""
+    """The lifeline of children: pipes whose writing ends this process holds; the kernel closes them at its end."""
 
     def __init__(self) -> None:
         self.read_fd, self._write_fd = os.pipe()

@@ -23,18 +23,18 @@ class TaskHandle(Protocol):
     @property
     def pid(self) -> int: ...
     def poll(self) -> Exit | None:
-        """How it ended, once it has; what it printed has then been taken. Never waits."""
+        """Return how the task ended, or None; its output has then been read. Never waits."""
         ...
 
     def send(self, order: Order, *, whole_group: bool) -> None:
-        """Passes an order on, to the task alone or also to what it has started."""
+        """Send an order to the task, or also to what it has started."""
 
     def is_suspended(self) -> bool:
-        """Whether somebody has stopped the process, as SIGSTOP does."""
+        """Return True if the process is suspended, as by SIGSTOP."""
         ...
 
     def signs(self) -> Signs:
-        """Its last signs of life."""
+        """Return the last signs of the task."""
         ...
 
 
@@ -42,21 +42,21 @@ class Starter(Protocol):
     """Starts tasks on the allocation's hosts."""
 
     def start(self, task: TaskPlan) -> TaskHandle:
-        """Starts a task, perhaps again. Raises OSError if its program cannot be started."""
+        """Start or restart a task. Raise OSError if its program cannot be started."""
         ...
 
     def watch(self, fd: int) -> None:
-        """`wait` also returns when this descriptor can be read; the caller reads it."""
+        """Make `wait` also return when this descriptor can be read; the caller reads it."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until tasks have something to report; returns whether to look at once.
+        """Wait until tasks have something to report; return True if the caller should check at once.
 
         That is so if the watched descriptor can be read, or a task of another host has ended.
         """
         ...
 
     def collect(self, gives_up: Callable[[], bool]) -> None:
-        """All tasks have ended: waits until what they wrote is here, or the user does not want to wait."""
+        """Wait until the files of the tasks, which have all ended, are here, or the user stops waiting."""
 
 
 class Allocation(Protocol):
@@ -64,33 +64,33 @@ class Allocation(Protocol):
 
     @property
     def places(self) -> Sequence[Place]:
-        """One for each process that was asked for; those with addresses come first."""
+        """Return a place for each requested process; those with addresses come first."""
         ...
 
     @property
     def given(self) -> tuple[ClusterSpec, Task] | None:
-        """The cluster that is there already, and the only task of it to start; None: all tasks are to be started."""
+        """Return a given cluster and the only task of it to start; None to start all tasks."""
         ...
 
     @property
     def engine(self) -> str:
-        """What a plan calls the engine: a kind of `engine:`, or `tf_config`."""
+        """Return the name of the engine in plans: a kind of `engine:`, or `tf_config`."""
         ...
 
     @property
     def sees_tasks_at_once(self) -> bool:
-        """Whether the signs of life of all tasks are of the same moment, and so show who is a little behind."""
+        """Return True if the signs of all tasks are of the same moment, so that small delays can be compared."""
         ...
 
     @property
     def notes(self) -> Sequence[str]:
-        """What the user should know about the hosts."""
+        """Return what the user should know about the hosts."""
         ...
 
     def starting(
         self, plan: LaunchPlan, show: Callable[[str, str], None], clock: Callable[[], float]
     ) -> AbstractContextManager[Starter]:
-        """Opens the way to start the tasks of a plan; when it is left, all of them are gone.
+        """Yield the tasks of a plan, to be started; when the block is left, none of them is left.
 
         Args:
             show: takes the lines that they print.
@@ -100,17 +100,17 @@ class Allocation(Protocol):
         ...
 
     def import_ahead(self, plan: LaunchPlan) -> None:
-        """Begins to import what the tasks of a plan would wait for at their start, where it can; waits for nothing."""
+        """Start imports that the tasks of a plan will need, where possible, without waiting."""
 
     def listening(self, addresses: Collection[str]) -> set[str]:
-        """Those of the addresses that somebody listens on."""
+        """Return the addresses on which a process listens."""
         ...
 
     def note_host_failure(self, host: str, /) -> None:
-        """A task on this host was the first to fail, and not by an exception of its own."""
+        """Record that a task on this host failed first, and not by an exception of its own."""
 
     def release_ports(self) -> None:
-        """The tasks have bound their ports, and none will be started again."""
+        """Release the ports: the tasks have bound them, and none will be restarted."""
 
     def release(self) -> None:
-        """Gives everything back."""
+        """Release everything."""

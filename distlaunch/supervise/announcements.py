@@ -29,10 +29,10 @@ class Announcer:
         self._waiting_was_reported = self._rest_was_reported = False
 
     def waiting(self, tasks: Sequence[str], state: RunState, now: float) -> None:
-        """Whom the run, or perhaps a script, waits for; said once.
+        """Print once which tasks the run, or a script, waits for.
 
         Args:
-            tasks: the run is over, and these still work.
+            tasks: tasks that still work although the run is over.
         """
         self._tell_rest(state, now)
         if not tasks or self._waiting_was_reported:
@@ -46,7 +46,7 @@ class Announcer:
             self._note(f"the run is done; waiting for {names} to evaluate its last checkpoint")
 
     def _tell_rest(self, state: RunState, now: float) -> None:
-        """A script that has ended well may be waited for by the others forever: nobody can tell from outside."""
+        """Report tasks that still run after others have ended: they may wait for these forever."""
         if self._rest_was_reported or not self._rules.scripts or self._rules.servers or state.signals:
             return
         ended = {name: end for name, end in state.exits.items() if name not in self._rules.auxiliary}
@@ -60,13 +60,13 @@ class Announcer:
         self._note(f"{listed(done)} ended with exit code 0 more than {_REST_S:g} s ago; {runs}, and {stacks}")
 
     def stop_requested(self, number: signal.Signals, *, training: bool) -> None:
-        """Somebody has asked the job to end."""
+        """Report that the job was asked to end."""
         ctrl_c = "; press Ctrl-C again to end at once" if number == signal.SIGINT else f" ({number.name})"
         in_step = training and self._rules.needs_finish and not self._waiting_was_reported
         self._note(("stopping after the current step" if in_step else "stopping") + ctrl_c)
 
     def stalled(self, stall: Stalled) -> None:
-        """Nothing goes on any more."""
+        """Report tasks without progress."""
         limit = f"for {self._plan.stall_timeout_s:g} s"
         if stall.frozen:
             self._note(f"{stall.task} has shown no sign of life {limit}")
@@ -76,10 +76,10 @@ class Announcer:
         self._note(f"training has made no step {limit}{waited}")
 
     def sending(self, order: Order, why: Cause, to: Sequence[str], culprit: Callable[[], str | None]) -> None:
-        """An order is about to go to these tasks.
+        """Report an order that is about to be sent to these tasks.
 
         Args:
-            culprit: finds who failed, where somebody has.
+            culprit: returns the failed task, if there is one.
         """
         names = listed(to)
         if order is Order.KILL:

@@ -1,4 +1,4 @@
-"""What happens to a run's processes, as data: the history that supervision decides on."""
+"""Facts about a run's processes, as data: the history on which supervision decides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distlaunch.agent.messages import Order
 from distlaunch.base.errors import ExitCode
 
 PREEMPTION_CODE = 42
-"""What TensorFlow's own preemption handler exits with. Like codes from 128 on, it is worth another start."""
+"""Exit code of TensorFlow's preemption handler. As with codes from 128 on, a restart is worthwhile."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Exited(Fact):
 
 
 class ErrorRole(enum.Enum):
-    """Whether a task's error is a cause or a consequence of the failure."""
+    """The role of a task's error: cause or consequence of the failure."""
 
     CONFIG = "config"
     CAUSE = "cause"
@@ -145,7 +145,7 @@ class GivenUp(Fact):
 
 @dataclass(frozen=True)
 class Rules:
-    """What a run expects.
+    """The rules for the processes of a run.
 
     Attributes:
         chief: the task whose end is the run's end.
@@ -171,10 +171,10 @@ class Rules:
 
     @functools.cached_property
     def auxiliary(self) -> frozenset[str]:
-        """Tasks whose end is never the run's end."""
+        """Return the tasks whose end is never the run's end."""
         return self.servers | self.optional
 
     @property
     def preempted(self) -> tuple[int, ...]:
-        """Exit codes of a task that was asked to end, and can go on when it is started again."""
+        """Return the exit codes of a task that was asked to end and can continue after a restart."""
         return (ExitCode.PREEMPTED, PREEMPTION_CODE) if self.scripts else (ExitCode.PREEMPTED,)

@@ -9,7 +9,7 @@ from distlaunch.base.signs import Signs
 from distlaunch.supervise.facts import Stalled
 
 _FROZEN_S = 2.0
-"""Without a beat for so long while nothing goes on, a process counts as frozen: suspended, or held by native code."""
+"""Seconds without a heartbeat after which an idle process counts as frozen: suspended, or in native code."""
 _MIN_TRAINED_S = 10.0
 """Shorter training says nothing about slow tasks."""
 
@@ -37,7 +37,7 @@ class Heartbeats:
         self._waited_s: dict[str, float] = {}
 
     def check(self, now: float, signs: Mapping[str, Signs], *, training: bool, has_event: bool) -> list[Stalled]:
-        """What is to be said now.
+        """Return what is to be reported now.
 
         Args:
             signs: of the tasks that have come up and live.
@@ -72,7 +72,7 @@ class Heartbeats:
         return [Stalled(now, behind[0] if len(behind) < len(together) or len(behind) == 1 else "", frozen=False)]
 
     def shares(self) -> dict[str, float]:
-        """Of each task, the part of the training time in which others waited for it to make its next call.
+        """Return for each task the share of training time in which others waited for its next call.
 
         Empty after a few seconds of training, in which tasks come at different times.
         """
@@ -81,12 +81,12 @@ class Heartbeats:
         return {task: waited / self._trained_s for task, waited in self._waited_s.items()}
 
     def is_beating(self, task: str, now: float) -> bool:
-        """Whether its process was neither frozen nor gone when it was looked at last, moments ago."""
+        """Return True if the process was neither frozen nor gone at the last check."""
         life = self._lives.get(task)
         return life is not None and now - life.beat_at < _FROZEN_S
 
     def steps(self) -> dict[str, int]:
-        """Where each task is, as far as it has said."""
+        """Return the step of each task, as far as reported."""
         return {task: life.signs.step for task, life in self._lives.items() if life.signs.step is not None}
 
     def _count(self, seconds: float, together: Mapping[str, _Life]) -> None:
@@ -114,6 +114,6 @@ class Heartbeats:
 
 
 def _slowest(together: Mapping[str, _Life]) -> list[str]:
-    """The tasks that have made the fewest calls."""
+    """Return the tasks that have made the fewest calls."""
     fewest = min((life.signs.turns for life in together.values()), default=0)
     return [task for task, life in together.items() if life.signs.turns == fewest]

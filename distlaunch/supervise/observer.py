@@ -15,9 +15,9 @@ from distlaunch.base.events import Event
 from distlaunch.plan.train import LaunchPlan
 
 ROOM = 16_000_000
-"""How much of tasks' lines waits to be shown, in characters: 4,000 of the longest lines, some 50,000 usual ones."""
+"""Characters of tasks' lines that may wait to be shown: 4,000 of the longest lines, some 50,000 usual ones."""
 LINE_ROOM = 200
-"""What a line takes beside its characters."""
+"""Overhead of a line in characters."""
 _TRACEBACK = "Traceback (most recent call last):"
 HOLD_S = 1.5
 HOLD_LINES = 400  # a program that prints tracebacks without end is shown, too
@@ -27,22 +27,22 @@ class Observer(Protocol):
     """Takes what there is to show. An OSError from it (a terminal that is gone) ends the showing, not the job."""
 
     def started(self, plan: LaunchPlan) -> None:
-        """The processes of an attempt are about to start."""
+        """Called before the processes of an attempt start."""
 
     def event(self, event: Event) -> None:
-        """An event of the run; those of tasks other than the first are about these tasks only."""
+        """Called with an event of the run; those of other tasks than the first are about these tasks only."""
 
     def line(self, task: str, text: str) -> None:
-        """A line that a task printed."""
+        """Called with a line that a task printed."""
 
     def note(self, text: str) -> None:
-        """Something the launcher itself has to say."""
+        """Called with a message of the launcher."""
 
     def tick(self, now: float) -> None:
-        """Time passes; called several times a second."""
+        """Called several times a second."""
 
     def ended(self) -> None:
-        """The processes of an attempt have ended."""
+        """Called when the processes of an attempt have ended."""
 
 
 class Silent:
@@ -78,7 +78,7 @@ class ThreadedObserver:
 
     @staticmethod
     def of(observer: Observer) -> ThreadedObserver:
-        """Itself if it is one already: whoever shows by the same observer shares a thread."""
+        """Return the observer itself if it is one already, so that its users share a thread."""
         return observer if isinstance(observer, ThreadedObserver) else ThreadedObserver(observer)
 
     def started(self, plan: LaunchPlan) -> None:
@@ -199,17 +199,17 @@ class Screen:
             self._release(task)
 
     def tick(self) -> None:
-        """Shows what has been held for long enough."""
+        """Show what has been held back for long enough."""
         for task in [task for task, (since, _) in self._held.items() if self._clock() >= since + HOLD_S]:
             self._release(task)
 
     def fail(self) -> None:
-        """A task has failed: what is held, and what comes, is left to the report and the logs."""
+        """Stop showing lines after a failure: the report and the logs have them."""
         self._failed = True
         self._held.clear()
 
     def close(self) -> None:
-        """No failure came: shows what is left."""
+        """Show what is left, since no failure came."""
         for task in list(self._held):
             self._release(task)
 

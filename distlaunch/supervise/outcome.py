@@ -1,4 +1,4 @@
-"""How an attempt ended, as the commands and views get it."""
+"""The outcome of an attempt, for commands and views."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distlaunch.supervise.verdict import Verdict
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended.
+    """The outcome of an attempt.
 
     Attributes:
         failure: the finding, if it failed.
@@ -39,13 +39,13 @@ class Outcome:
 
     @property
     def code_of_command(self) -> int:
-        """The exit code of a command that is not `train` or `run`: when it was stopped, 128 + the signal."""
+        """Return the exit code of a command other than `train` and `run`: 128 + the signal if it was stopped."""
         is_stopped = self.status in ("interrupted", "stopped")
         return 128 + (self.stopped_by or signal.SIGTERM) if is_stopped else self.exit_code
 
 
 def rules_of(plan: LaunchPlan) -> Rules:
-    """What a plan's run expects of its tasks."""
+    """Return the rules for the tasks of a plan."""
     servers = frozenset(str(task.task) for task in plan.tasks if task.serves)
     workers = frozenset(str(task.task) for task in plan.tasks if task.serves and task.task.job == "worker")
     evaluators = frozenset(str(task.task) for task in plan.tasks if task.task.job == "evaluator")
@@ -64,16 +64,16 @@ def rules_of(plan: LaunchPlan) -> Rules:
 
 
 SLOW_SHARE = 0.1
-"""Of the training time; a task that others wait for longer than that is worth a look."""
+"""Share of training time; a task that others wait for longer than that is worth a warning."""
 
 
 def warnings_of(
     plan: LaunchPlan, verdict: Verdict, given_up: Collection[str], waited: Mapping[str, float]
 ) -> tuple[str, ...]:
-    """What went wrong beside the run.
+    """Return the warnings about an attempt.
 
     Args:
-        waited: the part of the training time in which others waited for a task, by task.
+        waited: for each task, the share of training time in which others waited for it.
     """
     logs = {str(task.task): task.files.stderr_log for task in plan.tasks}
     warnings = [f"{name} failed and was not started again (its log: {logs[name]})" for name in given_up]

@@ -22,13 +22,13 @@ from distlaunch.supervise.state import (
 )
 
 SETTLE_S = 0.7
-"""After a first failure: how long to wait for others, to see who really came first. No peer's fault is a SIGKILL."""
+"""Seconds to wait after a failure for reports of earlier ones. A peer never causes a SIGKILL."""
 FAILURE_STOP_S = 5.0
-"""How long tasks may take to end when there is nothing to save: a peer failed, or the first step was never reached."""
+"""Seconds for tasks to end when there is nothing to save: a peer failed, or the first step was never reached."""
 LOCKSTEP_STOP_S = 0.5
-"""The same of tasks that make each step together, and train: most of them hang in a call that the lost one left."""
+"""The same for tasks that train in lockstep: most of them hang in a call that the lost one has left."""
 DUMP_S = 0.5
-"""How long tasks may take to write their stacks, before they are stopped because the first step did not begin."""
+"""Seconds for tasks to write their stacks before they are stopped because the first step did not begin."""
 REPEAT_S = 0.3
 """A second Ctrl-C within this time is the same one, delivered twice (by the terminal and by `uv run`)."""
 GIVE_UP_S = 10.0
@@ -39,7 +39,7 @@ _NEVER = float("inf")
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do now.
+    """A decision about a run.
 
     Attributes:
         send: order to send.
@@ -63,14 +63,14 @@ class Decision:
 
 @dataclass(frozen=True)
 class _Times:
-    """When to ask a task to end, and when to kill it."""
+    """The times at which a task is asked to end, and killed."""
 
     term_at: float
     kill_at: float
 
 
 def decide(state: RunState, now: float, rules: Rules) -> Decision:
-    """What to do now, given what has happened."""
+    """Decide what to do now, given what has happened."""
     found = reasons(state, rules)
     due = [reason for reason in found if reason[0] <= now]
     # nothing is started again once the job is being stopped
@@ -89,7 +89,7 @@ def decide(state: RunState, now: float, rules: Rules) -> Decision:
 
 
 def _replace(state: RunState, rules: Rules) -> Decision | None:
-    """Which tasks are to be started again, or not any more, while the chief has not finished."""
+    """Return which tasks are to be restarted, or given up, while the chief has not finished."""
     if rules.chief in state.closed:
         return None
     ends = [end for end in state.exits.values() if end.task not in state.given_up]
@@ -101,7 +101,7 @@ def _replace(state: RunState, rules: Rules) -> Decision | None:
 
 
 def _is_lost(end: Exited, state: RunState, rules: Rules) -> bool:
-    """Whether a task beside the run has failed for good."""
+    """Return True if an auxiliary task has failed for good."""
     if rules.scripts:
         return end.code != ExitCode.DONE and not is_to_be_replaced(end, state, rules)
     return is_hopeless(end.task, state)
@@ -114,7 +114,7 @@ def _awaited(state: RunState, rules: Rules) -> tuple[str, ...]:
 
 
 def _stop(state: RunState, now: float, why: Cause, times: dict[str, _Times], awaits: tuple[str, ...]) -> Decision:
-    """Each task is asked to end at its time, and killed at its time."""
+    """Decide which tasks to ask to end, or to kill, at their times."""
     killed, termed = state.killed, state.termed
     kill = [task for task, at in times.items() if task not in killed and now >= at.kill_at]
     if kill:
@@ -137,7 +137,7 @@ def _targets(tasks: list[str], state: RunState) -> tuple[str, ...]:
 
 
 def _schedule(state: RunState, due: Sequence[TimedReason], rules: Rules) -> dict[str, _Times]:
-    """When to end each task that is left, given the reasons that hold."""
+    """Return when to end each remaining task, given the reasons."""
     (at, why), *others = due
     # whoever asks to end while another reason already holds is heard too
     asked = [(other_at, other) for other_at, other in others if other in (Cause.INTERRUPT, Cause.TERMINATE)]
@@ -177,25 +177,25 @@ def _stop_times(task: str, at: float, why: Cause, state: RunState, rules: Rules)
 
 
 def _hangs(task: str, state: RunState, rules: Rules) -> bool:
-    """Whether a task can do nothing any more once a peer has ended."""
+    """Return True if a task can do nothing once a peer has ended."""
     return rules.needs_every_task and state.training_at is not None and task not in state.saving
 
 
 def _settle_s(at: float, state: RunState, rules: Rules) -> float:
-    """How long to wait for who really failed first, when a task has failed at that time."""
+    """Return the seconds to wait for reports of earlier failures."""
     killed = any(end.at == at and end.code == -signal.SIGKILL for end in state.exits.values())
     return 0.0 if killed and rules.needs_every_task else SETTLE_S
 
 
 def _pressed_again(at: float, state: RunState) -> float:
-    """When Ctrl-C was pressed after the launcher had been asked to end."""
+    """Return when Ctrl-C was pressed again after the launcher had been asked to end."""
     first = next((fact.at for fact in state.signals), at)
     again = [fact.at for fact in state.signals if fact.number == signal.SIGINT and fact.at > first + REPEAT_S]
     return min(again, default=_NEVER)
 
 
 def _after_chief(times: _Times, state: RunState, rules: Rules) -> _Times:
-    """A server ends after the chief, which needs it to save its state."""
+    """Return the stop times of a server: after the chief, which needs it to save its state."""
     quick_s = min(FAILURE_STOP_S, rules.stop_timeout_s)
     again = _pressed_again(0.0, state)
     if rules.chief in rules.servers:  # the chief is elsewhere, and takes its time

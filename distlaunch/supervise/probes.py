@@ -44,11 +44,11 @@ class Probes:
         self.steps: Mapping[str, int] = {}
 
     def note_event(self) -> None:
-        """The run has reported something."""
+        """Record an event of the run."""
         self._has_event = True
 
     def poll(self, now: float, state: RunState) -> list[Fact]:
-        """What is new."""
+        """Return the new facts."""
         facts: list[Fact] = [*self._errors(now, state), *self._saving(now, state)]
         if now >= self._stalls_from:
             # signs change no faster than that
@@ -62,15 +62,15 @@ class Probes:
         return facts
 
     def shares(self) -> dict[str, float]:
-        """As of `Heartbeats`."""
+        """See `Heartbeats.shares`."""
         return self._heartbeats.shares()
 
     def is_beating(self, task: str, now: float) -> bool:
-        """As of `Heartbeats`."""
+        """See `Heartbeats.is_beating`."""
         return self._heartbeats.is_beating(task, now)
 
     def _errors(self, now: float, state: RunState) -> Iterator[ErrorReported]:
-        """Until the others are stopped, what a task writes about its failure distinguishes cause from consequence."""
+        """Read the errors of tasks, which distinguish cause from consequence until the others are stopped."""
         if self._is_stopping(state) or all(
             end.code == ExitCode.DONE or end.task in state.given_up for end in state.exits.values()
         ):
@@ -78,7 +78,7 @@ class Probes:
         yield from self._new_errors(now, state, self._tasks)
 
     def _raised(self, now: float, state: RunState) -> Iterator[ErrorReported]:
-        """Scripts that have raised, and have not ended yet: what is called at exit may wait for others, as JAX does."""
+        """Yield scripts that have raised and not ended yet: exit hooks may wait for others, as those of JAX do."""
         if not self._rules.scripts or self._is_stopping(state):
             return
         yield from self._new_errors(now, state, state.alive)
@@ -95,7 +95,7 @@ class Probes:
         return bool((state.termed.keys() | state.killed.keys()) - state.given_up)
 
     def _saving(self, now: float, state: RunState) -> Iterator[Saving]:
-        """Who writes something just now; of interest only when others are gone, or held up."""
+        """Yield the tasks that are writing something; of interest only when others have ended or wait."""
         if self._rules.scripts or not (state.exits or state.stalled):
             return
         for name in state.alive:
@@ -105,7 +105,7 @@ class Probes:
                 yield Saving(now, name, over=not saves)
 
     def _absent(self, state: RunState) -> list[str]:
-        """Which tasks of a script have not opened their ports, while others have and wait for them.
+        """Yield the tasks of a script that have not opened their ports while others wait for them.
 
         Nobody, if nobody has: the script needs none. Only TensorFlow's tasks open ports that are known.
         """
@@ -117,7 +117,7 @@ class Probes:
         return [name for name, address in expected.items() if address in absent] if len(absent) < len(expected) else []
 
     def _stalls(self, now: float, state: RunState) -> list[Stalled]:
-        """Who shows nothing any more, once for each process."""
+        """Yield the tasks without progress, once for each process."""
         alive = state.ready - state.exits.keys()
         signs = {
             name: self._signs_of(name) for name, task in self._tasks.items() if name in alive and not task.unsupervised

@@ -20,11 +20,11 @@ from distlaunch.base.signals import DUMP_SIGNAL, ENDING
 
 _TAKEN = (*ENDING, signal.SIGCHLD)
 _PATIENCE_S = 5.0
-"""How long a client may take to say what it wants."""
+"""Seconds for a client to send its request."""
 _PRESSES_APART_S = 0.5
 """Two Ctrl-C within a moment would count as one."""
 _ACCEPTS_AGAIN_S = 0.1
-"""After a connection could not be accepted."""
+"""Seconds to wait after a connection could not be accepted."""
 
 _open: list[socket.socket] = []
 """Connections that have been answered. The kernel closes them when this process ends, which their clients wait for."""
@@ -51,7 +51,7 @@ class SignalPipe:
         self._main_thread = 0
 
     def read(self) -> list[signal.Signals]:
-        """The signals since the last call, in order; never waits."""
+        """Return the signals since the last call, in order, without waiting."""
         try:
             # Python writes one byte for each signal: its number
             return [signal.Signals(number) for number in os.read(self.fd, 4096)]
@@ -59,12 +59,12 @@ class SignalPipe:
             return []
 
     def put_back(self, numbers: Sequence[signal.Signals]) -> None:
-        """They will be read again."""
+        """Put signals back, to be read again."""
         for number in numbers:
             self._put(number)
 
     def asks_to_end(self) -> bool:
-        """Whether a signal asks the job to end; it stays here, for whoever decides about a restart."""
+        """Return True if a signal asks the job to end; it is not consumed, so that a restart sees it, too."""
         numbers = self.read()
         self.put_back(numbers)
         return any(number in ENDING for number in numbers)
@@ -83,7 +83,7 @@ class SignalPipe:
 
     @contextlib.contextmanager
     def raising(self) -> Generator[None]:
-        """While entered, a signal that asks the job to end raises StopRequested: for what waits, and cannot look.
+        """Make a signal that asks the job to end raise StopRequested within the block, for code that waits.
 
         It is read from the pipe as well.
         """
@@ -104,7 +104,7 @@ class SignalPipe:
                 signal.signal(number, _nothing)
 
     def _request(self, number: signal.Signals) -> None:
-        """Another process asks for what a signal stands for; called in a thread."""
+        """Handle a request of another process as the signal that it stands for; called in a thread."""
         if number in self._before:
             # as the signal itself: it also ends what waits while `raising` is entered
             signal.pthread_kill(self._main_thread, number)
@@ -136,7 +136,7 @@ class SignalPipe:
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
-    """The number has already been written to the pipe."""
+    """Do nothing: the number has already been written to the pipe."""
 
 
 class ControlChannel:
@@ -164,7 +164,7 @@ class ControlChannel:
         threading.Thread(target=self._serve, name="control", daemon=True).start()
 
     def close(self) -> None:
-        """Takes no more requests."""
+        """Stop accepting requests."""
         self._over.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # ends `accept` in the thread
@@ -191,7 +191,7 @@ class ControlChannel:
                 connection.close()
 
     def _take(self, line: bytes) -> str:
-        """Does what is asked, or says why not."""
+        """Carry out a request, or answer why not."""
         try:
             asked = json.loads(line)
             version, request = asked["version"], asked["request"]
@@ -213,7 +213,7 @@ class ControlChannel:
 
 
 def _close_abandoned() -> None:
-    """Closes connections whose clients are gone; each would keep a descriptor."""
+    """Close connections whose clients have gone; each holds a descriptor."""
     poller = select.poll()
     for connection in _open:
         # 0: hang-ups and errors are reported in any case

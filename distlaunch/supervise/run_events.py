@@ -29,7 +29,7 @@ LAUNCHER = "launcher"
 
 
 def write_end(plan: LaunchPlan, status: str) -> Event | None:
-    """Appends another end to an attempt that has failed, because the next was cancelled. None: the disk is full."""
+    """Append another end to a failed attempt whose restart was cancelled; return None if the disk is full."""
     path = plan.events
     attempt = RunFacts.of(read_events(path)).attempts.get(plan.attempt, AttemptFacts())
     last = attempt.ended or RunEnded(status=status, step=0, epochs_done=0, seconds=0.0)
@@ -43,12 +43,12 @@ def write_end(plan: LaunchPlan, status: str) -> Event | None:
 
 
 def last_end(run: RunDir) -> RunEnded | None:
-    """How the run has ended, if it has."""
+    """Return how the run has ended, or None."""
     return RunFacts.of(read_events(run.events)).ended
 
 
 def write_end_again(run: RunDir, end: RunEnded) -> None:
-    """A finished run stays finished when an attempt to go on with it has changed nothing."""
+    """Record again that a run is finished, after an attempt that changed nothing."""
     with contextlib.suppress(OSError):  # a full disk
         writer = EventWriter(run.events, attempt=end.attempt, task=LAUNCHER)
         writer.write(end)
@@ -56,7 +56,7 @@ def write_end_again(run: RunDir, end: RunEnded) -> None:
 
 
 def write_events(plan: LaunchPlan, events: Iterable[Event], *, task: str = LAUNCHER) -> None:
-    """Appends events of the controller itself, or of a task that writes none, to the run's events."""
+    """Append events of the controller, or of a task that writes none, to the run's events."""
     with contextlib.suppress(OSError):  # a full disk; the screen still shows it
         path = plan.tasks[0].files.events if plan.is_beside else plan.events
         writer = EventWriter(path, attempt=plan.attempt, task=task)
@@ -68,7 +68,7 @@ def write_events(plan: LaunchPlan, events: Iterable[Event], *, task: str = LAUNC
 def end_events(
     plan: LaunchPlan, at: AttemptFacts, status: str, failure: Failure | None, *, step: int, seconds: float
 ) -> list[Event]:
-    """Events about the end of an attempt that the tasks could no longer write."""
+    """Return the events about the end of an attempt that tasks could no longer write."""
     events: list[Event] = []
     if failure is not None:
         log = str(failure.log or "")
@@ -100,7 +100,7 @@ class EventFollower:
         ]
 
     def read(self) -> Iterator[Event]:
-        """New events of this attempt. The lead task speaks for the run, the others only for themselves."""
+        """Return the new events of this attempt. The lead task reports on the run, the others on themselves."""
         for reader in self._readers:
             for event in reader.read():
                 ours = event.task in (self._lead, LAUNCHER) or isinstance(
@@ -110,7 +110,7 @@ class EventFollower:
                     yield event
 
     def is_for_show(self, event: Event) -> bool:
-        """Whether an event says something new about the run."""
+        """Return True if an event says something new about the run."""
         if isinstance(event, ExampleSkipped):
             is_new = event.example not in self._skipped
             self._skipped.add(event.example)
@@ -121,7 +121,7 @@ class EventFollower:
 
 
 def facts_of(event: Event, now: float) -> list[Fact]:
-    """What an event means for supervision."""
+    """Return the facts that an event means for supervision."""
     match event:
         case TaskStarted():
             return [Ready(now, event.task)]

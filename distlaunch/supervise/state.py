@@ -33,11 +33,11 @@ _ENDED_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 TRIES = 3
 """A task that ends this many times in a row before it is ready is not restarted."""
 RAISED_S = 5.0
-"""How long a script that has raised may take to end."""
+"""Seconds for a script that has raised to end."""
 
 
 class Cause(enum.Enum):
-    """Why the tasks are being stopped, or have ended."""
+    """The cause for which tasks are stopped, or have ended."""
 
     NOTHING = "nothing"
     FAILURE = "failure"
@@ -154,14 +154,14 @@ class RunState:
 
 
 def is_hopeless(task: str, state: RunState) -> bool:
-    """Whether a task that is started again would end the same way."""
+    """Return True if a restarted task would end the same way."""
     error = state.errors.get(task)
     own = error is not None and error.role in (ErrorRole.CONFIG, ErrorRole.CAUSE)
     return own or state.failed_starts.get(task, 0) >= TRIES
 
 
 def is_to_be_replaced(end: Exited, state: RunState, rules: Rules) -> bool:
-    """Whether a task is to be started again after this end, if nothing calls for a stop."""
+    """Return True if a task is to be restarted after this end, unless the run is stopped."""
     if end.task not in rules.replaceable or is_hopeless(end.task, state):
         return False
     if rules.scripts and end.code not in (-signal.SIGKILL, -signal.SIGTERM):
@@ -171,7 +171,7 @@ def is_to_be_replaced(end: Exited, state: RunState, rules: Rules) -> bool:
 
 
 def is_failure(end: Exited, state: RunState, rules: Rules) -> bool:
-    """Whether this end of a task, by itself, is a failure."""
+    """Return True if this end of a task is a failure by itself."""
     if end.task in rules.optional:
         return False
     # what others do after the run's end is no failure of the run
@@ -195,7 +195,7 @@ def is_failure(end: Exited, state: RunState, rules: Rules) -> bool:
 
 
 def reasons(state: RunState, rules: Rules) -> list[TimedReason]:
-    """Everything that calls for a stop, with its time, the first first."""
+    """Return all reasons to stop with their times, earliest first."""
     found = [(fact.at, Cause.INTERRUPT if fact.number == signal.SIGINT else Cause.TERMINATE) for fact in state.signals]
     for end in state.exits.values():
         if is_failure(end, state, rules):
@@ -221,20 +221,20 @@ def reasons(state: RunState, rules: Rules) -> list[TimedReason]:
 
 
 def _hangs_at_exit(fact: ErrorReported, state: RunState, rules: Rules) -> bool:
-    """Whether a task that is still running has reported a fatal exception."""
+    """Return True if a running task has reported a fatal exception."""
     if fact.task in state.exits or fact.task in rules.optional:
         return False
     return fact.task not in rules.replaceable or fact.role is not ErrorRole.CONSEQUENCE
 
 
 def _was_stopped_between(begin: float, end: float, state: RunState) -> bool:
-    """Whether tasks were asked to stop in that time. If not, the start of training may only have been detected late."""
+    """Return True if tasks were asked to stop in that time; if not, training may only have been detected late."""
     stop_times = [state.dumped_at, *state.termed.values(), *state.killed.values()]
     return any(at is not None and begin <= at < end for at in stop_times)
 
 
 def has_ended_well(state: RunState, rules: Rules) -> bool:
-    """Whether the processes whose end is the run's end have ended as they should: the chief's, or all of scripts."""
+    """Return True if the processes that decide about the run have succeeded: the chief, or all of a script."""
     ends = [state.exits.get(task) for task in _leaders(state, rules)]
     return all(end is not None and _is_good(end, state, rules) for end in ends)
 
@@ -252,7 +252,7 @@ def _leaders(state: RunState, rules: Rules) -> list[str]:
 
 
 def linger_until(state: RunState, rules: Rules) -> dict[str, float]:
-    """How long each task that is left may go on after the chief has ended well."""
+    """Return until when each remaining task may run after the chief has succeeded."""
     chief_at = max(state.exits[leader].at for leader in _leaders(state, rules))
 
     def until(task: str) -> float:

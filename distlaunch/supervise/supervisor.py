@@ -31,7 +31,7 @@ from distlaunch.supervise.state import Cause, RunState
 from distlaunch.supervise.verdict import Verdict, conclude
 
 _TURN_S = 0.1
-"""How long the loop waits at most, and how often it looks at events and processes while output floods in."""
+"""Longest wait of the loop in seconds, and interval of its checks while output floods in."""
 _MANY_TASKS = 64
 _RESTS, _RESTS_OF_MANY = (100, 0.5), (300, 3.0)
 """A look costs more with more tasks: it rests so many times as long, at most so many seconds. On other hosts the end of
@@ -73,7 +73,7 @@ class Supervisor:
         self._announcer = Announcer(plan, self._rules, self._tasks, self._observer.note)
 
     def run(self) -> Outcome:
-        """Starts the processes and follows them until the last has ended."""
+        """Start the processes and follow them until the last has ended."""
         self._observer.started(self._plan)
         if self._is_run_itself:
             RunDir(self._plan.run_dir).reserve_room()
@@ -125,7 +125,7 @@ class Supervisor:
             self._write([TaskStarted(host=handle.host, pid=handle.pid)], task=name)
 
     def _respawn(self, decision: Decision, starter: Starter) -> None:
-        """Starts tasks again as they were started first, except those that would end the same way."""
+        """Restart tasks, except those that would end the same way."""
         for name in decision.give_up:
             self._note(GivenUp(self._clock(), name))
             self._observer.note(f"{name} {self._how_it_ended(name)}; continuing without it")
@@ -215,7 +215,7 @@ class Supervisor:
                 self._allocation.release_ports()
 
     def _reap(self) -> None:
-        """Notes which processes have ended; their last words are read before their end counts."""
+        """Record which processes have ended; their last output is read before."""
         running = [(name, self._handles[name]) for name in self._state.alive if name in self._handles]
         ended = [(name, handle, end) for name, handle in running if (end := handle.poll()) is not None]
         if ended:
@@ -246,7 +246,7 @@ class Supervisor:
         self._note(Sent(self._clock(), order, to))
 
     def _running(self, names: tuple[str, ...]) -> dict[str, TaskHandle]:
-        """Those of these tasks that have not ended; of all, if none is named."""
+        """Return those of these tasks that have not ended; of all, if none is given."""
         alive = (name for name in self._state.alive if not names or name in names)
         return {name: self._handles[name] for name in alive if name in self._handles}
 

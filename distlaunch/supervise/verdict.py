@@ -1,4 +1,4 @@
-"""How a run's processes have ended, as a pure function of the history."""
+"""The verdict on how a run's processes ended, as a pure function of the history."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distlaunch.supervise.state import TRIES, Cause, RunState, is_failure, reaso
 
 @dataclass(frozen=True)
 class Verdict:
-    """How it ended.
+    """The verdict on a run.
 
     Attributes:
         status: as in RunEnded.
@@ -41,7 +41,7 @@ class Verdict:
 
 
 def conclude(history: Sequence[Fact], now: float, rules: Rules) -> Verdict:
-    """How the run ended; to be asked when `decide` says that it is over."""
+    """Return how the run ended. Call it when `decide` says that it is over."""
     state = RunState.of(history)
     due = [reason for reason in reasons(state, rules) if reason[0] <= now]
     why = due[0][1] if due else Cause.NOTHING
@@ -75,7 +75,7 @@ def conclude(history: Sequence[Fact], now: float, rules: Rules) -> Verdict:
 
 
 def _had_closed(state: RunState, rules: Rules) -> bool:
-    """Whether another was lost, or crashed, when the run was at its end already, planned or asked for."""
+    """Return True if another task was lost or crashed after the run had reached its end or was asked to stop."""
     if not rules.needs_finish or rules.chief not in state.closed:
         return False
     if rules.chief in state.finished or rules.needs_every_task:  # together with one that is gone none could have closed
@@ -84,7 +84,7 @@ def _had_closed(state: RunState, rules: Rules) -> bool:
 
 
 def _closed(state: RunState, rules: Rules, late: tuple[str, ...]) -> Verdict:
-    """After the chief has reported the end of the run, whatever became of the others."""
+    """Return the verdict after the chief has reported the end of the run, however the others ended."""
     odd = _odd(state, (ExitCode.DONE, *rules.preempted))
     if rules.chief in state.finished:
         return Verdict("done", ExitCode.DONE, Cause.NOTHING, late=late, odd=odd)
@@ -120,7 +120,7 @@ def _stopped(state: RunState, rules: Rules, why: Cause, late: tuple[str, ...]) -
 
 
 def _all_done(state: RunState, rules: Rules) -> bool:
-    """Whether the run came to its planned end although it was asked to stop."""
+    """Return True if the run reached its planned end although it was asked to stop."""
     if rules.needs_finish:
         return rules.chief in state.finished
     if state.alive:
@@ -132,7 +132,7 @@ def _all_done(state: RunState, rules: Rules) -> bool:
 
 
 def _stopped_at(task: str, state: RunState) -> float:
-    """When the task was told to end."""
+    """Return when the task was asked to end."""
     return min(state.termed.get(task, float("inf")), state.killed.get(task, float("inf")))
 
 
@@ -145,10 +145,10 @@ def _late(state: RunState) -> tuple[str, ...]:
 
 
 def _culprit(state: RunState, rules: Rules, since: float) -> tuple[str | None, tuple[str, ...]]:
-    """Who failed first, and who is silent if all that is known is that somebody is gone.
+    """Return the task that failed first, and the silent task if only a loss is known.
 
     Args:
-        since: when the first failure was noticed; who was signalled before is another matter.
+        since: time of the first failure; tasks that were signalled before do not count.
     """
     stop_times = [at for at in (*state.termed.values(), *state.killed.values()) if at >= since]
     # what happens after the others were stopped is our own doing
@@ -172,7 +172,7 @@ def _culprit(state: RunState, rules: Rules, since: float) -> tuple[str | None, t
 
 
 def _left(culprit: str | None, state: RunState, rules: Rules) -> tuple[str, ...]:
-    """Scripts that had ended before the culprit complained that a peer is gone."""
+    """Return scripts that had ended before the culprit reported a lost peer."""
     error = state.errors.get(str(culprit))
     if not rules.scripts or error is None or error.role is not ErrorRole.CONSEQUENCE:
         return ()
@@ -181,7 +181,7 @@ def _left(culprit: str | None, state: RunState, rules: Rules) -> tuple[str, ...]
 
 
 def _can_fail(task: str, state: RunState, rules: Rules) -> bool:
-    """Whether what the task says about its failure can be the run's; a task that is replaceable speaks for itself."""
+    """Return True if the failure of the task can be that of the run; a replaceable task fails for itself."""
     if task in rules.optional:
         return False
     error = state.errors[task].role

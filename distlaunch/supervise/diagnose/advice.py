@@ -1,4 +1,4 @@
-"""What to do after a failure: the first step, and whether resuming the run then helps."""
+"""Advice after a failure: what to do first, and whether resuming the run then helps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _HINTS = [
 
 @dataclass(frozen=True)
 class Advice:
-    """What the user should do.
+    """Advice to the user.
 
     Attributes:
         first: in the imperative; empty if nothing has to be done first.
@@ -65,7 +65,7 @@ _PACKAGES = {"PIL": "pillow", "cv2": "opencv-python", "sklearn": "scikit-learn",
 _PACKAGES |= {"yaml": "pyyaml", "bs4": "beautifulsoup4", "dateutil": "python-dateutil"}
 """Modules whose packages have other names."""
 _INSTALLED = ("tensorflow", "keras", "numpy", "jax", "distlaunch")
-"""What a name may have been mistyped for."""
+"""Names of installed modules, of which a missing one may be a misspelling."""
 
 
 def advise(
@@ -81,7 +81,7 @@ def advise(
     unstartable: bool = False,
     hosts: bool = False,
 ) -> Advice:
-    """By the cause of a failure.
+    """Return the advice for the cause of a failure.
 
     Args:
         error, code: what the task that failed first has left, if anything.
@@ -149,7 +149,7 @@ def _taken_name(error: TaskError, folders: Collection[Path]) -> str:
 
 
 def _missing_package(error: TaskError, folders: Collection[Path]) -> str:
-    """What to install for a module that is not there; empty if it may be a file of the user's, or its name mistyped.
+    """Return the package to install for a missing module, or an empty string if its name may be misspelt or a file's.
 
     Args:
         folders: where the user's files are.
@@ -169,7 +169,7 @@ def _missing_package(error: TaskError, folders: Collection[Path]) -> str:
 
 
 def hint_for(error: TaskError | None) -> str:
-    """What helps against an exception; empty if that is not known."""
+    """Return what helps against an exception, or an empty string."""
     if error is None:
         return ""
     return next((hint for pattern, hint in _HINTS if re.search(pattern, error.summary)), "")

@@ -36,7 +36,7 @@ EXIT_MARK = "exit code "
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `Outcome` says of a failure. `is_retryable` does not know whether somebody asked to stop.
+    """The part of an `Outcome` about a failure. `is_retryable` ignores whether the job was asked to stop.
 
     Attributes:
         outside: it has a proven cause outside the job, and a later try may succeed.
@@ -51,7 +51,7 @@ class Diagnosis:
 
 
 def diagnose(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Diagnosis:
-    """The findings; of what raises, the plain facts, and a hint that says so."""
+    """Return the diagnosis of a failure; if a part of it raises, the plain facts and a hint that says so."""
     if verdict.status != "failed":
         return Diagnosis()
     errors: list[Exception] = []
@@ -75,7 +75,7 @@ def diagnose(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Diagnosis:
 
 
 def _plain_failure(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
-    """What needs no reading of what the task left behind."""
+    """Return the failure from the facts alone, without reading files of the task."""
     name = verdict.culprit or next(iter(verdict.silent), "")
     task = next((task for task in plan.tasks if str(task.task) == name), plan.tasks[0])
     code = traces.codes.get(name)
@@ -98,7 +98,7 @@ def _hint(error: Exception) -> str:
 
 @dataclass
 class Traces:
-    """What the launcher saw of the processes beside the facts.
+    """Observations of the processes beside the facts.
 
     Attributes:
         suspended: of each process that still ran when the first failure was settled, whether somebody had stopped it.
@@ -120,7 +120,7 @@ class Traces:
 
 
 def config_problems(plan: LaunchPlan, verdict: Verdict) -> tuple[Problem, ...]:
-    """Mistakes in the config that the tasks found, each once; empty if the culprit failed by something else."""
+    """Return the mistakes in the config that tasks found, each once; empty if the task failed for another reason."""
     error = _error_of(plan, verdict)
     if error is None or not error.problems:
         return ()
@@ -133,7 +133,7 @@ def config_problems(plan: LaunchPlan, verdict: Verdict) -> tuple[Problem, ...]:
 
 
 def is_retryable(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
-    """Whether a failed attempt is worth another: it lost a task, hung, or met an exception in the midst of training."""
+    """Return True if a retry may help: the attempt lost a task, hung, or raised in the middle of training."""
     # the tasks of other launchers would have to start anew at the same moment
     if verdict.unready or plan.elsewhere:
         return False
@@ -151,14 +151,14 @@ def is_retryable(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
 
 
 def is_lost(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
-    """Whether an attempt failed by something outside its programs."""
+    """Return True if an attempt failed for a reason outside its programs."""
     if verdict.culprit is None:
         return False
     return verdict.why is Cause.STALLED or is_outside(traces.codes.get(verdict.culprit), _error_of(plan, verdict))
 
 
 def is_outside_job(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
-    """Whether what ended an attempt is proven to lie outside the job: the same command may succeed later.
+    """Return True if the cause is proven to be outside the job, so that the same command may succeed later.
 
     Stricter than `is_lost`, which says that a restart is worth a try: a task that hangs may hang again, and one that
     complains of a peer proves nothing about why that is gone.
@@ -193,7 +193,7 @@ def _task_of(plan: LaunchPlan, name: str) -> TaskPlan:
 
 
 def mark_of(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> str:
-    """What distinguishes one failure by an exception or an exit from another; empty for other kinds."""
+    """Return a mark that is equal for repeated failures by the same exception or exit; empty for other kinds."""
     if verdict.why is not Cause.FAILURE:
         return ""
     if (error := _error_of(plan, verdict)) is not None:
@@ -214,7 +214,7 @@ def _culprit(plan: LaunchPlan, verdict: Verdict) -> TaskPlan | None:
 
 
 def find_failure(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
-    """The finding about a failed attempt."""
+    """Return the failure of a failed attempt."""
     culprit, error = str(verdict.culprit), _error_of(plan, verdict)
     advice = advise(
         verdict.why,
@@ -280,13 +280,13 @@ def _find(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
 
 
 def _runs_elsewhere(task: str, noticed_by: str, traces: Traces) -> bool:
-    """Whether a task lives on another host than the one that does not hear it: what lies between them has failed."""
+    """Return True if the silent task runs on another host, so that the network between them has failed."""
     lives = traces.beating.get(task, False) and not traces.suspended.get(task, False)
     return lives and traces.hosts.get(task) != traces.hosts.get(noticed_by)
 
 
 def _who_else_heard_nothing(culprit: TaskPlan, plan: LaunchPlan, traces: Traces) -> str:
-    """The peers, if each of them lived, and complained of heartbeats that did not come; empty if one did not."""
+    """Return the peers if all of them ran and reported missing heartbeats, else nothing."""
     peers = [task for task in plan.tasks if task.address and task is not culprit]
     errors = [read_error(task.files) for task in peers]
     if not peers or not all(error is not None and error.unheard for error in errors):
@@ -332,7 +332,7 @@ def _stalled(plan: LaunchPlan, verdict: Verdict, traces: Traces, tasks: Mapping[
 
 
 def _missing_task(elsewhere: Mapping[str, str]) -> str:
-    """Which task is gone, as far as a launcher knows that sees only its own."""
+    """Return the lost task, as far as a launcher that sees only its own tasks knows it."""
     who = _addresses(elsewhere)
     if len(who) == 1:
         return f"{who[0]}, started elsewhere, is gone"
@@ -360,7 +360,7 @@ def _finding(task: TaskPlan, reason: str, traces: Traces) -> Failure:
 
 
 def _first(names: Sequence[str], most: int = 8) -> list[str]:
-    """What stands for many."""
+    """Return the first of several."""
     return list(names) if len(names) <= most else [*names[:most], f"{len(names) - most:,} more"]
 
 

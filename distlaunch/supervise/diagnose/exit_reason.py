@@ -27,7 +27,7 @@ _CONSEQUENCE_TEXT = re.compile(
 )
 _UNHEARD = re.compile(r"stopped sending heartbeats|CoordinationService/Heartbeat")
 _ABORTED = "Terminating process because the JAX distributed service detected fatal errors"
-"""What JAX logs before it ends a process at once that has lost a peer."""
+"""Text that JAX logs before it aborts a process that has lost a peer."""
 _TAIL_BYTES = 64 * 1024  # of a log: the end says why
 _LAST_LINES = 15
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
@@ -39,7 +39,7 @@ _LISTING = "Arguments received by"
 
 @dataclass(frozen=True)
 class TaskError:
-    """What a task wrote before it failed.
+    """The report of a task about its failure.
 
     Attributes:
         summary: the last line of the exception, e.g. `ValueError: no`.
@@ -64,7 +64,7 @@ class TaskError:
 
     @property
     def mark(self) -> str:
-        """What the exception was, and where; empty for one that is not the task's own fault."""
+        """Return the exception and its place; empty if the task did not cause it."""
         at = "" if self.step is None else f" at step {self.step}"
         return "" if self.consequence or self.lost else f"{self.summary}{at}"
 
@@ -104,7 +104,7 @@ class Failure:
 
 
 def read_error(files: TaskDir) -> TaskError | None:
-    """The task's error.json, or what its log says of an end without one; None if there is neither."""
+    """Return the content of error.json, or what the log says without one; None if there is neither."""
     if not files.error_json.exists():
         return _aborted(files)
     try:
@@ -142,7 +142,7 @@ def _summary(kind: str, message: str) -> str:
 
 
 def step_of(files: TaskDir) -> int | None:
-    """The step that the task's error.json records, be it of an exception or of a signal."""
+    """Return the step in the task's error.json, whether of an exception or a signal."""
     try:
         step = read_json(files.error_json)["step"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -157,7 +157,7 @@ def _aborted(files: TaskDir) -> TaskError | None:
 
 
 def describe_code(code: int, *, oom: bool | None = None) -> str:
-    """How a process ended, in words. `oom`: whether the kernel is known to have killed for memory; None: not known."""
+    """Describe how a process ended. `oom`: whether the kernel killed for lack of memory; None: unknown."""
     if code >= 0:
         if code == 0:
             return "ended with exit code 0 before training was done"
@@ -178,11 +178,11 @@ def describe_code(code: int, *, oom: bool | None = None) -> str:
 
 
 _OF_OURS = (ExitCode.FAILED, ExitCode.TEMPORARY)
-"""What a task of ours ends with after an exception."""
+"""Exit code of our tasks after an exception."""
 
 
 def explain_exit(code: int | None, error: TaskError | None, *, oom: bool | None = None) -> str:
-    """The reason for a task's failure: its exception if it reported one, and how its process ended."""
+    """Return the reason for a task's failure: its exception, if reported, and how its process ended."""
     how = describe_code(code, oom=oom) if code is not None else ""
     if error is None:
         return how or "failed"
@@ -192,7 +192,7 @@ def explain_exit(code: int | None, error: TaskError | None, *, oom: bool | None 
 
 
 def briefly(code: int, error: TaskError | None) -> str:
-    """How a process ended, to be read after its name: `was killed by SIGKILL`, `ended with exit code 3 (...)`."""
+    """Describe how a process ended, to follow its name: `was killed by SIGKILL`, `ended with exit code 3 (...)`."""
     if code < 0:
         return f"was {describe_code(code).partition(';')[0]}"
     if error is None:
@@ -205,7 +205,7 @@ _IMPORTS = ("ImportError", "ModuleNotFoundError", "SyntaxError")
 
 
 def is_outside(code: int | None, error: TaskError | None) -> bool:
-    """Whether a task's end points to something outside its program: a signal, a lost peer, a preemption.
+    """Return True if the end of a task points outside its program: a signal, a lost peer, a preemption.
 
     A crash of native code is the program's own, and may come again.
     """
@@ -227,7 +227,7 @@ _DISK_ERRORS = ("OSError", "CheckpointWriteError", "ResourceExhaustedError", "Un
 
 
 def is_from_outside(code: int | None, error: TaskError | None, *, oom: bool | None) -> bool:
-    """Whether a task's end is proven to have a cause outside its program, which may be gone later.
+    """Return True if the cause of a task's end is proven to be outside its program, and may disappear.
 
     Args:
         oom: whether the kernel has killed for memory: the same program would need as much again.
@@ -247,28 +247,28 @@ _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.
 
 
 def _signal_of(code: int) -> int:
-    """The signal that an exit code stands for, also through a shell; 0 for none."""
+    """Return the signal of an exit code, also of a shell; 0 for none."""
     return -code if code < 0 else max(0, code - 128)
 
 
 def may_be_temporary(error: TaskError | None, *, reports_steps: bool = True) -> bool:
-    """Whether an exception may be gone the next time: not one of the config, of an import, or before the first step."""
+    """Return True if an exception may not recur: not one of the config, of an import, or before the first step."""
     if error is None or error.user_error or error.role is ErrorRole.CONFIG or (reports_steps and error.step is None):
         return False
     return not error.summary.startswith(_IMPORTS)
 
 
 _PERMANENT_CODES = (ExitCode.DONE, ExitCode.USAGE, 126, 127)
-"""What programs that were called wrongly end with, and what shells return for programs that cannot be run."""
+"""Exit codes of programs that were called wrongly, and of shells for programs that cannot be run."""
 
 
 def may_get_further(code: int | None, step: int | None, *, reports_steps: bool = True) -> bool:
-    """Whether a task that ended by itself, without an exception, may not do so the next time."""
+    """Return True if a task that exited without an exception may get further the next time."""
     return code is not None and code not in _PERMANENT_CODES and (step is not None or not reports_steps)
 
 
 def last_lines(files: TaskDir, error: TaskError | None, limit: int = _LAST_LINES) -> tuple[str, ...]:
-    """The end of the traceback; without one, of the error log, or else of the output, without TensorFlow's noise."""
+    """Return the end of the traceback, else of the error log, else of the output, without noise of TensorFlow."""
     # its message has said all: the log would only repeat it
     if error is not None and error.user_error:
         return ()
@@ -285,13 +285,13 @@ def last_lines(files: TaskDir, error: TaskError | None, limit: int = _LAST_LINES
 
 
 def telling_log(files: TaskDir) -> Path:
-    """The error log, unless it says nothing and the output does."""
+    """Return the error log, or the output if only that has content."""
     found = (path for path in (files.stderr_log, files.stdout_log) if _lines_of(path))
     return next(found, files.stderr_log)
 
 
 def _lines_of(path: Path) -> list[str]:
-    """The end of a log, without TensorFlow's noise."""
+    """Return the end of a log, without noise of TensorFlow."""
     return [line for line in _tail_text(path).splitlines() if line.strip() and not is_noise(line)]
 
 
@@ -315,7 +315,7 @@ def _tail_text(path: Path) -> str:
 
 
 def headline(message: str) -> str:
-    """The line that says most: not the listing that graph errors begin with, nor the frames of AutoGraph."""
+    """Return the most informative line: not the listing of graph errors, nor frames of AutoGraph."""
     lines = [_COLOURS.sub("", line) for line in _without_listing(message.splitlines())]
     lines = [line for line in takewhile(lambda line: not line.lstrip().startswith(_LISTING), lines) if line.strip()]
     # AutoGraph's message: `in user code:`, the frames, and below them the error
@@ -353,7 +353,7 @@ def cut(line: str) -> str:
 
 
 def _without_listing(lines: list[str]) -> list[str]:
-    """Without `Detected at node ...` and the frames below it, and without node names."""
+    """Remove `Detected at node ...` with the frames below it, and names of nodes."""
     kept: list[str] = []
     listing = False
     for line in lines:

@@ -20,10 +20,10 @@ _OTHERS = (
 
 
 def shortened(lines: Sequence[str], limit: int) -> list[str]:
-    """The lines from the first frame of the user's code on, in the last of several exceptions; all if there is none.
+    """Return the lines from the user's first frame on, in the last of several exceptions; all if there is none.
 
     Args:
-        limit: how many lines at most; the last ones stay, and where the user's code was left.
+        limit: maximum number of lines; the last ones and the user's last frame are kept.
     """
     # a chain of exceptions has several tracebacks, and the last is what ended the task
     begin = max((number for number, line in enumerate(lines) if line.startswith(_BEGIN)), default=-1) + 1
@@ -52,7 +52,7 @@ def own_place(lines: Sequence[str]) -> tuple[str, int] | None:
 
 
 def last_own_place(lines: Sequence[str]) -> str:
-    """The last line of the user's code in the last of several exceptions, as `bug.py:15`; empty if there is none.
+    """Return the user's last line in the last of several exceptions as `bug.py:15`, or an empty string.
 
     It is the file's name alone: the path is in the traceback above.
     """
@@ -62,12 +62,12 @@ def last_own_place(lines: Sequence[str]) -> str:
 
 
 def own_folders(lines: Sequence[str]) -> set[Path]:
-    """Where the user's files are that a traceback names."""
+    """Return the folders of the user's files in a traceback."""
     return {Path(match[1]).parent for number in _own_frames(lines) if (match := _FRAME.match(lines[number]))}
 
 
 def of_crash(lines: Sequence[str]) -> list[str]:
-    """Of what faulthandler writes when a signal kills Python: which, and where the thread was that it hit.
+    """Parse the output of faulthandler for a signal that kills Python.
 
     Returns:
         Nothing if there was no crash. The last call comes first; what called the user's code is left out.
@@ -84,7 +84,7 @@ def of_crash(lines: Sequence[str]) -> list[str]:
 
 
 def place_of_node(lines: Sequence[str]) -> list[str]:
-    """Where the user's code has made the operation that failed while a graph ran, as a traceback has it.
+    """Return where the user's code created the operation that failed in a graph, in the form of a traceback.
 
     TensorFlow reports that as a list of frames with the error's message; it may come for several operations.
     """
@@ -107,7 +107,7 @@ def _function(frame: str) -> tuple[str, str]:
 
 
 def _own_frames(lines: Sequence[str]) -> list[int]:
-    """Which of the lines name a place in the user's code."""
+    """Return the indices of the lines that name a place in the user's code."""
     return [number for number, line in enumerate(lines) if (match := _FRAME.match(line)) and _is_own(match[1])]
 
 
