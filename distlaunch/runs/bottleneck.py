@@ -16,7 +16,7 @@ _HANDING_OVER_S = 0.5e-3
 _ENOUGH_S = 1.0
 """Steps that took less in all say nothing."""
 _BEHIND = 1.5
-"""As many times the others' value: a task is clearly slower."""
+"""Factor above the others' value from which a task is clearly slower."""
 _BUSY = 0.8
 """Part of the time of its cores that a task computes: no more threads would help."""
 _SHARED = 0.75
@@ -47,21 +47,21 @@ class Bottleneck:
 
     @property
     def finding(self) -> str:
-        """`62 % of the time, map 8.1 ms an example on 2 threads`."""
+        """Return words such as `62 % of the time, map 8.1 ms an example on 2 threads`."""
         where = f" on {self.task}" if self.task else ""
         share = f"{'at least ' * self.at_least}{self.share * 100:.0f} % of the time{where}"
         return ", ".join(filter(None, [share, self.cause]))
 
     def __str__(self) -> str:
-        """With what to do."""
+        """Return the finding with its remedy."""
         return "; ".join(filter(None, [self.finding, self.remedy]))
 
 
 def find_bottleneck(timed: Mapping[str, StepsTimed]) -> Bottleneck | None:
-    """None if no task waits long for its input.
+    """Return the bottleneck of the input, or None if no task waits long for it.
 
     Args:
-        timed: of each task, the latest.
+        timed: the latest times of each task.
     """
     shares = {task: share for task, each in timed.items() if (share := _share(each)) is not None}
     if not shares:
@@ -81,12 +81,12 @@ def find_bottleneck(timed: Mapping[str, StepsTimed]) -> Bottleneck | None:
 
 
 def stragglers(timed: Mapping[str, StepsTimed]) -> dict[str, float]:
-    """Workers with steps of their own that are clearly slower, and how many times as long as the others' these take."""
+    """Return workers whose own steps are clearly slower, with the factor relative to the others."""
     return _slower({task: each.step_median_s for task, each in timed.items() if not each.reads_ahead})
 
 
 def _slower(values: Mapping[str, float]) -> dict[str, float]:
-    """Whose value is clearly above the median of the others, and how many times."""
+    """Return the tasks whose value is clearly above the median of the others, with the factor."""
     found = {}
     for task, value in values.items():
         others = [other for name, other in values.items() if name != task]
@@ -97,7 +97,7 @@ def _slower(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def summary(timed: Mapping[str, StepsTimed]) -> dict[str, Any] | None:
-    """How the time of steps went, for `--json`; None if nobody has reported it."""
+    """Return the times of steps for `--json`, or None if no task has reported any."""
     if not timed:
         return None
     found = find_bottleneck(timed)
@@ -109,7 +109,7 @@ def summary(timed: Mapping[str, StepsTimed]) -> dict[str, Any] | None:
 
 
 def task_summary(each: StepsTimed) -> dict[str, Any]:
-    """Of one task, in numbers that are compared."""
+    """Return the times of one task, for comparison."""
     return {
         "steps": each.steps,
         "step_median_s": each.step_median_s,
@@ -122,14 +122,14 @@ def task_summary(each: StepsTimed) -> dict[str, Any]:
 
 
 def _share(each: StepsTimed) -> float | None:
-    """The part of the time of its steps that a task waited; None if it is too early to know."""
+    """Return the share of its steps in which a task waited for input; None if it is too early to know."""
     if each.seconds < _ENOUGH_S or not each.steps:
         return None
     return each.input_s / each.seconds if each.input_s / each.steps > _HANDING_OVER_S else 0.0
 
 
 def _cause(each: StepsTimed) -> tuple[str, str]:
-    """What takes the time, and what to do about it."""
+    """Return what takes the time, and the remedy."""
     # who reads ahead has at most all the time for it, who does not has that in which the step waits
     reading_s = each.seconds if each.reads_ahead else each.input_s
     if each.work and each.made and each.batches_s >= reading_s / 2:
@@ -181,6 +181,6 @@ def _where(each: StepsTimed) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """`0.042 ms`, `8.1 ms`, `1,234.5 ms`."""
+    """Format milliseconds: `0.042 ms`, `8.1 ms`, `1,234.5 ms`."""
     value = seconds * 1000
     return f"{value:,.1f} ms" if value >= 0.1 else f"{value:.2g} ms"

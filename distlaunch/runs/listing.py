@@ -65,13 +65,13 @@ class RunSummary:
     job: str = ""
 
     def to_plain(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """Return the JSON form of this run."""
         names = {name: value for name, value in vars(self).items() if name != "path"}
         return {"run": self.path, **names}
 
 
 def find_runs(directory: Path, now: float, jobs_of: JobsOf = lambda jobs: {}) -> tuple[list[RunSummary], list[str]]:
-    """All runs, the one that was started last at the end, and the names of what other users have closed to this one.
+    """Return all runs, the one started last at the end, and the names of folders that this user may not read.
 
     Raises UsageError if there is no such directory.
 
@@ -93,11 +93,11 @@ def find_runs(directory: Path, now: float, jobs_of: JobsOf = lambda jobs: {}) ->
 
 
 def summarize(run: RunDir, now: float | None = None, job: JobState | None = None) -> RunSummary:
-    """A run in a few facts.
+    """Return the summary of a run.
 
     Args:
-        now: the present time, if the duration of a run that goes on matters.
-        job: how its submitted job stands; None: it has none, or nobody knows.
+        now: the present time, for the duration of a running run.
+        job: state of its submitted job; None if it has none or it is unknown.
     """
     # asked first: what the launcher writes before it lets go is then there to be read
     running = run.is_busy() or (job is not None and job.phase == "running")
@@ -156,7 +156,7 @@ def _values(facts: RunFacts, current: AttemptFacts) -> Logs:
 
 
 def _began(run: RunDir, events: Sequence[Event]) -> float:
-    """When the first process of a run began; seconds since the epoch."""
+    """Return when the first process of a run started, in seconds since the epoch."""
     times = [event.time for event in events[:1]]
     if not run.has_config() and run.attempts():  # the tasks of scripts tell it, each in a file of its own
         files = next(iter(run.tasks(run.attempts()[0]).values()), None)
@@ -165,7 +165,7 @@ def _began(run: RunDir, events: Sequence[Event]) -> float:
 
 
 def _ends(path: Path, attempt: int | None) -> tuple[list[Event], list[Event]]:
-    """The first events of a file, and so many of the last that they tell about an attempt and its progress."""
+    """Return the first events of a file, and enough of the last to know an attempt and its progress."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size

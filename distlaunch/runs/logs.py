@@ -32,10 +32,10 @@ _CHUNK_BYTES = 1024 * 1024  # of a log file that may have gigabytes
 
 @dataclass(frozen=True)
 class LogSelection:
-    """What of a run's logs to show.
+    """The part of a run's logs to show.
 
     Attributes:
-        attempt: None: the newest.
+        attempt: number of the attempt; None: the newest.
         task: lines of this one alone, without the run's events; None: of all, with them.
         lines: only so many of the last that are there already, of each file of each task, and of the run's events.
         raw: also TensorFlow's own messages.
@@ -51,7 +51,7 @@ class LogView(Observer, Protocol):
     """An observer that can begin in the middle of a run."""
 
     def catch_up(self, entries: Sequence[Event | str], most: int) -> None:
-        """Takes in events and notes, and shows only the last lines that they make."""
+        """Read events and notes, and show only the last lines that they make."""
 
 
 class LogFollower:
@@ -75,7 +75,7 @@ class LogFollower:
                 yield from self._visible(self._splitter.feed(data))
 
     def rest(self) -> Iterator[str]:
-        """The last line, if it has no end: nobody will write to the file any more."""
+        """Return the last line, if it has no line break, once nobody writes to the file."""
         yield from self._visible(self._splitter.flush())
 
     def _visible(self, lines: Sequence[str]) -> Iterator[str]:
@@ -101,7 +101,7 @@ class AttemptLogs:
         observer.started(dataclasses.replace(plan, tasks=tuple(chosen)))
 
     def show(self, most: int | None = None) -> None:
-        """What is new."""
+        """Show what is new."""
         for task, log in self._logs:
             for line in log.read() if most is None else collections.deque(log.read(), most):
                 self._observer.line(task, line)
@@ -114,7 +114,7 @@ class AttemptLogs:
                 self._observer.event(entry)
 
     def _new_entries(self) -> Iterator[Event | str]:
-        """New events, and the launcher's own messages about them."""
+        """Return new events, and the launcher's messages about them."""
         for event in self._events.read() if self._events else ():
             if self._events and self._events.is_for_show(event):
                 yield event
@@ -125,7 +125,7 @@ class AttemptLogs:
                 yield f"{event.failed_task}{where}: {event.reason}"
 
     def close(self) -> None:
-        """What is left, when nobody writes any more."""
+        """Show what is left, once nobody writes."""
         self.show()
         for task, log in self._logs:
             for line in log.rest():
@@ -133,7 +133,7 @@ class AttemptLogs:
         self._observer.ended()
 
     def note_end(self) -> None:
-        """How the attempt has ended."""
+        """Show how the attempt has ended."""
         if self._events is None:
             return
         report = attempt_report(self._run, self.attempt, RunFacts.of(read_all_events(self._run)))
@@ -146,14 +146,14 @@ class AttemptLogs:
 
 
 def show_logs(run: RunDir, selection: LogSelection, observer: LogView) -> None:
-    """Shows what there is now."""
+    """Show what there is now."""
     logs = AttemptLogs(run, _attempt(run, selection), selection, observer)
     logs.show(selection.lines)
     logs.close()
 
 
 def await_attempt(run: RunDir, wait: Callable[[], bool], is_active: Callable[[], bool], after: int = -1) -> bool:
-    """Waits until an attempt with a higher number is there; False: it does not come, or there is no reader."""
+    """Wait for an attempt with a higher number; return False if none comes or nobody reads the output."""
     while max(_attempts(run), default=-1) <= after:
         # asked first, so that an attempt that has come meanwhile is seen
         ended = not is_active()
@@ -171,10 +171,10 @@ def follow_logs(
     wait: Callable[[], bool],
     is_active: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Shows what there is and what comes, over restarts, until nobody works on the run, or the attempt, any more.
+    """Show logs as they come, over restarts, until nobody works on the run, or the attempt.
 
     Args:
-        wait: waits a moment; returns whether there is still a reader.
+        wait: waits a moment; returns False if nobody reads the output.
         is_active: whether somebody will work on the run again, such as a job in a queue.
     """
     logs = AttemptLogs(run, _attempt(run, selection), selection, observer)
@@ -201,7 +201,7 @@ def follow_logs(
 
 
 def _attempts(run: RunDir) -> list[int]:
-    """Those whose tasks are known; of one that is just being prepared they are not yet."""
+    """Return the attempts whose tasks are known; those of one in preparation are not yet."""
     return [number for number in run.attempts() if run.attempt_plan(number).exists() or run.tasks(number)]
 
 
@@ -225,7 +225,7 @@ def _attempt(run: RunDir, selection: LogSelection) -> int:
 
 
 def _plan_of(run: RunDir, attempt: int) -> LaunchPlan:
-    """What an attempt has started, as far as it is needed to follow it."""
+    """Return the part of the plan of an attempt that is needed to follow it."""
     names = list(run.tasks(attempt))
     mode: Mode = "train"
     chief = "chief:0" if "chief:0" in names else "worker:0"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def shown(path: Path | str) -> str:
-    """Relative if it is below the current directory."""
+    """Return the path, relative if it is below the current directory."""
     text = str(path)
     prefix = str(Path.cwd()).rstrip("/") + "/"
     return text.removeprefix(prefix)

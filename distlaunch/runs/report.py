@@ -1,4 +1,4 @@
-"""How a run went, as data: read from the events in its directory, whether it has ended or not."""
+"""The report on a run as data, read from the events in its directory, whether it has ended or not."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SUBMITTED = "submitted"
 
 @dataclass(frozen=True)
 class AttemptReport:
-    """One start of a run's processes.
+    """The report on an attempt.
 
     Attributes:
         mode: `train`, `run`, `evaluate`, `predict` or `export`.
@@ -69,7 +69,7 @@ class AttemptReport:
 
     @property
     def is_run(self) -> bool:
-        """Whether it is what the run is there for, and not something done with it."""
+        """Return True if the attempt trained or ran, and did not use an existing run."""
         return self.mode in RUN_MODES
 
 
@@ -112,12 +112,12 @@ class RunReport:
 
     @property
     def all_checkpoints(self) -> tuple[CheckpointSaved, ...]:
-        """By step, with the best one."""
+        """Return the checkpoints by step, with the best one."""
         beside = () if self.best is None or self.best in self.checkpoints else (self.best,)
         return tuple(sorted((*self.checkpoints, *beside), key=lambda event: event.step))
 
     def to_plain(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """Return the JSON form of this report."""
         return {
             "run": self.path,
             "name": self.name,
@@ -143,7 +143,7 @@ class RunReport:
 
 
 def open_run(path: str) -> RunDir:
-    """An existing run. Raises UsageError if there is none."""
+    """Open an existing run. Raise UsageError if there is none."""
     run = RunDir(path)
     if not run.exists():
         raise UsageError(
@@ -153,10 +153,10 @@ def open_run(path: str) -> RunDir:
 
 
 def read_report(run: RunDir, job: JobState | None = None) -> RunReport:
-    """Reads all there is.
+    """Read the report of a run.
 
     Args:
-        job: how its submitted job stands; None: it has none, or nobody knows.
+        job: state of its submitted job; None if it has none or it is unknown.
     """
     facts = RunFacts.of(read_all_events(run))
     attempts = tuple(attempt_report(run, number, facts) for number in run.attempts())
@@ -205,7 +205,7 @@ def _status(attempts: Sequence[AttemptReport], facts: RunFacts) -> str:
 
 
 def attempt_report(run: RunDir, number: int, facts: RunFacts) -> AttemptReport:
-    """How one attempt of a run went, or goes."""
+    """Return the report on one attempt of a run."""
     own = facts.attempts.get(number, AttemptFacts())
     start, end, failure, mode = own.training, own.ended, own.failed, planned_mode(run, number)
     good = (end is not None and end.status != "failed") or own.has_result
@@ -244,7 +244,7 @@ def newest_training(run: RunDir) -> int | None:
 
 
 def _command(run: RunDir) -> tuple[str, ...]:
-    """The program and its arguments, without what starts it."""
+    """Return the program and its arguments, without what starts it."""
     try:
         argv = read_json(run.plan)["tasks"][0]["argv"]
     except (OSError, ValueError, KeyError, TypeError, IndexError):
@@ -257,7 +257,7 @@ def _command(run: RunDir) -> tuple[str, ...]:
 
 
 def planned_mode(run: RunDir, number: int) -> str:
-    """What an attempt was started for; one without a plan is a notebook's."""
+    """Return the mode of an attempt; one without a plan is a notebook's."""
     try:
         return str(read_json(run.attempt_plan(number))["mode"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -265,7 +265,7 @@ def planned_mode(run: RunDir, number: int) -> str:
 
 
 def config_problems(run: RunDir, number: int) -> str:
-    """What a task found wrong with the config before it did anything."""
+    """Return the mistakes that a task found in the config before training."""
     errors = (read_error(files) for files in run.tasks(number).values())
     found = next((error.problems for error in errors if error is not None and error.problems), ())
     return "; ".join(map(str, found))
@@ -282,7 +282,7 @@ def _evaluator_events(run: RunDir) -> list[Evaluated]:
 
 
 def configured_strategy(run: RunDir) -> str:
-    """For a run that never came to its first step; a script has what strategy it likes."""
+    """Return the strategy of the config, for a run without a step; scripts have none."""
     if not run.has_config():
         return SCRIPT
     # only here: pydantic takes a tenth of a second, and most runs have reported their strategy
@@ -302,10 +302,10 @@ def _only(event: Event, *names: str) -> dict[str, Any]:
 
 
 def status_in_queue(run: RunDir, job: JobState | None) -> str:
-    """The status of a run that nobody works on, if that is up to its job; else empty.
+    """Return the status of a run according to its submitted job, or an empty string.
 
     Args:
-        job: how it stands; None: there is none, or nobody knows.
+        job: state of the job; None if there is none or it is unknown.
     """
     if job is not None and job.phase == "pending":
         return PENDING
@@ -317,7 +317,7 @@ def status_in_queue(run: RunDir, job: JobState | None) -> str:
 
 
 def step_times(run: RunDir, facts: RunFacts) -> dict[str, StepsTimed]:
-    """How the time of each task's steps went, in the attempt that was timed last.
+    """Return the times of each task's steps in the last attempt that was timed.
 
     Args:
         facts: of the run's own events; of these times, the other tasks keep theirs.
@@ -332,12 +332,12 @@ def step_times(run: RunDir, facts: RunFacts) -> dict[str, StepsTimed]:
 
 
 def _skipped_examples(run: RunDir, facts: RunFacts) -> frozenset[str]:
-    """By what they are called; of any attempt."""
+    """Return the names of skipped examples, of all attempts."""
     files = (files.events for number in run.attempts() for files in run.tasks(number).values())
     examples = (event.example for path in files for event in read_events_of(path, ExampleSkipped))
     return frozenset((*facts.skipped, *examples))
 
 
 def _latest_times(path: Path) -> list[StepsTimed]:
-    """The last in a file, if any."""
+    """Return the last times in a file, if any."""
     return [event for event in read_tail(path) if isinstance(event, StepsTimed)][-1:]

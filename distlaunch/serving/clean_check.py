@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 ORDER = ("tflite", "saved_model", "keras", "weights")
-"""Those that need nothing of the user's come before those that may import the user's code."""
+"""Order of the checks: those that may import the user's code come last."""
 
 _HOOKS_S = 3.0  # for all exit hooks together
 
@@ -87,7 +87,7 @@ def _open(name: str, path: Path, parcel: Mapping[str, Any], notes: list[str], ex
 
 
 def _open_keras(path: Path, parcel: Mapping[str, Any], notes: list[str], exported: Any) -> Any:
-    """Without the user's code if that works, else with it; the notes say what it took."""
+    """Open without the user's code if that works, else with it; the notes say which."""
     try:
         return exported.open_keras(path)
     except exported.NotAnExportError:
@@ -126,7 +126,7 @@ def _with_weights(path: Path, parcel: Mapping[str, Any], exported: Any) -> Any:
 
 
 def _user_module(parcel: Mapping[str, Any]) -> Any:
-    """The module of the model's function; with it the user's paths come in."""
+    """Import the module of the model's function, with the user's paths."""
     # now and not earlier: until here nothing of the user's could hide a library
     sys.path[:] = [*parcel["sys_path"], *(entry for entry in sys.path if entry not in parcel["sys_path"])]
     user_modules = _load("_user_modules", Path(__file__).parents[1] / "base" / "user_modules.py")
@@ -142,7 +142,7 @@ def _user_module(parcel: Mapping[str, Any]) -> Any:
 
 
 def to_tflite(saved_model: Path, target: Path, notes: list[str]) -> None:
-    """Converts the signature `serve`; TensorFlow's own operations come in only where TFLite has none.
+    """Convert the signature `serve`, with operations of TensorFlow only where TFLite has none.
 
     Raises:
         Unusable: it cannot be converted; names the operations.
@@ -186,7 +186,7 @@ def inconvertible(message: str) -> str:
 
 
 def difference(expected: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray], tolerance: float) -> str | None:
-    """Where outputs differ from what the trained model gave; None if they do not.
+    """Return where outputs differ from those of the trained model, or None.
 
     Args:
         tolerance: relative to the largest value of an output.
@@ -218,7 +218,7 @@ def _sample(different: np.ndarray, got: np.ndarray, wanted: np.ndarray) -> str:
 
 
 def _sibling(name: str) -> Any:
-    """A module beside this file, in a package of another name: that of distlaunch may not be there to be imported."""
+    """Import a module beside this file under another package name: distlaunch may not be importable here."""
     package = types.ModuleType("_exports")
     package.__path__ = [str(Path(__file__).parent)]
     sys.modules.setdefault(package.__name__, package)
@@ -226,7 +226,7 @@ def _sibling(name: str) -> Any:
 
 
 def _load(name: str, path: Path) -> Any:
-    """By its file: the folder is not put on the path, where its names could hide others."""
+    """Load a module by its file, without putting its folder on the path, where it could hide others."""
     if name in sys.modules and sys.modules[name].__file__ == str(path):
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)

@@ -33,7 +33,7 @@ class NotAnExportError(ValueError):
 
 
 def format_of(path: Path) -> str | None:
-    """The format of an export by its looks; None if it is none."""
+    """Return the format of an export by its files, or None if it is none."""
     if (path / "saved_model.pb").is_file():
         return "saved_model"
     # before the suffix, which is .h5 alone
@@ -43,7 +43,7 @@ def format_of(path: Path) -> str | None:
 
 
 def open_export(path: Path) -> ExportedModel:
-    """Loads a SavedModel folder, a .keras file or a .tflite file.
+    """Load a SavedModel folder, a .keras file or a .tflite file.
 
     Raises:
         NotAnExportError: it is none, or it is damaged.
@@ -63,7 +63,7 @@ def open_export(path: Path) -> ExportedModel:
 
 
 def open_saved_model(path: Path) -> ExportedModel:
-    """Raises what TensorFlow raises."""
+    """Open a SavedModel. Errors of TensorFlow are raised."""
     import tensorflow as tf
 
     loaded: Any = tf.saved_model.load(str(path))
@@ -88,7 +88,7 @@ def open_saved_model(path: Path) -> ExportedModel:
 
 
 def open_keras(path: Path, **options: Any) -> ExportedModel:
-    """Raises what Keras raises."""
+    """Open a .keras file. Errors of Keras are raised."""
     import keras
 
     try:
@@ -107,7 +107,7 @@ def open_keras(path: Path, **options: Any) -> ExportedModel:
 
 
 def of_keras_model(model: Any, kind: str = "keras") -> ExportedModel:
-    """A model that is in memory."""
+    """Wrap a model in memory."""
     import keras
 
     inputs, structure = _keras_inputs(model)
@@ -129,7 +129,7 @@ def of_keras_model(model: Any, kind: str = "keras") -> ExportedModel:
 
 
 def open_tflite(path: Path) -> ExportedModel:
-    """Raises what TensorFlow raises; a call NeedsFlexError."""
+    """Open a .tflite file. Errors of TensorFlow are raised, NeedsFlexError by a call."""
     import tensorflow as tf
 
     with warnings.catch_warnings():
@@ -154,7 +154,7 @@ def open_tflite(path: Path) -> ExportedModel:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error; with the reason that Keras gives below it."""
+    """Return the first line of an error, with the reason that Keras gives below it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     text = " ".join(lines[:2]) if lines[0].startswith("Exception encountered when") else lines[0]
     return text if len(text) <= _LINE else f"{text[:_LINE]} ..."
@@ -173,7 +173,7 @@ def _flex_errors_explained() -> Iterator[None]:
 
 
 def _trained_structure(function: Any, specs: Mapping[str, Any]) -> Any:
-    """The names of a signature's inputs as the function behind it takes them: Keras passes one structure on."""
+    """Return the names of a signature's inputs in the structure that Keras passes to the function."""
     for concrete in getattr(function, "concrete_functions", []):
         given, named = concrete.structured_input_signature
         if len(given) == 1 and not named:
@@ -205,7 +205,7 @@ def _keras_inputs(model: Any) -> tuple[tuple[Spec, ...] | None, Any]:
 
 
 def _ordered(specs: list[Spec], structure: Any) -> tuple[Spec, ...]:
-    """Inputs that are known by name alone come in the order of their names, whatever the file gives."""
+    """Return inputs in the order of their names, which is all that the file defines."""
     return tuple(sorted(specs, key=lambda spec: spec.name) if isinstance(structure, Mapping) else specs)
 
 

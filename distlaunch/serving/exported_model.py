@@ -26,7 +26,7 @@ class Spec:
 
     @property
     def kind(self) -> str:
-        """`float32[?,28,28]`."""
+        """Return the type and shape as `float32[?,28,28]`."""
         sizes = "..." if self.shape is None else ",".join("?" if size is None else str(size) for size in self.shape)
         return f"{self.dtype}[{sizes}]"
 
@@ -50,16 +50,16 @@ class ExportedModel:
     call: Callable[[Any], dict[str, np.ndarray]]
 
     def __call__(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Arrays by name in, arrays by name out; values become of the types and ranks of the inputs."""
+        """Call the model with arrays by name, cast to the types and ranks of the inputs; return arrays by name."""
         assert self.inputs is not None
         return self.call({spec.name: adapted(values[spec.name], spec) for spec in self.inputs})
 
     def on_structure(self, x: Any) -> dict[str, np.ndarray]:
-        """Calls it on inputs as training gave them: an array, or a list, tuple or dict of arrays."""
+        """Call the model on inputs as in training: an array, or a list, tuple or dict of arrays."""
         return self.call(x) if self.inputs is None else self(by_name(x, self.structure))
 
     def signature(self, called: Mapping[str, np.ndarray] | None = None) -> str:
-        """`serve(image: float32[?,28,28]) -> float32[?,10]`; `called`: outputs of a call, where these are not known."""
+        """Return `serve(image: float32[?,28,28]) -> float32[?,10]`; `called`: outputs of a call, if unknown."""
         takes = "..." if self.inputs is None else ", ".join(f"{spec.name}: {spec.kind}" for spec in self.inputs)
         outputs = self.outputs or tuple(
             Spec(name, dtype_name(array), (None, *array.shape[1:])) for name, array in (called or {}).items()
@@ -70,7 +70,7 @@ class ExportedModel:
 
 
 def by_name(x: Any, structure: Any) -> dict[str, Any]:
-    """The arrays of a structure by the names of the inputs.
+    """Return the arrays of a structure by the names of the inputs.
 
     Raises:
         ValueError: the structures differ.
@@ -93,7 +93,7 @@ def by_name(x: Any, structure: Any) -> dict[str, Any]:
 
 
 def adapted(value: Any, spec: Spec) -> np.ndarray:
-    """In the type of an input; rows of single values get, or lose, a dimension of size 1."""
+    """Cast to the type of an input; rows of single values gain or lose a dimension of size 1."""
     array = np.asarray(value)
     rank = array.ndim if spec.shape is None else len(spec.shape)
     # a column of a table, [rows], for an input of [rows, 1]
@@ -105,7 +105,7 @@ def adapted(value: Any, spec: Spec) -> np.ndarray:
 
 
 def named_outputs(outputs: Any, convert: Callable[[Any], Any]) -> dict[str, Any]:
-    """A model's outputs by the names that a SavedModel gives them."""
+    """Return a model's outputs by the names that a SavedModel gives them."""
     if isinstance(outputs, Mapping):
         return {str(name): convert(outputs[name]) for name in sorted(outputs)}
     parts = outputs if isinstance(outputs, (list, tuple)) else [outputs]
@@ -113,7 +113,7 @@ def named_outputs(outputs: Any, convert: Callable[[Any], Any]) -> dict[str, Any]
 
 
 def map_structure(function: Callable[[Any], Any], value: Any) -> Any:
-    """Of dicts, lists and tuples."""
+    """Apply a function to the leaves of dicts, lists and tuples."""
     if isinstance(value, Mapping):
         return {key: map_structure(function, part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -126,7 +126,7 @@ def dtype_name(array: np.ndarray) -> str:
 
 
 def leaves(value: Any) -> list[Any]:
-    """What is in a structure, in order."""
+    """Return the leaves of a structure, in order."""
     found: list[Any] = []
     map_structure(found.append, value)
     return found

@@ -18,7 +18,7 @@ _LONGEST = 40  # characters of a value in a message
 
 
 def read_inputs(path: Path, inputs: Sequence[Spec]) -> Arrays:
-    """All rows of a file, by input, in the types and shapes of the inputs.
+    """Read all rows of a file, by input, in the types and shapes of the inputs.
 
     Raises:
         UsageError: the file cannot be read, or is not what the model takes; names file, line and column.
@@ -83,7 +83,7 @@ def _why_not(error: Exception) -> str:
 
 
 def fitted(values: Mapping[str, Any], inputs: Sequence[Spec], where: str) -> Arrays:
-    """Arrays as the inputs want them. Raises UsageError, which begins with `where`."""
+    """Cast arrays to the inputs. Raise UsageError that begins with `where`."""
     arrays = {spec.name: _fit(np.asarray(values[spec.name]), spec, where) for spec in inputs}
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
@@ -95,7 +95,7 @@ def fitted(values: Mapping[str, Any], inputs: Sequence[Spec], where: str) -> Arr
 
 
 def takes(inputs: Sequence[Spec]) -> str:
-    """What a model takes, in words: `the model takes x: float32[?,10]`."""
+    """Describe the inputs of a model: `the model takes x: float32[?,10]`."""
     return "the model takes " + ", ".join(f"{spec.name}: {spec.kind}" for spec in inputs)
 
 
@@ -127,7 +127,7 @@ def _fit(array: np.ndarray, spec: Spec, where: str) -> np.ndarray:
 
 
 def _check_range(array: np.ndarray, spec: Spec, where: str) -> None:
-    """Numbers that the input's type would change are mistakes."""
+    """Raise UsageError for numbers that the input's type would change."""
     if spec.dtype == "bool" or not spec.dtype.startswith(("int", "uint")):
         return
     limits = np.iinfo(spec.dtype)
@@ -149,14 +149,14 @@ def _encoded(array: np.ndarray) -> np.ndarray:
 
 
 def _read_txt(path: Path, inputs: Sequence[Spec]) -> dict[str, Any]:
-    """One text a line."""
+    """Read one text per line."""
     if len(inputs) > 1 or inputs[0].dtype not in ("string", ANY):
         raise UsageError(f"{path}: a .txt file is one text a line; {takes(inputs)}")
     return {inputs[0].name: np.array(_lines(path), dtype=object)}
 
 
 def read_jsonl(path: Path, inputs: Sequence[Spec]) -> dict[str, Any]:
-    """One row a line: an object with a value for each input, or the value of the only one."""
+    """Read one row per line: an object with a value for each input, or the value of the only one."""
     columns: dict[str, list[Any]] = {spec.name: [] for spec in inputs}
     for number, line in enumerate(_lines(path), 1):
         try:
@@ -178,7 +178,7 @@ def read_jsonl(path: Path, inputs: Sequence[Spec]) -> dict[str, Any]:
 
 
 def _read_csv(path: Path, inputs: Sequence[Spec]) -> dict[str, Any]:
-    """Columns by name, after a line that names them; values in a .tsv file are not quoted."""
+    """Read columns by name, after a line that names them; values in a .tsv file are not quoted."""
     # Python's limit of 128 KiB is short for a text; more than this does not fit its C long everywhere
     csv.field_size_limit(2**31 - 1)
     options: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {"strict": True}
@@ -215,7 +215,7 @@ def _read_csv(path: Path, inputs: Sequence[Spec]) -> dict[str, Any]:
 
 
 def _lines(path: Path) -> list[str]:
-    """Lines without their ends, blank ones too; only what follows the last line end is no line if it is empty."""
+    """Yield lines without their ends, including blank ones, but no empty line after the last line end."""
     # the mark that Windows programs put before UTF-8
     data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     lines = data.split(b"\n")
@@ -249,7 +249,7 @@ def _array_of_rows(rows: list[Any], spec: Spec, path: Path) -> np.ndarray:
 
 
 def _columns(header: list[str], inputs: Sequence[Spec], path: Path) -> dict[str, list[str]]:
-    """The columns of each input: of its name, or NAME_0, NAME_1 ...; for a single input, all there are."""
+    """Return the columns of each input: its name, or NAME_0, NAME_1 ...; for a single input, all."""
     found: dict[str, list[str]] = {}
     for spec in inputs:
         parts = [f"{spec.name}_{index}" for index in range(_num_values(spec))]

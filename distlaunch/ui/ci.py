@@ -1,4 +1,4 @@
-"""What CI systems show: annotations of GitHub Actions, and JUnit reports."""
+"""Output for CI systems: annotations of GitHub Actions, and JUnit reports."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def failure_text(line: str, failure: Failure) -> str:
 
 
 def annotate_failure(line: str, failure: Failure) -> None:
-    """Make a failure an annotation of the line in the user's code that it came through; see `annotate`."""
+    """Annotate the line in the user's code at which a failure occurred; see `annotate`."""
     place = failure.place
     annotate([Problem((), line, f"{place[0]}:{place[1]}" if place is not None else None)])
 
@@ -80,7 +80,7 @@ def annotate(
     environ: Mapping[str, str] = os.environ,
     level: Literal["error", "warning"] = "error",
 ) -> None:
-    """Make problems annotations of the lines that they are about, if this is a job of GitHub Actions."""
+    """Annotate the lines of problems, if this is a job of GitHub Actions."""
     if environ.get("GITHUB_ACTIONS") != "true":
         return
     for problem in problems:

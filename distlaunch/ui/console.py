@@ -39,7 +39,7 @@ class JobConsole(Console):
 
     @property
     def writes_to_terminal(self) -> bool:
-        """Whether a terminal shows the output, which `is_terminal` also claims with FORCE_COLOR."""
+        """Return True if the output goes to a terminal; `is_terminal` is also True with FORCE_COLOR."""
         return self.file.isatty()
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:

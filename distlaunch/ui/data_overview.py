@@ -1,4 +1,4 @@
-"""Which task reads which examples, as `distlaunch plan --data` prints it."""
+"""The output of `distlaunch plan --data`: which task reads which examples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_READERS = 8  # tasks that are shown; JSON has all
 
 
 def data_lines(overview: Mapping[str, Any]) -> list[str]:
-    """From what `data/overview.py` finds."""
+    """Return the lines for the result of `data/overview.py`."""
     lines = [f"data      {overview['origin']}"]
     for name, split in overview["splits"].items():
         lines += ["", *_split_lines(name, split, overview)]

@@ -38,7 +38,7 @@ def print_detached(run: RunDir, pid: int | None, *, as_json: bool) -> None:
     """Print the run on standard output, for scripts, and what to do with it beside.
 
     Args:
-        pid: of the launcher; None: the run is finished already, and there is none.
+        pid: of the launcher; None if the run has already finished.
     """
     where = shown(run.path)
     if as_json:

@@ -1,4 +1,4 @@
-"""Which task holds which variable: tables of plain text, and pictures of a mesh."""
+"""The placement of variables: tables of plain text, and pictures of a mesh."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ _IN_CELL, _IN_SMALL_CELL = 8, 3
 
 
 def placement_sections(variables: Variables, mesh: Mapping[str, Any] | None, pen: Pen) -> list[list[str]]:
-    """All there is to show, from what the event VariablesPlaced has; `mesh` may be None on a mesh too, in old runs."""
+    """Return all sections for the content of the event VariablesPlaced."""
     pictures = [variable_pictures(variables, pen)] if all("layout" in variable for variable in variables) else []
     return [*([mesh_lines(mesh, pen)] if mesh else []), placement_lines(variables), *pictures, task_lines(variables)]
 
 
 def placement_lines(variables: Variables) -> list[str]:
-    """A line for each part of each variable, given as in the event VariablesPlaced; on a mesh, one for each variable,
-    with the mesh axis of each dimension and the size on each device."""
+    """Return a line for each part of each variable, given as in the event VariablesPlaced.
+
+    On a mesh, return one for each variable, with the mesh axis of each dimension and the size on each device.
+    """
     rows: list[tuple[str, ...]] = []
     for variable in variables:
         name, shape = str(variable["name"]), words.shape(variable["shape"])
@@ -45,7 +47,7 @@ def placement_lines(variables: Variables) -> list[str]:
 
 
 def task_lines(variables: Variables) -> list[str]:
-    """A line for each task: how many variables, or parts of them, it holds, their size, and the optimizer's share."""
+    """Return a line for each task: number of variables or parts, their size, and the optimizer's share."""
     totals, of_optimizer = bytes_per_task(variables), bytes_per_task([v for v in variables if _is_of_optimizer(v)])
     counts = dict.fromkeys(totals, 0)
     for variable in variables:
@@ -62,7 +64,7 @@ def task_lines(variables: Variables) -> list[str]:
 
 
 def bytes_per_task(variables: Variables) -> dict[str, int]:
-    """What each task holds altogether, in the tasks' order."""
+    """Return the total bytes of each task, in the tasks' order."""
     totals: dict[str, int] = {}
     for variable in variables:
         for part in variable["parts"]:
@@ -84,7 +86,7 @@ def _rows(rows: Sequence[int] | None) -> str:
 
 
 def mesh_lines(mesh: Mapping[str, Any], pen: Pen) -> list[str]:
-    """The mesh, given as in the event VariablesPlaced, and how a batch of inputs is split over it."""
+    """Return the lines of the mesh, and how a batch of inputs is split over it."""
     names, sizes, devices = mesh["axes"], mesh["shape"], [str(device) for device in mesh["devices"]]
     axes = " x ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True))
     return [
@@ -96,7 +98,7 @@ def mesh_lines(mesh: Mapping[str, Any], pen: Pen) -> list[str]:
 
 
 def _grids(names: Sequence[str], sizes: Sequence[int], devices: Sequence[str], pen: Pen) -> list[str]:
-    """One grid of the last two axes for each place on the others."""
+    """Yield a grid of the last two axes for each position on the others."""
     *outer, height, width = (1, *sizes) if len(sizes) == 1 else sizes
     if len(sizes) == 1 and width > _SHARED_COLUMNS:
         height, width = width, 1  # downwards: a row of them would not fit a terminal
@@ -129,7 +131,7 @@ def _inputs(mesh: Mapping[str, Any], devices: Sequence[str], pen: Pen) -> list[s
 
 
 def variable_pictures(variables: Sequence[Mapping[str, Any]], pen: Pen) -> list[str]:
-    """One picture for all variables that are split alike, and a line for those that are not split."""
+    """Return one picture for all variables that are split alike, and a line for those that are not split."""
     alike: dict[Hashable, list[Mapping[str, Any]]] = {}
     for variable in variables:
         if any(variable["layout"]):
@@ -145,12 +147,12 @@ def variable_pictures(variables: Sequence[Mapping[str, Any]], pen: Pen) -> list[
 
 
 def _layout_text(axes: Axes) -> str:
-    """`[~, model]`."""
+    """Return the layout as `[~, model]`."""
     return f"[{', '.join(axis or '~' for axis in axes)}]"
 
 
 def _parts(variable: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
-    """For each device, the number of its part along each dimension that is drawn."""
+    """Return for each device the index of its part along each dimension that is drawn."""
     drawn = _drawn(variable["layout"])
     bounds = [part["bounds"] for part in variable["parts"]]
     firsts = [sorted({each[dimension][0] for each in bounds}) for dimension in drawn]
@@ -161,12 +163,12 @@ def _parts(variable: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
 
 
 def _drawn(axes: Axes) -> list[int]:
-    """The first two dimensions that are split."""
+    """Return the first two dimensions that are split."""
     return [dimension for dimension, axis in enumerate(axes) if axis][:2]
 
 
 def _not_all_drawn(axes: Axes, drawn: Sequence[int]) -> str:
-    """Which dimensions a picture shows, where that is not plain."""
+    """Return which dimensions a picture shows, if that is not obvious."""
     if len(axes) <= 2:
         return ""
     return f" (drawn: dimension{'s' if len(drawn) > 1 else ''} {' and '.join(map(str, drawn))} of {len(axes)})"
@@ -175,7 +177,7 @@ def _not_all_drawn(axes: Axes, drawn: Sequence[int]) -> str:
 def _picture(
     axes: Axes, drawn: Sequence[int], parts: Sequence[tuple[int, ...]], devices: Sequence[str], pen: Pen
 ) -> list[str]:
-    """A grid whose cells list the devices that hold the part; a first dimension goes downwards, a single one across."""
+    """Return a grid whose cells list the devices that hold a part; the first of two dimensions goes downwards."""
     downwards = len(drawn) == 2 or (drawn[0] == 0 and len(axes) == 2)
     held: dict[_Place, list[str]] = {}
     for device, part in zip(devices, parts, strict=True):
@@ -198,7 +200,7 @@ def _labels(axis: object, size: int) -> list[str]:
 
 
 def _named(variables: Sequence[Mapping[str, Any]]) -> str:
-    """Weights by name, those of the optimizer by number: they lie as their weights do."""
+    """Name weights, and count variables of the optimizer, which are placed like their weights."""
     names = [str(variable["name"]) for variable in variables if not _is_of_optimizer(variable)]
     parts = names if len(names) <= _NAMES else [*names[:_NAMES], f"{len(names) - _NAMES:,} more"]
     slots = len(variables) - len(names)
@@ -206,5 +208,5 @@ def _named(variables: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _is_of_optimizer(variable: Mapping[str, Any]) -> bool:
-    """Whether an optimizer holds it, by its name."""
+    """Return True if the variable belongs to an optimizer, by its name."""
     return str(variable["name"]).startswith("optimizer")

@@ -1,4 +1,4 @@
-"""What is printed when a run has ended: the summary, or the failure and what to do next."""
+"""The output at the end of a run: the summary, or the failure and what to do next."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from distlaunch.ui.runs import NO_CHECKPOINT
 
 
 def print_summary(console: Console, state: ProgressState, result: AttemptResult) -> None:
-    """The table at the end of a training."""
+    """Print the table at the end of a training."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -41,7 +41,7 @@ def print_summary(console: Console, state: ProgressState, result: AttemptResult)
 
 
 def print_metrics(console: Console, logs: dict[str, float], split: str = "train") -> None:
-    """Metrics by name, those of a split beside those of validation."""
+    """Print metrics by name, those of a split beside those of validation."""
     names = list(dict.fromkeys(name.removeprefix("val_") for name in logs))
     if not names:
         return
@@ -60,7 +60,7 @@ def print_metrics(console: Console, logs: dict[str, float], split: str = "train"
 
 
 def print_failure(console: Console, state: ProgressState, result: AttemptResult) -> None:
-    """Print who failed first, why, the lines that show it, and what to do next, in one piece."""
+    """Print which task failed first, why, the lines that show it, and what to do next, at once."""
     failure = result.outcome.failure
     if failure is None:
         return
@@ -114,7 +114,7 @@ def print_warnings(console: Console, result: AttemptResult) -> None:
 
 
 def _print_table(console: Console, table: Table) -> None:
-    """Without the blanks that fill the last column up."""
+    """Print a table without trailing blanks."""
     with console.capture() as captured:
         console.print(table, highlight=False, markup=False)
     _print_lines(console, captured.get())
@@ -127,7 +127,7 @@ def _print_lines(console: Console, text: str) -> None:
 
 
 def _next(failure: Failure, state: ProgressState, result: AttemptResult) -> str:
-    """What to do first, and how to go on."""
+    """Return what to do first, and how to continue."""
     if not (failure.resumable and result.resumable):
         return failure.first
     last = state.checkpoints[-1] if state.checkpoints else state.restored
@@ -136,7 +136,7 @@ def _next(failure: Failure, state: ProgressState, result: AttemptResult) -> str:
 
 
 def _from_the_beginning(result: AttemptResult) -> str:
-    """Said where there is nothing to resume from; other machines' disks are not known."""
+    """Return the advice if there is nothing to resume from; disks of other machines are unknown."""
     there_is_one = result.plan.elsewhere or RunDir(result.plan.run_dir).checkpoint_steps()
     return "" if there_is_one else f" ({NO_CHECKPOINT})"
 

@@ -22,7 +22,7 @@ from distlaunch.ui.tables import columns, pen_for
 
 
 def print_report(console: Console, report: RunReport) -> None:
-    """All of it, the newest facts of each kind first in the head, then a table of each kind."""
+    """Print the report: the newest facts at the head, then a table of each kind."""
     for name, value, style in _head(report):
         _print(console, Text.assemble((f"{name:<9}  ", "dim"), (value, style)))
     _section(console, _attempt_lines(report.attempts))
@@ -36,7 +36,7 @@ def print_report(console: Console, report: RunReport) -> None:
 
 
 def report_json(report: RunReport) -> str:
-    """All of it as one JSON object."""
+    """Return the report as one JSON object."""
     return strict_json.dumps({**report.to_plain(), "bytes_per_task": bytes_per_task(report.variables)}, indent=2)
 
 
@@ -73,7 +73,7 @@ def _head(report: RunReport) -> list[tuple[str, str, str]]:
 
 
 def _step_times(report: RunReport) -> str:
-    """`median 12.1 ms, 99 % within 30.2 ms; 1,200 examples/s`: where tasks differ, of the slowest."""
+    """Return `median 12.1 ms, 99 % within 30.2 ms; 1,200 examples/s`, of the slowest task."""
     # in lockstep the slowest one decides
     slowest = max(report.timed.values(), key=lambda each: each.step_median_s)
     rate = sum(each.examples / each.seconds for each in report.timed.values() if each.seconds)
@@ -83,7 +83,7 @@ def _step_times(report: RunReport) -> str:
 
 
 def _restarts(attempts: Sequence[AttemptReport]) -> str:
-    """Of tasks alone; those of the job are the table of attempts."""
+    """Return the restarts of single tasks; those of the job are in the table of attempts."""
     total: dict[str, int] = {}
     for attempt in attempts:
         for task, number in attempt.restarts.items():
@@ -103,7 +103,7 @@ def _attempt_lines(attempts: Sequence[AttemptReport]) -> list[str]:
 
 
 def _epoch_lines(epochs: Sequence[EpochEnded]) -> list[str]:
-    """Every value that was logged, each beside its validation value."""
+    """Return the lines of all logged values, each beside its validation value."""
     names = _log_names([epoch.logs for epoch in epochs])
     rows = [
         (
@@ -140,14 +140,14 @@ def _result_lines(name: str, results: Sequence[Evaluated]) -> list[str]:
 
 
 def _log_names(logs: Sequence[dict[str, float]]) -> list[str]:
-    """All names, in the order in which they came, each followed by that of its validation value."""
+    """Return all names in order of appearance, each followed by that of its validation value."""
     found = dict.fromkeys(name for each in logs for name in each)
     plain = dict.fromkeys(name.removeprefix("val_") for name in found)
     return [name for base in plain for name in (base, f"val_{base}") if name in found]
 
 
 def _without_empty(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: set[int]) -> list[str]:
-    """A table without the columns that hold nothing."""
+    """Return a table without its empty columns."""
     if not rows:
         return []
     kept = [number for number in range(len(head)) if any(row[number] for row in rows)]
@@ -166,10 +166,10 @@ def _print(console: Console, text: Text) -> None:
 
 
 def print_checkpoint(console: Console, listing: dict[str, Any]) -> None:
-    """A line for each variable, and one for all.
+    """Print a line for each variable, and one for all.
 
     Args:
-        listing: as `jobs.list_checkpoint` has it.
+        listing: the result of `jobs.list_checkpoint`.
     """
     variables = listing["variables"]
     rows = [

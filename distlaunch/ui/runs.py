@@ -24,7 +24,7 @@ NO_CHECKPOINT = "from the beginning: there is no checkpoint"
 
 
 def print_runs(console: Console, runs: Sequence[RunSummary]) -> None:
-    """A line a run, the status in its colour."""
+    """Print a line per run, the status in its colour."""
     head, *lines = columns(_HEAD, [_row(run) for run in runs], right=_RIGHT)
     console.print(Text(head, style="dim"), soft_wrap=True, highlight=False)
     for run, line in zip(runs, lines, strict=True):
@@ -36,12 +36,12 @@ def print_runs(console: Console, runs: Sequence[RunSummary]) -> None:
 
 
 def runs_json(runs: Sequence[RunSummary]) -> str:
-    """All of it as one JSON array."""
+    """Return the runs as one JSON array."""
     return strict_json.dumps([run.to_plain() for run in runs], indent=2)
 
 
 def how_it_ended(run: RunSummary, *, stopped: bool, has_checkpoint: bool) -> str:
-    """What `stop` prints: `runs/job: stopped at step 40`, and how to go on."""
+    """Return the output of `stop`: `runs/job: stopped at step 40`, and how to continue."""
     name = shown(run.path)
     is_script = run.strategy == SCRIPT  # of its steps nobody knows
     at = f"at step {run.step:,}" if run.step else "before the first step"

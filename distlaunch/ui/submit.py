@@ -15,7 +15,7 @@ _LAST_LINES = 20
 
 
 def print_submitted(submitted: Submitted, *, as_json: bool) -> None:
-    """The run on standard output, for scripts; what to do with it beside."""
+    """Print the run on standard output, for scripts, and what to do with it on standard error."""
     run, job = submitted.run, submitted.job
     where = shown(run.path)
     if as_json:
@@ -28,18 +28,18 @@ def print_submitted(submitted: Submitted, *, as_json: bool) -> None:
 
 
 def print_nothing_submitted(run: RunDir) -> None:
-    """The JSON form of a run for which nothing is left to do."""
+    """Print the JSON form of a run for which nothing is left to do."""
     click.echo(json.dumps({"run": str(run.path), "engine": None, "job": None, "script": None}))
 
 
 def print_still_there(submitted: Submitted) -> None:
-    """After Ctrl-C."""
+    """Print after Ctrl-C that the job is still there."""
     echo(f"job {submitted.job.job} goes on", err=True)
     echo(_what_to_do(shown(submitted.run.path)), err=True)
 
 
 def print_log(run: RunDir, begin: int) -> None:
-    """What the job has written about itself since a position: the last lines."""
+    """Print the last lines that the job has written since a position."""
     try:
         text = run.launcher_log.read_bytes()[begin:].decode(errors="replace")
     except OSError:

@@ -27,7 +27,7 @@ ASCII = Pen("-", "|", ("+", "+", "+"), ("+", "+", "+"), ("+", "+", "+"), "...")
 
 
 def pen_for(encoding: str | None) -> Pen:
-    """Box characters if an output of this encoding can show them."""
+    """Return box characters if an output of this encoding can show them."""
     try:
         # all characters of the pen at once, by the text of the dataclass
         f"{UNICODE}".encode(encoding or "ascii")
@@ -37,7 +37,7 @@ def pen_for(encoding: str | None) -> Pen:
 
 
 def grid(cells: Sequence[Sequence[str]], rows: Sequence[str], columns: Sequence[str], pen: Pen) -> list[str]:
-    """The lines of a grid.
+    """Return the lines of a grid.
 
     Args:
         cells: text of each cell, by row.
@@ -68,15 +68,15 @@ def grid(cells: Sequence[Sequence[str]], rows: Sequence[str], columns: Sequence[
 
 
 def kept(number: int, most: int) -> list[int | None]:
-    """Which of `number` things are shown: all, or the first and the last with None between."""
+    """Return which of `number` things are shown: all, or the first and last with None in between."""
     return list(range(number)) if number <= most else [*range(most - 2), None, number - 1]
 
 
 def columns(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
-    """Lines of a table, the first of them the head.
+    """Return the lines of a table, the first of them the head.
 
     Args:
-        right: numbers of the columns that are aligned at their right.
+        right: indices of right-aligned columns.
     """
     lines = [head, *rows]
     widths = [max(len(line[number]) for line in lines) for number in range(len(head))]

@@ -1,4 +1,4 @@
-"""What `distlaunch verify` found, as a table and as JSON."""
+"""The result of `distlaunch verify` as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _WIDTH = 110  # columns
 
 
 def row_line(row: Row) -> str:
-    """`mirrored, 2 replicas: equal, 8.1 s`, while the trials go on."""
+    """Return `mirrored, 2 replicas: equal, 8.1 s`, shown while the trials run."""
     took = "" if row.seconds is None else f", {duration(row.seconds)}"
     return f"{_name(row)}: {row.verdict}{took}"
 
 
 def table_lines(result: VerifyResult) -> list[str]:
-    """The table, the reasons below it, and what it was compared with."""
+    """Return the table, the reasons below it, and what it was compared with."""
     lines = columns(_HEAD, [_cells(row, result.steps) for row in result.rows], right=_RIGHT)
     for row in result.rows:
         if row.reasons:
@@ -39,7 +39,7 @@ def table_lines(result: VerifyResult) -> list[str]:
 
 
 def as_json(result: VerifyResult) -> str:
-    """The same as one JSON object; what is no number is a text such as `inf`."""
+    """Return the result as one JSON object; what is no number is a text such as `inf`."""
     reference = result.reference
     noise = None
     if reference is not None:
@@ -91,7 +91,7 @@ def _cells(row: Row, steps: int) -> tuple[str, ...]:
 
 
 def _verdict(row: Row, steps: int) -> str:
-    """`equal (sharp to step 7)` where noise hides what comes after."""
+    """Return the verdict, such as `equal (sharp to step 7)` if noise hides what follows."""
     if not row.proven or row.judgement is None or row.judgement.sharp_to >= steps:
         return row.verdict
     sharp_to = row.judgement.sharp_to
@@ -123,7 +123,7 @@ def _conclusion(result: VerifyResult) -> list[str]:
 
 
 def _as_far_as_sharp(result: VerifyResult) -> str:
-    """Up to which step that is proven; nothing if it is for all steps."""
+    """Return up to which step that is proven; empty if it is for all steps."""
     ends = [row.judgement.sharp_to for row in result.rows if row.proven and row.judgement is not None]
     last = min(ends)
     if last >= result.steps:

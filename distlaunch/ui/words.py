@@ -7,21 +7,21 @@ from collections.abc import Mapping, Sequence
 
 
 def number(value: float) -> str:
-    """Four significant digits, without an exponent where that is short: `0.1234`, `12.35`, `3.2e-05`."""
+    """Format a number with four significant digits: `0.1234`, `12.35`, `3.2e-05`."""
     if not math.isfinite(value):
         return str(value)
     return f"{value:.4f}" if value == 0 or 0.001 <= abs(value) < 10 else f"{value:.4g}"
 
 
 def value(logged: object) -> str:
-    """A logged value of any kind; empty for none."""
+    """Format a logged value of any kind; None gives an empty string."""
     if logged is None:
         return ""
     return number(logged) if isinstance(logged, int | float) else str(logged)
 
 
 def metrics(logs: Mapping[str, float]) -> str:
-    """`loss 0.1234, val 0.2345  accuracy 0.9876`: each with its validation value."""
+    """Format metrics, each with its validation value: `loss 0.1234, val 0.2345  accuracy 0.9876`."""
     parts = []
     for name in dict.fromkeys(name.removeprefix("val_") for name in logs):
         train, validation = logs.get(name), logs.get(f"val_{name}")
@@ -33,7 +33,7 @@ def metrics(logs: Mapping[str, float]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`3.2 s`, `1 min 23 s`, `2 h 05 min`."""
+    """Format seconds: `3.2 s`, `1 min 23 s`, `2 h 05 min`."""
     # 59.96 would be rounded to `60.0 s`
     if seconds < 59.95:
         return f"{seconds:.1f} s"
@@ -44,13 +44,13 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """`0:07`, `1:02:03`."""
+    """Format seconds as a clock: `0:07`, `1:02:03`."""
     minutes, rest = divmod(max(0, round(seconds)), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
 
 
 def size(num_bytes: int) -> str:
-    """`512 B`, `1.2 MB`."""
+    """Format bytes: `512 B`, `1.2 MB`."""
     value = float(num_bytes)
     for unit in ("B", "kB", "MB", "GB"):
         # as disks and networks count, not 1024
@@ -61,7 +61,7 @@ def size(num_bytes: int) -> str:
 
 
 def shape(sizes: Sequence[int]) -> str:
-    """`784 x 128`, `scalar`."""
+    """Format a shape: `784 x 128`, `scalar`."""
     return " x ".join(f"{size}" for size in sizes) or "scalar"
 
 
@@ -70,5 +70,5 @@ def rate(steps_per_s: float) -> str:
 
 
 def times(how_often: int) -> str:
-    """`once`, `twice`, `3 times`."""
+    """Return `once`, `twice`, `3 times`."""
     return {1: "once", 2: "twice"}.get(how_often, f"{how_often:,} times")

@@ -32,10 +32,10 @@ EQUAL, DIFFERS, DOCUMENTED, FAILED = "equal", "differs", "differs as documented"
 
 @dataclass(frozen=True)
 class VerifyRequest:
-    """What the user asks for.
+    """A request to verify a config.
 
     Attributes:
-        keep: a new directory for everything that the trials leave; None: it is deleted.
+        keep: a new directory for the files of the trials; None: they are deleted.
     """
 
     target: str
@@ -48,7 +48,7 @@ class VerifyRequest:
 
 @dataclass(frozen=True)
 class Row:
-    """One trial and what came of it; `reasons` are sentences."""
+    """The result of a trial; `reasons` are sentences."""
 
     planned: PlannedTrial
     verdict: str
@@ -58,13 +58,13 @@ class Row:
 
     @property
     def proven(self) -> bool:
-        """Whether it was compared and gives one device's numbers."""
+        """Return True if the trial was compared and gives the numbers of one device."""
         return self.verdict in (EQUAL, DOCUMENTED) and self.judgement is not None and self.judgement.equal
 
 
 @dataclass
 class VerifyResult:
-    """All rows.
+    """The result of all trials.
 
     Attributes:
         reference: None if it was not trained to its end; then `failed` holds its attempt.
@@ -91,13 +91,13 @@ class VerifyResult:
 def verify(
     request: VerifyRequest, machine: Machine, on_row: Callable[[Row], None], note: Callable[[str], None]
 ) -> VerifyResult:
-    """Makes all trials, one after the other.
+    """Run all trials, one after the other.
 
     Args:
-        on_row: gets each row as soon as it is known.
+        on_row: called with each row as soon as it is known.
 
     Raises:
-        ConfigError: the config is wrong, be it that the reference found out.
+        ConfigError: the config is wrong, also if only the reference found it.
         UsageError: the request cannot be fulfilled.
     """
     # trials start clusters of their own, whatever TF_CONFIG says
@@ -147,7 +147,7 @@ def _folder(keep: str | None) -> Generator[Path]:
 
 
 def _try_out(bench: Bench | None, planned: PlannedTrial, order: TrialOrder, *, keeps: bool) -> Row:
-    """Runs one trial, judges it, and looks for the cause if it deviates."""
+    """Run one trial, judge it, and look for the cause of a deviation."""
     if bench is None or planned.verdict:
         return Row(planned, planned.verdict, (planned.reason,))
     began = time.monotonic()

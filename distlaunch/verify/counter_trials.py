@@ -38,7 +38,7 @@ class Suspect:
 
 
 def suspects(planned: PlannedTrial, facts: ModelFacts) -> list[Suspect]:
-    """Those that this strategy and this model have."""
+    """Return the suspects that this strategy and model have."""
     found = []
     if on_replicas(planned):
         if facts.batch_norm:
@@ -70,7 +70,7 @@ def suspects(planned: PlannedTrial, facts: ModelFacts) -> list[Suspect]:
 
 
 def leaving_out(group: Sequence[Suspect], order: TrialOrder) -> TrialOrder:
-    """The order without the suspects of a group."""
+    """Return the order without the suspects of a group."""
     return dataclasses.replace(
         order,
         synchronized=any(each.synchronized for each in group),
@@ -79,10 +79,10 @@ def leaving_out(group: Sequence[Suspect], order: TrialOrder) -> TrialOrder:
 
 
 def causes(bench: Bench, planned: PlannedTrial, order: TrialOrder, found: Compared) -> tuple[str, ...]:
-    """What a trial deviates by: causes that are sure, or where it begins.
+    """Return the proven causes of a deviation, or where it begins.
 
     Args:
-        order: what the trial did.
+        order: the order of the trial.
     """
     if known := explain(planned, found.judgement, found.record, found.reference):
         return known
@@ -102,7 +102,7 @@ class _Checks:
     found: Compared
 
     def smallest(self, group: Sequence[Suspect]) -> Sequence[Suspect]:
-        """Those without which the trial is equal, and none that need not be left out; empty if there are none such."""
+        """Return a minimal group of suspects without which the trial is equal, or an empty one."""
         for each in group:
             if self._equal_without([each]):
                 return [each]
@@ -133,7 +133,7 @@ def _first_layer(bench: Bench, planned: PlannedTrial, order: TrialOrder, found: 
 
 
 def _compared(bench: Bench, planned: PlannedTrial, order: TrialOrder) -> Compared | None:
-    """None if the trial cannot be made: then it shows nothing."""
+    """Return the judgement of a counter-trial, or None if it cannot be made."""
     try:
         result = bench.compare(planned, order)
     except DistlaunchError:
@@ -142,7 +142,7 @@ def _compared(bench: Bench, planned: PlannedTrial, order: TrialOrder) -> Compare
 
 
 def first_to_deviate(trial: Series, reference: Series, noise: Sequence[Series]) -> str:
-    """A clause on the first layer whose output leaves the reference, or variable whose gradient does.
+    """Return a clause on the first layer whose output, or variable whose gradient, leaves the reference.
 
     Steps are followed in their order; within one, layers in the order of their computation, then gradients, which are
     computed from the last layer to the first.
@@ -170,7 +170,7 @@ def _of_outputs(run: Series, reference: Series, step: int) -> Deviations:
 
 
 def _off(own: Sequence[float], expected: Sequence[float]) -> float:
-    """The largest deviation of a fact, relative to the root of the mean square."""
+    """Return the largest deviation of a fact, relative to the root mean square."""
     if own[0] != expected[0]:  # another number of values
         return math.inf
     ours, theirs = _means(own), _means(expected)
@@ -196,7 +196,7 @@ def _of_gradients(run: Series, reference: Series, step: int) -> Deviations:
 
 
 def _pairs(run: Sequence[Mapping[str, T]], reference: Sequence[Mapping[str, T]], step: int) -> Triples[T]:
-    """Name and both values, in the reference's order, of what both have."""
+    """Yield name and both values of what both have, in the reference's order."""
     if step < len(run) and step < len(reference):
         for name, expected in reference[step].items():
             if name in run[step]:

@@ -14,7 +14,7 @@ _CLOSE = 0.02  # relative: how near to a multiple counts as one
 
 
 def explain(planned: PlannedTrial, judgement: Judgement, trial: Record, reference: Record) -> tuple[str, ...]:
-    """The causes of a deviation that the numbers or the data show, each with its remedy; empty if none is known."""
+    """Return the causes of a deviation that the numbers or data show, each with its remedy."""
     facts = reference.facts
     causes = []
     if trial.shards and planned.processes > 1:
@@ -40,7 +40,7 @@ def explain(planned: PlannedTrial, judgement: Judgement, trial: Record, referenc
 
 
 def random_data(facts: ModelFacts) -> str:
-    """What to say of a data pipeline that does not repeat itself; empty if it does."""
+    """Describe a data pipeline that is not reproducible; empty if it is."""
     if facts.random_ops:
         return (
             f"the data pipeline draws other random numbers in each run ({', '.join(facts.random_ops)}): "
@@ -55,10 +55,10 @@ def random_data(facts: ModelFacts) -> str:
 
 
 def dense_embeddings(layers: Sequence[str]) -> str:
-    """What to say where a mesh gives the numbers of one device whose gradients are dense.
+    """Explain a mesh that gives the numbers of one device with dense gradients.
 
     Args:
-        layers: Embedding layers; there may be none, but rows that are taken from a variable otherwise.
+        layers: Embedding layers; may be empty if rows of a variable are gathered otherwise.
     """
     what = named("Embedding", layers) if layers else "rows that are looked up"
     return (
@@ -102,7 +102,7 @@ def _of_replicas(replicas: int, judgement: Judgement, trial: Series, reference: 
 
 
 def _scaled(replicas: int, trial: Series, reference: Series) -> str:
-    """Say what is too large by the number of replicas in the first step, where the weights are still equal."""
+    """Return what is too large by the number of replicas in the first step, where the weights are equal."""
     found = []
     # of the first step alone: later ones begin from other weights
     pairs = zip(trial.gradients[0], reference.gradients[0], strict=False) if trial.gradients else ()
@@ -144,7 +144,7 @@ def _is_multiple(own: float, expected: float, factor: int) -> bool:
 
 
 def on_replicas(planned: PlannedTrial) -> bool:
-    """Whether several replicas compute with a part of the batch each."""
+    """Return True if several replicas compute with a part of the batch each."""
     return planned.config.strategy.has_replicas and (planned.replicas or 1) > 1
 
 
@@ -164,10 +164,10 @@ def weight_within_noise(judgement: Judgement) -> str:
 
 
 def unexplained(judgement: Judgement, first: str) -> str:
-    """What is known of a deviation without a cause.
+    """Describe a deviation without a known cause.
 
     Args:
-        first: a clause on the first layer that leaves the reference; empty if that is not known.
+        first: a clause on the first layer that leaves the reference; empty if unknown.
     """
     logs = [name for name, _ in (*judgement.losses, *judgement.metrics)]
     found = [log_in_words(logs)] if logs else []
@@ -181,7 +181,7 @@ def unexplained(judgement: Judgement, first: str) -> str:
 
 
 def named(what: str, names: Sequence[str]) -> str:
-    """`layer a`, `layers a, b`."""
+    """Return `layer a`, or `layers a, b`."""
     shown = listed(names, 6)
     plural = {"random layer": "random layers", "class": "classes", "variable": "variables"}
     return f"{plural.get(what, what) if len(names) > 1 else what} {shown}"

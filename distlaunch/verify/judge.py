@@ -17,7 +17,7 @@ from distlaunch.base.run_files.trial_records import Series
 
 TOLERANCE, NOISE_FACTOR = 1e-5, 10.0
 SHARP = 1e-2
-"""Where more than this is allowed, being equal shows nothing."""
+"""Relative deviation above which a tolerance proves nothing."""
 _SMALLEST_SHARE = 1e-2
 """Values below this part of their series' largest are compared with that part: a loss that has come to zero."""
 _FLIPS = 10
@@ -49,13 +49,13 @@ class WorstWeight:
 
     @property
     def only_rounding(self) -> bool:
-        """Whether the variable has no gradient but rounding, as far as the first step shows it."""
+        """Return True if the gradient of the variable is only rounding in the first step."""
         return self.gradient is not None and self.gradient <= _ROUNDING_ALONE * self.gradients
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What came of a comparison; steps count from 1, deviations are relative.
+    """The judgement of a comparison; steps count from 1, deviations are relative.
 
     Attributes:
         first_step: the first that deviates by more than noise; None: none does.
@@ -99,7 +99,7 @@ class _Compared:
 
 
 def judge(trial: Series, reference: Series, noise: Sequence[Series], rows: Sequence[int] = ()) -> Judgement:
-    """Compares every step's values and the final weights.
+    """Compare the values of every step and the final weights.
 
     Args:
         noise: runs on one device that differ from the reference in rounding only.
@@ -186,7 +186,7 @@ def first_not_a_number(reference: Series) -> tuple[int, list[str]] | None:
 
 
 def log_in_words(names: Sequence[str]) -> str:
-    """`the loss`, `log d_loss`, `logs d_loss, psnr`, `the loss and log psnr`."""
+    """Return `the loss`, `log d_loss`, `logs d_loss, psnr`, or `the loss and log psnr`."""
     others = [name for name in names if name != "loss"]
     words = ["the loss"] if "loss" in names else []
     words += [f"log{'s' if len(others) > 1 else ''} {listed(others, 6)}"] if others else []
@@ -205,7 +205,7 @@ def _gradient(index: int) -> Pick:
 
 
 def _compare(trial: Series, reference: Series, noise: Sequence[Series], picks: Sequence[Pick]) -> _Compared:
-    """Values of several names together: the largest deviation of any of them at each step."""
+    """Return the largest deviation at each step of the values of several names."""
     if not picks:
         return _Compared([], None)
     deviations = _largest(trial, reference, picks)
@@ -221,7 +221,7 @@ def _compare(trial: Series, reference: Series, noise: Sequence[Series], picks: S
 
 
 def _spread(reference: Series, noise: Sequence[Series], picks: Sequence[Pick]) -> Values:
-    """The largest noise of each step; a noise run that has come to no number allows nothing."""
+    """Return the largest noise of each step; a noise run that is not finite allows nothing."""
     steps = [0.0] * len(reference.logs)
     for run in noise:
         found = _largest(run, reference, picks)
@@ -247,13 +247,13 @@ def _deviations(own: Values, expected: Values) -> Values:
 
 
 def _or_inf(value: float | None) -> float:
-    """What is no number deviates without end: it would pass every comparison otherwise."""
+    """Replace NaN by infinity: it would pass every comparison otherwise."""
     return value if value is not None and math.isfinite(value) else math.inf
 
 
 def _only_flips(name: str, trial: Series, reference: Series, compared: _Compared, noise: Sequence[Series],
                 rows: Sequence[int]) -> bool:  # fmt: skip
-    """Whether a metric that counts examples differs by single examples, in few steps."""
+    """Return True if a metric that counts examples differs by single examples, in few steps."""
     expected, own = _log(name)(reference), _log(name)(trial)
     if len(rows) != len(expected):
         return False

@@ -71,7 +71,7 @@ class Bench:
         self.reference = found.record
 
     def compare(self, planned: PlannedTrial, order: TrialOrder) -> Compared | AttemptResult:
-        """A trial and its judgement; the attempt, if it or that of the reference has failed.
+        """Run a trial and return its judgement, or the attempt if it or the reference has failed.
 
         Raises:
             DistlaunchError: it cannot be started.

@@ -1,4 +1,4 @@
-"""Which trials `distlaunch verify` makes: each strategy and number of replicas that this machine can host."""
+"""The trials of `distlaunch verify`: each strategy and number of replicas that this machine can host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STRATEGY: TypeAdapter[Any] = TypeAdapter(AnyStrategy)
 
 @dataclass(frozen=True)
 class PlannedTrial:
-    """One row of the table.
+    """A planned row of the table.
 
     Attributes:
         label: the strategy, with its mesh.
@@ -45,7 +45,7 @@ class PlannedTrial:
 
 
 def plan_trials(config: RunConfig, kinds: Sequence[str], replicas: Sequence[int], num_gpus: int) -> list[PlannedTrial]:
-    """The trials, in the order in which they are shown."""
+    """Return the trials in the order in which they are shown."""
     planned = [
         _planned(trial_config(config, strategy, cluster), num_gpus)
         for kind in kinds
@@ -59,7 +59,7 @@ def plan_trials(config: RunConfig, kinds: Sequence[str], replicas: Sequence[int]
 
 
 def _is_same(one: PlannedTrial, other: PlannedTrial) -> bool:
-    """Whether two trials differ at most in how a number of replicas is written."""
+    """Return True if two trials differ at most in how a number of replicas is written."""
 
     def rest(trial: PlannedTrial) -> dict[str, Any]:
         return trial.config.strategy.model_dump(exclude={"replicas", "replicas_per_worker"})
@@ -73,7 +73,7 @@ def reference_config(config: RunConfig) -> RunConfig:
 
 
 def trial_config(config: RunConfig, strategy: dict[str, Any], cluster: dict[str, Any]) -> RunConfig:
-    """The config under another strategy, without what a trial does not do: callbacks, validation, exports, 16 bits."""
+    """Return the config under another strategy, without callbacks, validation, exports and 16-bit types."""
     timeouts = {name: getattr(config.cluster, name) for name in ("start_timeout_s", "stop_timeout_s")}
     train = config.train.model_copy(update={"callbacks": [], "epochs": 1, "steps_per_call": 1, "log_every_steps": 1})
     if train.steps_per_epoch is None:  # parameter servers want it where the length of the data is not known
@@ -104,7 +104,7 @@ def _planned(config: RunConfig, num_gpus: int) -> PlannedTrial:
 
 
 def _refusal(config: RunConfig, num_gpus: int) -> tuple[str, str]:
-    """Verdict and reason of a trial that is not run."""
+    """Return verdict and reason of a trial that is not run."""
     if config.strategy.is_asynchronous(config.cluster):
         return NOT_COMPARED, "several workers update asynchronously, in an order that no two runs share"
     if missing := missing_backend(config.strategy.backend):

@@ -30,7 +30,7 @@ _TASK_STYLES = ("cyan", "magenta", "green", "blue", "yellow")
 
 
 def event_line(event: Event, epochs: int) -> Text | None:
-    """What an event has to say; None if it only moves the progress bar."""
+    """Return the line of an event, or None if it only moves the progress bar."""
     match event:
         case DataResolved():
             return _pair("data", data_source(event))
@@ -65,7 +65,7 @@ def event_line(event: Event, epochs: int) -> Text | None:
 
 
 def task_line(task: str, text: str, *, alone: bool) -> Text:
-    """A line that a task printed, after its name if there are several tasks; of an agent, after the name of its host.
+    """Return a printed line, after the name of its task if there are several, or of its host for an agent.
 
     Args:
         task: `worker:1`, or a host; "": the launcher itself.
@@ -81,12 +81,12 @@ def task_line(task: str, text: str, *, alone: bool) -> Text:
 
 
 def note_line(text: str) -> Text:
-    """Something that the launcher itself says."""
+    """Return a message of the launcher."""
     return Text(text, style="bold")
 
 
 def tells_of_stopping(note: str) -> bool:
-    """`stopping`, or `worker:0 failed; stopping chief:0`."""
+    """Return True for lines such as `stopping`, or `worker:0 failed; stopping chief:0`."""
     return note.startswith("stopping") or "failed; stopping" in note
 
 
@@ -97,7 +97,7 @@ def data_source(event: DataResolved) -> str:
 
 
 def skipped(examples: Collection[str]) -> str:
-    """`3 examples that failed: example 17, example 99, example 4`, the first of them by name."""
+    """Return `3 examples that failed: example 17, example 99, example 4`, naming the first of them."""
     shown_first = sorted(examples)[:_NAMED]
     rest = ", ..." if len(examples) > _NAMED else ""
     return f"{count(len(examples), 'example')} that failed: {', '.join(shown_first)}{rest}"
@@ -116,12 +116,12 @@ def training_start(event: TrainingStarted) -> str:
 
 
 def trained_by(event: TrainingStarted) -> list[str]:
-    """`SGD, learning rate 0.01` and `loss mse`, as far as they are known."""
+    """Return `SGD, learning rate 0.01` and `loss mse`, as far as they are known."""
     return [part for part in (event.optimizer, event.loss and f"loss {event.loss}") if part]
 
 
 def restarts(tasks: Mapping[str, int], jobs: int) -> str:
-    """`the job once, worker:1 twice`."""
+    """Return words such as `the job once, worker:1 twice`."""
     parts = [f"the job {words.times(jobs)}"] if jobs else []
     return ", ".join(parts + [f"{task} {words.times(count)}" for task, count in sorted(tasks.items())])
 

@@ -78,7 +78,7 @@ class LiveView:
             self._live = None
 
     def _flush(self) -> None:
-        """Prints what has gathered: lines of tasks as they are, our own broken at words."""
+        """Print what has gathered: lines of tasks unchanged, our own wrapped at words."""
         above, self._above = self._above, []
         for as_is, group in itertools.groupby(above, key=lambda entry: entry[1]):
             lines = Text("\n").join([line for line, _ in group])
@@ -109,7 +109,7 @@ class LiveView:
 
 
 def progress_line(state: ProgressState) -> Table:
-    """`epoch 3/10 ━━━━━╸━━━━ 234/469  84 steps/s  eta 0:45`, as wide as the terminal."""
+    """Return `epoch 3/10 ━━━━━╸━━━━ 234/469  84 steps/s  eta 0:45`, as wide as the terminal."""
     start = state.now.training
     assert start is not None
     epoch, done, total = state.now.epochs_done, state.now.step_in_epoch, start.steps_per_epoch

@@ -10,9 +10,9 @@ from distlaunch.base.events import EpochEnded, Evaluated, Event, Logs, StepsDone
 from distlaunch.base.run_files.run_facts import AttemptFacts, RunFacts
 
 _RECENT = 9
-"""So many reports give the speed, by their median: one with a call that compiles is far slower, and rare."""
+"""Number of reports whose median is the speed: one with a call that compiles is far slower, and rare."""
 _ENOUGH = 3
-"""So many give it although each has another number of steps, so that each may have compiled."""
+"""Number of reports that are enough even if each has a different number of steps and may have compiled."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class ProgressState(RunFacts):
     """Steps a second of each report but the first, and whether its number of steps had been seen."""
 
     def begin_attempt(self, tasks: tuple[str, ...]) -> None:
-        """Processes start anew; what was learnt about the run stays."""
+        """Reset the state of processes; what is known about the run stays."""
         self.job_restarts += self.now.failed is not None
         self.tasks, self.now = tasks, AttemptFacts()
         self._forget_speed()
@@ -58,24 +58,24 @@ class ProgressState(RunFacts):
 
     @property
     def missing(self) -> list[str]:
-        """Tasks that have not reported yet."""
+        """Return the tasks that have not reported yet."""
         return [task for task in self.tasks if task not in self.now.up]
 
     def preparing(self, *, framework: str) -> str:
-        """What is waited for before training; `framework` where it is the only task."""
+        """Return what training waits for; `framework` if this is the only task."""
         if self.missing:
             return f"waiting for {', '.join(self.missing)}" if len(self.tasks) > 1 else framework
         return "building the model" if self.now.has_data else "reading the data"
 
     @property
     def is_past_last_epoch(self) -> bool:
-        """Whether only the last checkpoint and the export are left."""
+        """Return True if only the last checkpoint and the export are left."""
         start = self.now.training
         return start is not None and (self.now.ended is not None or self.now.epochs_done >= start.epochs)
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds of training that are left in the run; None if not known."""
+        """Return the remaining seconds of training, or None if unknown."""
         start = self.now.training
         if start is None or start.steps_per_epoch is None or not self.steps_per_s:
             return None

@@ -1,4 +1,4 @@
-"""Which view a command gets: a moving bar, plain lines, JSON lines, or nothing but errors."""
+"""The views of a command: a moving bar, plain lines, JSON lines, or only errors."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ class View(Observer, Protocol):
     state: ProgressState
 
     def begin(self, run: RunDir | None) -> None:
-        """Is called first where the run is known before its attempt is started. None: the command uses no run."""
+        """Called first, if the run is known before its attempt starts. None: the command uses no run."""
 
     def report(self, result: AttemptResult) -> None:
-        """Prints what is to be known at the end of a training."""
+        """Print the report at the end of a training."""
 
     def finished(self, status: str, exit_code: int, reason: str = "") -> None:
-        """Is called last, with how the command ends, and why it failed."""
+        """Called last, with how the command ends, and why it failed."""
 
 
 class _Printing(Observer):
-    """What each view that prints does in the same way. The view itself comes before it, and shows events and notes."""
+    """Mixin of the views that print."""
 
     state: ProgressState
     _console: Console
 
     def catch_up(self, entries: Sequence[Event | str], most: int) -> None:
-        """Takes in events and notes, and shows only the last lines that they make."""
+        """Read events and notes, and show only the last lines that they make."""
         left = sum(_makes_line(each) for each in entries)
         for each in entries:
             if isinstance(each, Event):
@@ -75,11 +75,11 @@ class _Printing(Observer):
 
 
 class TerminalView(LiveView, _Printing):
-    """For a terminal."""
+    """The view for a terminal."""
 
 
 class TextView(PlainView, _Printing):
-    """For a file or a pipe."""
+    """The view for a file or a pipe."""
 
 
 class QuietView(Silent):
@@ -190,10 +190,10 @@ def why_failed(result: AttemptResult) -> str:
 
 
 def make_view(*, as_json: bool = False, quiet: bool = False, config: str = "") -> View:
-    """The view for what the user asked for and where the output goes.
+    """Return the view for the options of the user and the kind of output.
 
     Args:
-        config: what the command was given, a config or a run.
+        config: the config or run of the command.
     """
     if as_json:
         return JsonView(config)
@@ -203,7 +203,7 @@ def make_view(*, as_json: bool = False, quiet: bool = False, config: str = "") -
 
 
 def printing_view() -> TerminalView | TextView:
-    """The view that prints, for where the output goes."""
+    """Return the view that prints to this kind of output."""
     console = JobConsole()
     return TerminalView(console) if console.writes_to_terminal and not console.is_dumb_terminal else TextView(console)
 
