@@ -7,14 +7,14 @@ import signal
 import socket
 from collections.abc import Callable
 
-from distlaunch.agent.cgroup import oom_kills
-from distlaunch.agent.core_shares import bind
 from distlaunch.agent.messages import Exit, Order, TaskSpec
 from distlaunch.agent.output import LineSink, Pump
 from distlaunch.agent.process import Child, Lifeline
 from distlaunch.agent.warm_starts import WarmProcess, WarmStartError, WarmStarts
 from distlaunch.base.secret_mask import SecretMask
 from distlaunch.base.signs import Signs, read_signs
+from distlaunch.cluster.cgroup import oom_kills
+from distlaunch.cluster.cores import bind
 
 _NO_PROGRAM = 127
 """The exit code of a task whose program cannot be started, as a shell has it."""

@@ -6,10 +6,12 @@ import linecache
 import re
 import traceback
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 PREFIX = "__autograph_generated_file"
 """Prefix of the names of files of generated code."""
+_PACKAGES = {"site-packages", "dist-packages", "distlaunch"}
 
 
 class Origin(NamedTuple):
@@ -93,3 +95,14 @@ def _whole_of(part: Origin, kept: Sequence[traceback.FrameSummary]) -> int:
     """Return the index of the function that contains the body of an `if` or a loop, or the end."""
     found = (n for n in reversed(range(len(kept))) if (kept[n].filename, kept[n].name) == (part.file, part.function))
     return next(found, len(kept))
+
+
+def user_line(error: BaseException) -> str:
+    """Return ` (mine.py:12)`, the last line of a traceback outside packages, or an empty string."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _PACKAGES & set(Path(frame.filename).parts)]
+    return f" ({_short(Path(own[-1].filename))}:{own[-1].lineno})" if own else ""
+
+
+def _short(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

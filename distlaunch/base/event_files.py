@@ -55,6 +55,17 @@ class EventWriter:
         self._lines.close()
 
 
+def append_events(path: Path, *events: Event, attempt: int, task: str) -> list[Event]:
+    """Append events to a file, and return them as they were written; none if the disk is full."""
+    try:
+        writer = EventWriter(path, attempt=attempt, task=task)
+    except OSError:
+        return []
+    written = [writer.write(event) for event in events]
+    writer.close()
+    return written
+
+
 class EventReader:
     """Follows an event file: each `read` returns what was appended since the last. Waits for no one."""
 

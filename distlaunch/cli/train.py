@@ -169,8 +169,7 @@ def _detached(request: JobRequest, *, as_json: bool, quiet: bool) -> int:
     """Start the run here, and continue it in a process in the background."""
     from distlaunch.cluster.machine import Machine
     from distlaunch.jobs import detach, job
-    from distlaunch.ui.detach import DetachedView, NotesView, print_detached
-    from distlaunch.ui.progress.view import make_view
+    from distlaunch.ui.progress.view import DetachedView, NotesView, make_view, print_detached
 
     def finished(run: RunDir) -> None:
         if not quiet:

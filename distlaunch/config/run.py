@@ -8,6 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, create_model
 
+from distlaunch.base.errors import UsageError
+from distlaunch.base.run_dir import check_run_name
 from distlaunch.base.secret_mask import MASKED_ENV, REFERENCES_ENV
 from distlaunch.config.backend import Backend
 from distlaunch.config.base import (
@@ -384,6 +386,14 @@ class RunConfig(Section):
         """What Keras runs on in the tasks of a job."""
         # an evaluator is one device of TensorFlow, which reads the checkpoints of every strategy
         return "tensorflow" if job == "evaluator" else self.strategy.backend
+
+    def check_name(self, given: str | None) -> None:
+        """Raise UsageError if the run has no name, or if `--name` gives one that no run can have."""
+        if given is not None:
+            check_run_name(given, "--name")
+        elif self.name is None:
+            message = "--name: a config that is read from a pipe has no file name for the run"
+            raise UsageError(f"{message}; add --name NAME, or `name: NAME` to the config")
 
     @property
     def max_restarts(self) -> int:

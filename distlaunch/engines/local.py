@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from distlaunch.agent.core_shares import NumaShares, pool_sizes
 from distlaunch.agent.host import HostTasks
 from distlaunch.agent.messages import TaskSpec
 from distlaunch.agent.open_files import FILES_PER_TASK, allow_open_files
 from distlaunch.agent.warm_starts import WarmStarts
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.plural import count
+from distlaunch.cluster.cores import NumaShares, pool_sizes
 from distlaunch.cluster.machine import Machine
 from distlaunch.cluster.ports import ReservedPorts, listening_ports, pick_ports, reserve_ports
 from distlaunch.cluster.proxies import direct_paths

@@ -17,7 +17,6 @@ from distlaunch.config.read.scalars import Unfilled
 from distlaunch.config.read.text import is_stream
 from distlaunch.config.references.argument_paths import with_argument_paths
 from distlaunch.config.run import RunConfig
-from distlaunch.config.run_name import check_name
 from distlaunch.config.user_settings import trusted_folders
 from distlaunch.engines.context import LaunchContext
 from distlaunch.plan.train import Mode, fit_config, task_run_name
@@ -83,7 +82,7 @@ def choose(request: JobRequest, machine: Machine) -> Choice:
         return _choose_directory(request, RunDir(target), machine)
     config, locate = _load_for(request, machine)
     if request.makes_run:
-        check_name(config, request.name)
+        config.check_name(request.name)
     config, warnings = with_argument_paths(config)
     choice = _for_use(_choose(request, config, locate, machine))
     return replace(choice, warnings=(*warnings, *_unused(config, locate)))

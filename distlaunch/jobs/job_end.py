@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Generator
 
 from distlaunch.base.errors import DistlaunchError, ExitCode, code_of_os_error
-from distlaunch.base.event_files import EventWriter, read_events
+from distlaunch.base.event_files import append_events, read_events
 from distlaunch.base.events import Event, JobFailed, RunEnded
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import RunFacts
@@ -49,10 +49,8 @@ def _judge(run: RunDir, code: int) -> tuple[int, str]:
     if code == ExitCode.TEMPORARY and _num_in_row(events, step) + 1 >= MOST:
         code = ExitCode.FAILED
         why = f"it has ended {MOST} times in a row at step {step} by a cause outside the job: exit code {int(code)}"
-    with contextlib.suppress(OSError):  # a full disk
-        writer = EventWriter(run.events, attempt=max(run.attempts(), default=0), task=LAUNCHER)
-        writer.write(JobFailed(exit_code=int(code), step=step))
-        writer.close()
+    failed = JobFailed(exit_code=int(code), step=step)
+    append_events(run.events, failed, attempt=max(run.attempts(), default=0), task=LAUNCHER)
     return code, why
 
 

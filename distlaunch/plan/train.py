@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from distlaunch.agent.core_shares import POOL_SIZES
 from distlaunch.agent.messages import Preload
 from distlaunch.base.errors import ConfigError
 from distlaunch.base.events import VariablesPlaced
@@ -26,6 +25,7 @@ from distlaunch.base.protocol import (
 )
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.task_dir import TaskDir
+from distlaunch.cluster.cores import POOL_SIZES
 from distlaunch.cluster.gpus import VISIBLE, share_gpus
 from distlaunch.cluster.ports import REUSE_ENV
 from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Place, Task, by_host, places_of

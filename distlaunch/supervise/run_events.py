@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from distlaunch.base.event_files import EventReader, EventWriter, read_events
+from distlaunch.base.event_files import EventReader, append_events, read_events
 from distlaunch.base.events import (
     EpochEnded,
     Evaluated,
@@ -30,45 +29,32 @@ LAUNCHER = "launcher"
 
 def write_end(plan: LaunchPlan, status: str) -> Event | None:
     """Append another end to a failed attempt whose restart was cancelled; return None if the disk is full."""
-    path = plan.events
-    attempt = RunFacts.of(read_events(path)).attempts.get(plan.attempt, AttemptFacts())
+    attempt = RunFacts.of(read_events(plan.events)).attempts.get(plan.attempt, AttemptFacts())
     last = attempt.ended or RunEnded(status=status, step=0, epochs_done=0, seconds=0.0)
-    try:
-        writer = EventWriter(path, attempt=plan.attempt, task=LAUNCHER)
-    except OSError:
-        return None
-    written = writer.write(dataclasses.replace(last, status=status))
-    writer.close()
-    return written
+    end = dataclasses.replace(last, status=status)
+    return next(iter(append_events(plan.events, end, attempt=plan.attempt, task=LAUNCHER)), None)
 
 
 def last_end(run: RunDir) -> RunEnded | None:
-    """Return how the run has ended, or None."""
+    """How the run has ended, if it has."""
     return RunFacts.of(read_events(run.events)).ended
 
 
 def write_end_again(run: RunDir, end: RunEnded) -> None:
     """Record again that a run is finished, after an attempt that changed nothing."""
-    with contextlib.suppress(OSError):  # a full disk
-        writer = EventWriter(run.events, attempt=end.attempt, task=LAUNCHER)
-        writer.write(end)
-        writer.close()
+    append_events(run.events, end, attempt=end.attempt, task=LAUNCHER)
 
 
 def write_events(plan: LaunchPlan, events: Iterable[Event], *, task: str = LAUNCHER) -> None:
     """Append events of the controller, or of a task that writes none, to the run's events."""
-    with contextlib.suppress(OSError):  # a full disk; the screen still shows it
-        path = plan.tasks[0].files.events if plan.is_beside else plan.events
-        writer = EventWriter(path, attempt=plan.attempt, task=task)
-        for event in events:
-            writer.write(event)
-        writer.close()
+    path = plan.tasks[0].files.events if plan.is_beside else plan.events
+    append_events(path, *events, attempt=plan.attempt, task=task)
 
 
 def end_events(
     plan: LaunchPlan, at: AttemptFacts, status: str, failure: Failure | None, *, step: int, seconds: float
 ) -> list[Event]:
-    """Return the events about the end of an attempt that tasks could no longer write."""
+    """Events about the end of an attempt that the tasks could no longer write."""
     events: list[Event] = []
     if failure is not None:
         log = str(failure.log or "")
@@ -100,7 +86,7 @@ class EventFollower:
         ]
 
     def read(self) -> Iterator[Event]:
-        """Return the new events of this attempt. The lead task reports on the run, the others on themselves."""
+        """New events of this attempt. The lead task speaks for the run, the others only for themselves."""
         for reader in self._readers:
             for event in reader.read():
                 ours = event.task in (self._lead, LAUNCHER) or isinstance(
@@ -110,7 +96,7 @@ class EventFollower:
                     yield event
 
     def is_for_show(self, event: Event) -> bool:
-        """Return True if an event says something new about the run."""
+        """Whether an event says something new about the run."""
         if isinstance(event, ExampleSkipped):
             is_new = event.example not in self._skipped
             self._skipped.add(event.example)
@@ -121,7 +107,7 @@ class EventFollower:
 
 
 def facts_of(event: Event, now: float) -> list[Fact]:
-    """Return the facts that an event means for supervision."""
+    """What an event means for supervision."""
     match event:
         case TaskStarted():
             return [Ready(now, event.task)]

@@ -29,7 +29,6 @@ from distlaunch.config.read.load import LoadedConfig, load_config
 from distlaunch.config.references.argument_paths import with_argument_paths
 from distlaunch.config.references.modules import program_of
 from distlaunch.config.run import RunConfig
-from distlaunch.config.run_name import check_name
 from distlaunch.notebook import train_here
 from distlaunch.tasks.no_terminal import asks_in_terminal
 from distlaunch.tasks.process_end import end_process
@@ -45,7 +44,7 @@ def _main() -> int:
     arguments = _parse()
     try:
         loaded = load_config(Path(arguments.target), tuple(arguments.overrides), num_gpus=len(Machine.here().gpus))
-        check_name(loaded.config, arguments.name)
+        loaded.config.check_name(arguments.name)
         return _debug(loaded, arguments.name or loaded.config.name or "")
     except (KeyboardInterrupt, bdb.BdbQuit):  # Ctrl-C, or `q` at a prompt
         print("interrupted", file=sys.stderr)

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from distlaunch.base.user_lines import user_line
+from distlaunch.base.code_origins import user_line
 from distlaunch.base.user_modules import add_folder
 from distlaunch.data.examples.python_values import as_arrays
 from distlaunch.data.examples.reader_messages import Failed, Fork, ReadRequest, Setup, Status, receive, send

@@ -26,7 +26,7 @@ from distlaunch.strategies.final_weights import has_final_weights, unused_averag
 from distlaunch.strategies.local_model import METHODS
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Program, State, Vote
 from distlaunch.strategies.variables import WEIGHTS, has_own
-from distlaunch.training.callbacks.keras_callbacks import (
+from distlaunch.training.callbacks import (
     EPOCH_HOOKS,
     RateWatch,
     continue_log,

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 import keras
 
+from distlaunch.base.code_origins import user_line
 from distlaunch.base.compat import frameworks, untested
 from distlaunch.base.errors import ConfigError, DistlaunchError, Problem
 from distlaunch.base.event_files import read_events, read_events_of
@@ -29,7 +30,6 @@ from distlaunch.base.events import (
 from distlaunch.base.plural import joined
 from distlaunch.base.run_dir import BestName, RunDir
 from distlaunch.base.run_files.run_lock import lock_when_free
-from distlaunch.base.user_lines import user_line
 from distlaunch.cluster.spec import Task
 from distlaunch.config.backend import Backend
 from distlaunch.config.checks.strategy import share_note
@@ -48,7 +48,7 @@ from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.parameter_server.numbered_batches import offer_splits
 from distlaunch.strategies.protocol import Logs, Program, State, Strategy, Vote
 from distlaunch.training.build import Findings, build_model, can_be_tested, check_formats_of_module, fixed_batch
-from distlaunch.training.callbacks.keras_callbacks import build_callbacks, hints_on_tasks
+from distlaunch.training.callbacks import build_callbacks, hints_on_tasks
 from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.checkpoints.interval import Failures, past_failures
 from distlaunch.training.checkpoints.meta import Progress

@@ -14,7 +14,7 @@ from distlaunch import task
 from distlaunch.cluster.tf_config import ThisTask
 from distlaunch.config.run import Callback as CallbackConfig
 from distlaunch.config.strategies import MODELS
-from distlaunch.training.callbacks.keras_callbacks import hints_on_tasks
+from distlaunch.training.callbacks import hints_on_tasks
 from tests.parity.optimizer_runs import Run, chosen, difference, fitted
 from tests.warm import run_module
 

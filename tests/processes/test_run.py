@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 from supervised import REPOSITORY, processes_of, wait_until
 
-from distlaunch.agent.core_shares import POOL_SIZES, pool_sizes
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import RunEnded, TaskFailed, TaskRestarted, TaskStarted
 from distlaunch.base.heartbeat import BEAT_S
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.signs import read_signs
+from distlaunch.cluster.cores import POOL_SIZES, pool_sizes
 from distlaunch.runs.report import read_report
 
 HEAD = (Path(__file__).parent / "user_code" / "run.py").read_text()

@@ -15,7 +15,7 @@ pytest.importorskip("tensorflow")
 
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import Callback
-from distlaunch.training.callbacks.keras_callbacks import (
+from distlaunch.training.callbacks import (
     _NOT_RESTORED,
     array_state,
     build_callbacks,

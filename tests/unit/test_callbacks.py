@@ -13,7 +13,7 @@ from distlaunch.base.errors import ConfigError  # noqa: E402
 from distlaunch.base.run_dir import RunDir  # noqa: E402
 from distlaunch.config.references import keras_names  # noqa: E402
 from distlaunch.config.run import Callback  # noqa: E402
-from distlaunch.training.callbacks.keras_callbacks import (  # noqa: E402
+from distlaunch.training.callbacks import (  # noqa: E402
     build_callbacks,
     continue_log,
     missing_monitor,

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.agent import core_shares
-from distlaunch.agent.core_shares import Cores, NumaShares, node_cores, shares
+from distlaunch.cluster.cores import Cores, NumaShares, node_cores, shares
 
 
 def host(folder: Path, *cpulists: str) -> Path:
@@ -74,7 +73,7 @@ def test_a_task_keeps_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         pytest.skip("bound, or an odd number of cores")
     half = len(usable) // 2
     lists = [",".join(map(str, part)) for part in (usable[:half], usable[half:])]
-    monkeypatch.setattr(core_shares, "NODES", host(tmp_path, *lists))
+    monkeypatch.setattr("distlaunch.cluster.cores.NODES", host(tmp_path, *lists))
     dealt = NumaShares(2)
     first, second, beside = (dealt.of(name, {}) for name in ("worker:0", "worker:1", "evaluator:0"))
     assert [sorted(first), sorted(second), sorted(beside)] == [usable[:half], usable[half:], []]

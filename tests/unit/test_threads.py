@@ -9,8 +9,7 @@ import sys
 
 import pytest
 
-from distlaunch.agent.core_shares import POOL_SIZES, pool_sizes
-from distlaunch.cluster.cores import num_visible_cores
+from distlaunch.cluster.cores import POOL_SIZES, num_visible_cores, pool_sizes
 from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Task
 
 CORES = num_visible_cores()
@@ -32,7 +31,7 @@ def test_one_task_has_all_that_it_sees() -> None:
 def test_what_a_scheduler_has_bound_is_shared() -> None:
     code = """
 import json, os, sys
-from distlaunch.agent.core_shares import pool_sizes
+from distlaunch.cluster.cores import pool_sizes
 from distlaunch.cluster.cores import num_visible_cores
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 print(json.dumps([num_visible_cores(), pool_sizes(1), pool_sizes(4)]))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from distlaunch.agent.core_shares import NumaShares, pool_sizes
 from distlaunch.agent.host import HostTask, HostTasks
 from distlaunch.agent.messages import Exit, Order, Preload, TaskSpec
 from distlaunch.agent.open_files import FILES_PER_TASK, allow_open_files
@@ -19,6 +18,7 @@ from distlaunch.base.errors import UsageError
 from distlaunch.base.folders import make_folder
 from distlaunch.base.plural import count
 from distlaunch.base.run_dir import RunDir
+from distlaunch.cluster.cores import NumaShares, pool_sizes
 from distlaunch.cluster.proxies import direct_paths
 
 _SCAN_S = 0.25

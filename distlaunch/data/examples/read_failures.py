@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from distlaunch.base.code_origins import user_line
 from distlaunch.base.errors import DataError
-from distlaunch.base.user_lines import user_line
 
 Find = Callable[[np.ndarray], tuple[str, Exception] | None]
 """Of the examples that rows stand for, int64, the first that fails when it is done by itself, and with what."""

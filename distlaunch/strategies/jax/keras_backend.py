@@ -20,8 +20,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from distlaunch.base.code_origins import user_line
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.base.user_lines import user_line
 from distlaunch.patches.keras_batch_norm import synchronized_accepted
 from distlaunch.patches.keras_random_on_jax import Draw, drawn_by
 from distlaunch.strategies.jax import random as jax_random

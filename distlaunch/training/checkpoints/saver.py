@@ -19,7 +19,7 @@ from distlaunch.base.events import CheckpointFailed, CheckpointSaved, Notice
 from distlaunch.config.run import RunConfig
 from distlaunch.strategies.protocol import Program, State
 from distlaunch.strategies.state.pace import FULL_SPEED, Pace
-from distlaunch.training.callbacks.keras_callbacks import (
+from distlaunch.training.callbacks import (
     array_state,
     place_of,
     plain_state,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Protocol
 
+import click
 from rich.console import Console
 
 from distlaunch.base.errors import DistlaunchError, StopRequested, about_run, code_of_os_error, message_of
@@ -17,6 +19,7 @@ from distlaunch.base.events import CommandEnded, CommandStarted, Event
 from distlaunch.base.protocol import EVENT_FORMAT
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.secret_mask import SecretMask
+from distlaunch.base.visible import visible
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.runs.paths import shown
@@ -219,3 +222,37 @@ def _report_errors(state: ProgressState, result: AttemptResult) -> None:
         report.print_failure(console, state, result)
     if (failure := result.outcome.failure) is not None:
         annotate_failure(report.failure_line(result), failure)
+
+
+class DetachedView(TextView):
+    """Plain lines; `settle` is called when the tasks are about to start."""
+
+    def __init__(self, settle: Callable[[], None]) -> None:
+        super().__init__(JobConsole(force_terminal=False))
+        self._settle = settle
+
+    def started(self, plan: LaunchPlan) -> None:
+        self._settle()
+        super().started(plan)
+
+
+class NotesView(QuietView):
+    """Notes on standard error: standard output is for the run alone."""
+
+    def note(self, text: str) -> None:
+        click.echo(visible(text), err=True)
+
+
+def print_detached(run: RunDir, pid: int | None, *, as_json: bool) -> None:
+    """Print the run on standard output, for scripts, and what to do with it beside.
+
+    Args:
+        pid: of the launcher; None: the run is finished already, and there is none.
+    """
+    where = shown(run.path)
+    if as_json:
+        click.echo(json.dumps({"run": str(run.path), "pid": pid}))
+        return
+    click.echo(where)
+    if pid is not None:
+        click.echo(f"follow it  distlaunch logs {where} -f\nstop it    distlaunch stop {where}", err=True)
