@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from distlaunch.cluster.spec import ClusterSpec, Task
 from distlaunch.cluster.tf_config import from_tf_config
-from distlaunch.data.batches import Share
-from distlaunch.data.differences import check_ends
+from distlaunch.data.batches import Share, Source
+from distlaunch.data.differences import check_ends, kind_of
 from distlaunch.strategies.protocol import State, StrategyDefaults, Vote
 from distlaunch.strategies.state.state_files import read_state, write_state
 from distlaunch.strategies.state.state_stream import StateServer, fetch_state
@@ -201,22 +201,21 @@ class Peers:
             messages.append(value.decode())
         return messages
 
-    def is_over(self, *, ended: bool, unknown: bool, steps: int, kind: str) -> bool:
+    def is_over(self, source: Source, *, ended: bool, steps: int, unknown: bool | None = None) -> bool:
         """Whether the data ends here, in all processes alike.
 
         Args:
             ended: in this process.
-            unknown: nobody knows the length of the data, so the processes ask each other.
             steps: global batches that have come from them in this pass.
-            kind: of data, in words.
+            unknown: nobody knows the length of the data, so the processes ask each other; None: as the source says.
 
         Raises:
             DataError: it does in some only.
         """
-        if self.number == 1 or not unknown:
+        if self.number == 1 or not (source.ends if unknown is None else unknown):
             return ended
         every = [message == "1" for message in self.gather("1" if ended else "0")]
-        check_ends(every, self.names, steps, kind)
+        check_ends(every, self.names, steps, kind_of(source.name))
         return all(every)
 
     def leave(self) -> None:

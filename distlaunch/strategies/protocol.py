@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -164,6 +164,34 @@ class Program(Protocol):
             StateMismatchError: a variable is missing or has another shape.
         """
         ...
+
+
+class ProgramDefaults:
+    """What a program does whose model lies whole in each process that trains.
+
+    A subclass sets `_local`, the `LocalModel` by which the model computes alone.
+    """
+
+    _local: Any
+    is_split = False
+
+    def second_look(self) -> list[str]:
+        return []
+
+    def agree(self, vote: Vote) -> Vote:
+        return vote
+
+    def alone(self) -> AbstractContextManager[None]:
+        return self._local.active()
+
+    def gathered(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def placement(self) -> list[dict[str, Any]]:
+        return []
+
+    def mesh(self) -> dict[str, Any] | None:
+        return None
 
 
 class Parts(Protocol):

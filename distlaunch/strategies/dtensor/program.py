@@ -25,7 +25,6 @@ from tensorflow.experimental import dtensor
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.data.batches import Batch, Source
-from distlaunch.data.differences import kind_of
 from distlaunch.patches.keras_functional_optimizer import make_functional
 from distlaunch.patches.keras_private import put_value, value_of
 from distlaunch.patches.tensorflow_random import draws_through
@@ -46,7 +45,7 @@ from distlaunch.strategies.mesh.layout import Axes, slot_layout
 from distlaunch.strategies.mesh.parts import StoredVariable
 from distlaunch.strategies.mesh.state import described_mesh, log_state, restore_state, snapshot_variables, state_of
 from distlaunch.strategies.predictions import concatenated
-from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, State, Steps, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, ProgramDefaults, State, Steps, Vote
 from distlaunch.strategies.step_times import StepTimes
 from distlaunch.strategies.variables import (
     host_value,
@@ -61,7 +60,7 @@ _STEPS_PER_CHECK = 16  # steps of an evaluation between two looks at the wish to
 _RESOURCES = (tf.resource, tf.variant)
 
 
-class DTensorProgram:
+class DTensorProgram(ProgramDefaults):
     """Implements `Program`. The state lies on the mesh; the model's variables show it.
 
     Args:
@@ -98,17 +97,18 @@ class DTensorProgram:
         self._log_names: list[str] | None = None
         self._steps_in_epoch = 0
         self._batches: Iterator[Batch | None] | None = None
-        self._ends = False
+        self._source: Source | None = None
         self._train_call = MeshFunction(self._train, mesh)
         self._test_call = MeshFunction(self._test, mesh)
 
     # steps
 
     def set_train_data(self, source: Source) -> None:
-        self._batches, self._ends = self._feed.batches(source), source.ends
+        self._batches, self._source = self._feed.batches(source), source
 
     def run_steps(self, num_steps: int, vote: Vote) -> CallResult:
         assert self._batches is not None, "set_train_data comes first"
+        assert self._source is not None
         done, nonfinite, ended = 0, None, False
         seconds, input_s, rows_before, began = [], 0.0, self._feed.rows, time.perf_counter()
         while done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite):
@@ -117,7 +117,7 @@ class DTensorProgram:
             batch = next(self._batches)
             waited = time.perf_counter() - asked
             at = self._steps_in_epoch + done
-            if ended := self._peers.is_over(ended=batch is None, unknown=self._ends, steps=at, kind="training"):
+            if ended := self._peers.is_over(self._source, ended=batch is None, steps=at):
                 break
             with _in_plain_words():
                 self._find_log_names(batch)
@@ -146,7 +146,7 @@ class DTensorProgram:
             if done % _STEPS_PER_CHECK == 0 and self._peers.agree(Vote(stop=should_stop())).stop:
                 return None
             batch = next(batches)
-            if self._is_over(batch is None, source, done):
+            if self._peers.is_over(source, ended=batch is None, steps=done):
                 break
             if hooks is not None:
                 hooks.begin(done)
@@ -170,7 +170,7 @@ class DTensorProgram:
     def _predictions(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
         call, batches = MeshFunction(self._predict, self._mesh), []
         for batch in self._feed.batches(source):
-            if self._is_over(batch is None, source, len(batches)):
+            if self._peers.is_over(source, ended=batch is None, steps=len(batches)):
                 break
             if len(batches) % _STEPS_PER_CHECK == 0 and self.agree(Vote(stop=should_stop())).stop:
                 return None
@@ -179,17 +179,11 @@ class DTensorProgram:
             batches.append(tf.nest.map_structure(lambda leaf: dtensor.unpack(leaf)[0].numpy(), outputs))
         return concatenated(batches)
 
-    def _is_over(self, ended: bool, source: Source, steps: int) -> bool:
-        return self._peers.is_over(ended=ended, unknown=source.ends, steps=steps, kind=kind_of(source.name))
-
     def reset_metrics(self) -> None:
         self._steps_in_epoch = 0
         self._model.reset_metrics()
         for variable in self._sums.values():
             variable.assign(np.float32(0))
-
-    def second_look(self) -> list[str]:
-        return []
 
     def agree(self, vote: Vote) -> Vote:
         return self._peers.agree(vote)
@@ -269,9 +263,6 @@ class DTensorProgram:
         return {**self._metric_logs(), **{name: value / scale for name, value in own.items()}}
 
     # state
-
-    def alone(self) -> AbstractContextManager[None]:
-        return self._local.active()
 
     @property
     def is_split(self) -> bool:

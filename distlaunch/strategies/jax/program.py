@@ -22,7 +22,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from distlaunch.base.plural import listed
 from distlaunch.data.batches import Source
-from distlaunch.data.differences import kind_of
 from distlaunch.patches.jax_partitioning import computed_exactly
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.final_weights import put_final_weights
@@ -43,14 +42,14 @@ from distlaunch.strategies.mesh.layout import Axes
 from distlaunch.strategies.mesh.parts import StoredVariable
 from distlaunch.strategies.mesh.state import described_mesh, log_state, restore_state, state_of
 from distlaunch.strategies.predictions import concatenated
-from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, State, Steps, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, ProgramDefaults, State, Steps, Vote
 from distlaunch.strategies.variables import metric_results, plain_logs
 
 _IN_FLIGHT = 2  # steps started before the oldest has to be done: the devices have work, and memory stays bounded
 _STEPS_PER_CHECK = 16  # steps of an evaluation between two looks at the wish to stop
 
 
-class JaxProgram:
+class JaxProgram(ProgramDefaults):
     """Implements `Program`. Between calls the state lies in the model's variables, split by their layouts.
 
     Args:
@@ -73,7 +72,7 @@ class JaxProgram:
         self._steps_in_epoch = 0
         self._feed: Feed | None = None
         self._clock = StepClock()
-        self._ends = False
+        self._source: Source | None = None
         self._train_call: Callable[..., Any] | None = None
         self._test_call: Callable[..., Any] | None = None
         self._result = jax.jit(self._metrics_result, out_shardings=self._whole)
@@ -81,18 +80,19 @@ class JaxProgram:
     # steps
 
     def set_train_data(self, source: Source) -> None:
-        self._feed, self._ends = Feed(source, self._placement, self._peers), source.ends
+        self._feed, self._source = Feed(source, self._placement, self._peers), source
 
     def run_steps(self, num_steps: int, vote: Vote) -> CallResult:
-        feed = self._feed
+        feed, source = self._feed, self._source
         assert feed is not None, "set_train_data comes first"
+        assert source is not None
         state, done, running, notes = self._values.read(), 0, deque(), []
         nonfinite, ended = None, False
         self._clock.begin(feed)
         while done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite):
             batch = feed.take()
             at = self._steps_in_epoch + done
-            if ended := self._peers.is_over(ended=batch is None, unknown=self._ends, steps=at, kind="training"):
+            if ended := self._peers.is_over(source, ended=batch is None, steps=at):
                 break
             if self._train_call is None:
                 self._train_call, notes = self._checked_train_call(state, batch)
@@ -126,7 +126,7 @@ class JaxProgram:
         done, stopped, own = 0, False, {}
         while max_steps is None or done < max_steps:
             stopped = done % _STEPS_PER_CHECK == 0 and self._peers.agree(Vote(stop=should_stop())).stop
-            if stopped or self._is_over((batch := feed.take()) is None, source, done):
+            if stopped or self._peers.is_over(source, ended=(batch := feed.take()) is None, steps=done):
                 break
             if self._test_call is None:
                 self._test_call = self._make_test_call()
@@ -156,7 +156,7 @@ class JaxProgram:
 
         # what layers change goes from batch to batch, as in Keras, and ends with the predictions
         call, batches = jax.jit(drawing(step), out_shardings=(self._whole, self._values.shardings[1])), []
-        while not self._is_over((batch := feed.take()) is None, source, len(batches)):
+        while not self._peers.is_over(source, ended=(batch := feed.take()) is None, steps=len(batches)):
             if len(batches) % _STEPS_PER_CHECK == 0 and self.agree(Vote(stop=should_stop())).stop:
                 return None
             outputs, others = call(trainable, others, batch)
@@ -164,17 +164,11 @@ class JaxProgram:
             batches.append(keras.tree.map_structure(np.asarray, outputs))
         return concatenated(batches)
 
-    def _is_over(self, ended: bool, source: Source, steps: int) -> bool:
-        return self._peers.is_over(ended=ended, unknown=source.ends, steps=steps, kind=kind_of(source.name))
-
     def reset_metrics(self) -> None:
         self._steps_in_epoch = 0
         self._model.reset_metrics()
         if self._sums is not None:
             self._sums = self._zeros(self._sums)
-
-    def second_look(self) -> list[str]:
-        return []
 
     def agree(self, vote: Vote) -> Vote:
         return self._peers.agree(vote)
@@ -262,9 +256,6 @@ class JaxProgram:
         return {name: place(np.zeros((), np.float32), self._whole) for name in names}
 
     # state
-
-    def alone(self) -> AbstractContextManager[None]:
-        return self._local.active()
 
     @property
     def is_split(self) -> bool:

@@ -16,7 +16,6 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +42,7 @@ from distlaunch.strategies.parameter_server.worker_batches import (
     send_times,
 )
 from distlaunch.strategies.patches.keras_replica_metrics import is_known_to_add_up, single_metrics
-from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, State, Steps, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, ProgramDefaults, State, Steps, Vote
 from distlaunch.strategies.replica.trial import MAX_ROWS, metrics_with_memory
 from distlaunch.strategies.stand_in import StandIn
 from distlaunch.strategies.step_times import StepTimes
@@ -69,7 +68,7 @@ _POLL_S = 0.002  # by so much at most the end of a call is noticed late
 _pause = threading.Event()  # never set
 
 
-class CoordinatorProgram:
+class CoordinatorProgram(ProgramDefaults):
     """Implements `Program` with a `ClusterCoordinator`, for a model that was created under its strategy."""
 
     def __init__(self, strategy: Any, coordinator: Any, steps: Steps, num_workers: int) -> None:
@@ -310,21 +309,7 @@ class CoordinatorProgram:
     def reset_metrics(self) -> None:
         self._steps_in_epoch, self._log_sums, self._totals = 0, {}, self._fresh_totals()
 
-    def second_look(self) -> list[str]:
-        return []
-
-    def agree(self, vote: Vote) -> Vote:
-        return vote
-
     # state
-
-    def alone(self) -> AbstractContextManager[None]:
-        return self._local.active()
-
-    is_split = False
-
-    def gathered(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def finalize(self) -> None:
         with self._strategy.scope():
@@ -332,9 +317,6 @@ class CoordinatorProgram:
 
     def placement(self) -> list[dict[str, Any]]:
         return placement_of(state_variables(self._model))
-
-    def mesh(self) -> None:
-        return None
 
     def snapshot(self) -> State:
         state = {name: host_value(variable) for name, variable in state_variables(self._model).items()}

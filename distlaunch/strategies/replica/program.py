@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -33,7 +32,7 @@ from distlaunch.strategies.patches import keras_losses, keras_replica_metrics
 from distlaunch.strategies.patches.keras_gradient_sums import has_sparse_gradients, sum_gradients_first
 from distlaunch.strategies.patches.keras_replica_metrics import is_known_to_add_up, single_metrics, watch_updates
 from distlaunch.strategies.predictions import concatenated, make_predict_call
-from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, State, Steps, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, ProgramDefaults, State, Steps, Vote
 from distlaunch.strategies.replica.agreement import Ballots, counted, ended_anywhere
 from distlaunch.strategies.replica.share import ReplicaShare, StepKind, replica_share
 from distlaunch.strategies.replica.sums import Replicas, Sums
@@ -64,7 +63,7 @@ from distlaunch.strategies.variables import (
 EVALUATION_CALL = 16  # steps of one evaluation call: few enough to stop soon, many enough to be fast
 
 
-class ReplicaProgram:
+class ReplicaProgram(ProgramDefaults):
     """Implements `Program` for the `tf.distribute.Strategy` that the model was created under."""
 
     def __init__(self, strategy: Any, steps: Steps, replicas: Replicas) -> None:
@@ -255,8 +254,7 @@ class ReplicaProgram:
         batches: list[Any] = []
         for element in map(agreed, self._distribute(source)):
             ended = int(strategy.experimental_local_results(element[2])[0]) == 0  # every replica has the same total
-            unknown, kind = self._may_differ(source), kind_of(source.name)
-            if replicas.peers.is_over(ended=ended, unknown=unknown, steps=len(batches), kind=kind):
+            if replicas.peers.is_over(source, ended=ended, steps=len(batches), unknown=self._may_differ(source)):
                 break
             # a vote costs an all-reduce, so not before each batch
             if len(batches) % EVALUATION_CALL == 0 and self.agree(Vote(stop=should_stop())).stop:
@@ -406,23 +404,9 @@ class ReplicaProgram:
 
     # state
 
-    def alone(self) -> AbstractContextManager[None]:
-        return self._local.active()
-
-    is_split = False
-
-    def gathered(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
     def finalize(self) -> None:
         with self._strategy.scope():
             put_final_weights(self._model)
-
-    def placement(self) -> list[dict[str, Any]]:
-        return []
-
-    def mesh(self) -> None:
-        return None
 
     def snapshot(self) -> State:
         state = {name: host_value(variable) for name, variable in state_variables(self._model).items()}
