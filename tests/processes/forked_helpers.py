@@ -41,15 +41,14 @@ class ForkedHelpers:
         command: Sequence[str],
         *,
         env: Mapping[str, str],
-        cwd: Path | None,
         stdin: int,
         stdout: IO[bytes] | None,
         stderr: IO[bytes],
         timeout: float | None,
     ) -> subprocess.CompletedProcess[bytes]:
-        if cwd is not None or _backend(command) != self._what.arguments[0]:
+        if _backend(command) != self._what.arguments[0]:
             return subprocess.run(
-                command, env=env, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr, timeout=timeout, check=False
+                command, env=env, stdin=stdin, stdout=stdout, stderr=stderr, timeout=timeout, check=False
             )
         spec = TaskSpec("", tuple(command), dict(env), *[Path(os.devnull)] * 3, self._what)
         with Lifeline() as lifeline:
