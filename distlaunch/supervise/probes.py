@@ -24,6 +24,8 @@ class Probes:
 
     Attributes:
         steps: where each task was when the last stall was found.
+        heartbeats: what the tasks' heartbeats have shown.
+        has_event: the run has reported something since the last look at them.
     """
 
     def __init__(
@@ -36,16 +38,12 @@ class Probes:
     ) -> None:
         self._plan, self._rules, self._signs_of, self._listening = plan, rules, signs_of, listening
         self._tasks = {str(task.task): task for task in plan.tasks}
-        self._heartbeats = Heartbeats(plan.stall_timeout_s, self._tasks.keys() - rules.auxiliary)
+        self.heartbeats = Heartbeats(plan.stall_timeout_s, self._tasks.keys() - rules.auxiliary)
         self._stalls_from = now
-        self._has_event = False
+        self.has_event = False
         # only scripts are waited for by their ports; the others report when they are up
         self._absent_from = now + plan.start_timeout_s if plan.mode == "run" else float("inf")
         self.steps: Mapping[str, int] = {}
-
-    def note_event(self) -> None:
-        """Record an event of the run."""
-        self._has_event = True
 
     def poll(self, now: float, state: RunState) -> list[Fact]:
         """Return the new facts."""
@@ -60,14 +58,6 @@ class Probes:
             self._absent_from = float("inf")
             facts += [Absent(now, name) for name in self._absent(state)] if not state.signals else []
         return facts
-
-    def shares(self) -> dict[str, float]:
-        """See `Heartbeats.shares`."""
-        return self._heartbeats.shares()
-
-    def is_beating(self, task: str, now: float) -> bool:
-        """See `Heartbeats.is_beating`."""
-        return self._heartbeats.is_beating(task, now)
 
     def _errors(self, now: float, state: RunState) -> Iterator[ErrorReported]:
         """Read the errors of tasks, which distinguish cause from consequence until the others are stopped."""
@@ -123,11 +113,11 @@ class Probes:
             name: self._signs_of(name) for name, task in self._tasks.items() if name in alive and not task.unsupervised
         }
         training = state.training_at is not None and self._rules.needs_finish and not state.closed
-        stalls = self._heartbeats.check(now, signs, training=training, has_event=self._has_event)
-        self._has_event = False
+        stalls = self.heartbeats.check(now, signs, training=training, has_event=self.has_event)
+        self.has_event = False
         if state.signals:  # the time to stop has a limit of its own
             return []
         new = [stall for stall in stalls if stall.task not in state.stalled]
         if new:
-            self.steps = self._heartbeats.steps()
+            self.steps = self.heartbeats.steps()
         return new

@@ -195,7 +195,7 @@ class Supervisor:
 
     def _handle_events(self, events: Iterable[Event]) -> None:
         for event in events:
-            self._probes.note_event()
+            self._probes.has_event = True
             if self._follower.is_for_show(event):
                 self._progress.add(event)
                 self._observer.event(event)
@@ -240,7 +240,7 @@ class Supervisor:
         alive = self._running(to)
         for name in alive.keys() - self._traces.suspended.keys():
             self._traces.suspended[name] = alive[name].is_suspended()
-            self._traces.beating[name] = self._probes.is_beating(name, self._clock())
+            self._traces.beating[name] = self._probes.heartbeats.is_beating(name, self._clock())
         self._announcer.sending(order, why, list(alive), lambda: self._conclude().culprit)
         self._order(order, alive)
         self._note(Sent(self._clock(), order, to))
@@ -275,7 +275,7 @@ class Supervisor:
         if found.lost and failed is not None:
             self._allocation.note_host_failure(failed.host)
         was_signalled = bool(self._state.signals)
-        shares = self._probes.shares() if self._allocation.sees_tasks_at_once else {}
+        shares = self._probes.heartbeats.shares() if self._allocation.sees_tasks_at_once else {}
         return Outcome(
             verdict.status,
             ExitCode.USAGE if found.problems else ExitCode.TEMPORARY if found.outside else verdict.exit_code,
