@@ -19,10 +19,10 @@ from distlaunch.patches.keras_private import layers_of
 from distlaunch.serving.exported_model import named_outputs
 from distlaunch.strategies.protocol import State
 from distlaunch.strategies.variables import has_own
-from distlaunch.training.export.backends import export_backend
 from distlaunch.training.export.check import Finding, ModelFunction, Sample, check
 from distlaunch.training.export.on_tensorflow import export_on_tensorflow
 from distlaunch.training.export.writers import (
+    export_backend,
     on_host,
     put_in_place,
     rebuild,

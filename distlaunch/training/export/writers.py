@@ -8,8 +8,9 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -25,7 +26,6 @@ from distlaunch.strategies.protocol import State
 from distlaunch.strategies.replica.one_device import OneDevice
 from distlaunch.strategies.variables import restore_plain, saved_values
 from distlaunch.training.build import build_model
-from distlaunch.training.export.backends import export_backend
 
 _STAGING = ".new_"
 _OLD = f"{_STAGING}old_"
@@ -168,3 +168,58 @@ def remove(path: Path) -> None:
 def on_host(values: Any) -> Any:
     """The tensors of a structure as arrays of NumPy."""
     return keras.tree.map_structure(lambda value: np.asarray(keras.ops.convert_to_numpy(value)), values)
+
+
+class ExportBackend(Protocol):
+    """What differs from backend to backend."""
+
+    makes_saved_models: bool
+    """Whether this process can write SavedModels that run everywhere."""
+
+    def building(self) -> AbstractContextManager[None]:
+        """While a model is built again from its function."""
+        ...
+
+    def exact_products(self) -> AbstractContextManager[None]:
+        """While GPUs multiply with all bits, as a CPU does; they use 10 otherwise."""
+        ...
+
+
+class _OnTensorFlow:
+    makes_saved_models = True
+
+    def building(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def exact_products(self) -> Iterator[None]:
+        before = tf.config.experimental.tensor_float_32_execution_enabled()
+        # TensorFloat-32 keeps 10 bits of a fraction: more than `TOLERANCE` off
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        try:
+            yield
+        finally:
+            tf.config.experimental.enable_tensor_float_32_execution(before)
+
+
+class _OnJax:
+    makes_saved_models = False
+
+    def building(self) -> AbstractContextManager[None]:
+        # here: on TensorFlow nobody imports JAX
+        from distlaunch.strategies.jax.keras_backend import building
+
+        return building()
+
+    def exact_products(self) -> AbstractContextManager[None]:
+        import jax
+
+        return jax.default_matmul_precision("highest")
+
+
+_BACKENDS: dict[str, ExportBackend] = {"tensorflow": _OnTensorFlow(), "jax": _OnJax()}
+
+
+def export_backend() -> ExportBackend:
+    """That of this process."""
+    return _BACKENDS[keras.backend.backend()]

@@ -1,4 +1,9 @@
-"""The step functions: Keras's own, the reference one of `loop: custom`, or the user's."""
+"""The step functions: Keras's own, the reference one of `loop: custom`, the model's own, or the user's.
+
+Those for meshes take the state and return the new one. A step function of the user's has one of two forms.
+`step(context, batch)`, as for all other strategies, works where Keras runs on TensorFlow: what it assigns is collected,
+and assigned at its end. `step(context, state, batch) -> (logs, state)` is the form of Keras on JAX.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +19,15 @@ from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Batch
 from distlaunch.data.function_references import load_function
 from distlaunch.data.user_functions import both_ways
-from distlaunch.strategies.protocol import Steps
+from distlaunch.strategies.collected_scope import CollectedScope
+from distlaunch.strategies.mesh.functional_step import FunctionalStep, TestState, TrainState, average, reference_loss
+from distlaunch.strategies.protocol import StepFunction, Steps
+from distlaunch.strategies.variables import flat_logs, has_own, slot_variables
 from distlaunch.training.build import can_be_tested
 from distlaunch.training.steps.context import StepContext, check_reference, num_arguments, per_example
-from distlaunch.training.steps.mesh import mesh_steps
 
 StepOf = Callable[[StepContext, Batch], dict[str, Any]]
+_STEP = ("train", "step")
 
 
 def reference_step(context: StepContext, batch: Batch) -> dict[str, Any]:
@@ -47,7 +55,7 @@ def make_steps(config: RunConfig, model: keras.Model, first_rows: Callable[[int]
 
 def _steps(config: RunConfig, model: keras.Model) -> Steps:
     if config.strategy.is_functional:
-        return mesh_steps(config, model)
+        return _mesh_steps(config, model)
     test = model.test_step
     if config.train.loop == "fit":
         return Steps(model, model.train_step, test)
@@ -62,3 +70,122 @@ def _steps(config: RunConfig, model: keras.Model) -> Steps:
     # converted, not wrapped in a tf.function: that would be traced for one replica and used by all
     step: StepOf = both_ways(function)
     return Steps(model, lambda batch: step(context, batch), test, logs="mean")
+
+
+class FunctionalContext:
+    """What a step function of the form `step(context, state, batch) -> (logs, state)` works with.
+
+    Attributes:
+        model: the Keras model; `model.stateless_call` computes.
+        optimizer: its optimizer; `optimizer.stateless_apply` updates.
+        per_example_loss: the config's loss, not reduced: (y, predictions) -> shape [rows].
+        average: (per_example, sample_weight=None) -> the mean over the rows of the global batch.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self.model: Any = model
+        self.optimizer: Any = model.optimizer
+        self.per_example_loss = StepContext(model, per_example(model)).per_example_loss
+        self.average = average
+
+
+class _DenseGradients(StepContext):
+    """DTensor cannot place the updates of single rows."""
+
+    def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, variables: list[Any]) -> list[Any]:
+        found = super().gradients(tape, loss, variables)
+        return [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in found]
+
+
+def _mesh_steps(config: RunConfig, model: keras.Model) -> Steps:
+    """The step functions that the config's loop asks for.
+
+    Raises:
+        ConfigError: the model, or the step, is none for a mesh.
+    """
+    if not model.compiled:
+        message = "missing: on a mesh the training step is Keras's own, so it needs an optimizer and a loss"
+        raise ConfigError(Problem(("compile",), message))
+    in_place = config.strategy.changes_in_place
+    if config.train.loop == "fit":
+        step = FunctionalStep(model)
+        train = _own(model, "train_step", in_place) or step.train_step
+        return Steps(model, train, _own(model, "test_step", in_place) or step.test_step)
+    if config.train.step is not None:
+        return Steps(
+            model, _users_step(config.train.step, model, in_place), FunctionalStep(model).test_step, logs="mean"
+        )
+    context = StepContext(model, per_example(model))
+    check_reference(context)
+    step = FunctionalStep(model, reference_loss(model, context.per_example_loss))
+    return Steps(model, step.train_step, step.test_step, logs="mean")
+
+
+def _users_step(reference: str, model: keras.Model, in_place: bool) -> StepFunction:
+    function = load_function(reference, _STEP)
+    if num_arguments(function) == 3:
+        functional = FunctionalContext(model)
+        return _flat(lambda state, batch: function(functional, state, batch))
+    if not in_place:
+        message = f"got '{reference}', a step(context, batch), which assigns variables; on JAX it must have the form"
+        raise ConfigError(Problem(_STEP, f"{message} step(context, state, batch) -> (logs, state)"))
+    # converted here: the program traces without AutoGraph
+    context, step = _DenseGradients(model, per_example(model)), tf.autograph.to_graph(function)
+    return _collecting(model, lambda batch: step(context, batch))
+
+
+def _collecting(model: keras.Model, step: Callable[[Batch], dict[str, Any]]) -> StepFunction:
+    """A step that assigns as one that returns the new state. It reads the model's variables by itself."""
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[dict[str, Any], TrainState]:
+        with CollectedScope() as scope:
+            logs = flat_logs(step(batch))
+        slots = slot_variables(model)
+        groups = (model.trainable_variables, model.non_trainable_variables, slots, model.metrics_variables)
+        # `values` is None where an evaluation has no optimizer state
+        new = [values and _new_values(scope, group, values) for group, values in zip(groups, state, strict=True)]
+        return logs, (new[0], new[1], new[2], new[3])
+
+    return train_step
+
+
+def _new_values(scope: CollectedScope, variables: list[Any], before: list[Any]) -> list[Any]:
+    """Values at the end of a scope; those that were not assigned have the value from before."""
+    assigned = [scope.assigned(variable) for variable in variables]
+    return [old if new is None else new for new, old in zip(assigned, before, strict=True)]
+
+
+def _own(model: keras.Model, name: str, in_place: bool) -> StepFunction | None:
+    """The model's own `train_step` or `test_step`; None if it has Keras's."""
+    if not has_own(model, name):
+        return None
+    own = getattr(model, name)
+    if num_arguments(own) == 2:
+        return _flat(own)
+    if not in_place:
+        what = f"{type(model).__name__}.{name}(self, data)"
+        message = f"the model's {what} assigns variables; on JAX it must be {name}(self, state, data) -> logs, state"
+        raise ConfigError(Problem(("model", "function"), f"{message}; write it so, or use another strategy"))
+    collecting = _collecting(model, own)
+    return collecting if name == "train_step" else _without_slots(collecting)
+
+
+def _flat(step: StepFunction) -> StepFunction:
+    """A functional step whose logs are flat, as Keras reports them."""
+
+    def flat(state: Any, batch: Batch) -> tuple[dict[str, Any], Any]:
+        logs, state = step(state, batch)
+        return flat_logs(logs), state
+
+    return flat
+
+
+def _without_slots(step: StepFunction) -> StepFunction:
+    """An evaluation step has the state without the optimizer's."""
+
+    def test_step(state: TestState, batch: Batch) -> tuple[dict[str, Any], TestState]:
+        trainable, others, metrics = state
+        logs, (trainable, others, _, metrics) = step((trainable, others, None, metrics), batch)
+        return logs, (trainable, others, metrics)
+
+    return test_step
