@@ -179,9 +179,9 @@ def train_here(
         interrupts: gives a function that says whether to stop after the current step, and may say that an exception is
             an interrupt.
     """
+    from distlaunch.base.process import Process
     from distlaunch.training.precision import policy
     from distlaunch.training.session import Session
-    from distlaunch.training.surroundings import Process
 
     attempt = run.next_attempt()
     text = dump_config(config)

@@ -86,10 +86,10 @@ def measure(name: str, megabytes: int, saves: int) -> dict[str, float]:
 
     choose_backend("jax" if name == "jax" else "tensorflow")
     from distlaunch.base.events import CheckpointSaved, Event
+    from distlaunch.base.process import Process
     from distlaunch.base.run_dir import RunDir
     from distlaunch.cluster.spec import Task
     from distlaunch.training.session import Session
-    from distlaunch.training.surroundings import Process
 
     config = _config(name, megabytes)
     stalls: list[float] = []
@@ -131,19 +131,19 @@ def _save_often(
     session: Any, config: Any, emit: Callable[[Any], None], saves: int
 ) -> tuple[int, list[float], list[float], list[float]]:
     """Bytes of the state; seconds of a plain copy for each save, and of the last idle steps; the ratios of steps."""
+    from distlaunch.base.process import Process
+    from distlaunch.checkpoints.best import BestEpoch
+    from distlaunch.checkpoints.meta import Progress
+    from distlaunch.checkpoints.policy import SaveDecision
+    from distlaunch.checkpoints.saver import Saver
     from distlaunch.strategies.protocol import Vote
-    from distlaunch.training.checkpoints.meta import Progress
-    from distlaunch.training.checkpoints.saver import Saver
     from distlaunch.training.checks.nonfinite import NonFinite
-    from distlaunch.training.surroundings import Surroundings
 
     program, source = session.program, session.train.training_source(0, 0, ends_visible=False)
     program.set_train_data(source)
     session.model.stop_training = False
     between_s = [0.0]
-    around = Surroundings(
-        emit, lambda: False, store=session.store, is_chief=True, clock=lambda: time.monotonic() + between_s[0]
-    )
+    process = Process(emit, lambda: False, clock=lambda: time.monotonic() + between_s[0])
 
     def step() -> float:
         began = time.perf_counter()
@@ -154,7 +154,8 @@ def _save_often(
         step()
     ratios, idle, copies = [], [], []
     state = program.snapshot()
-    with Saver(config, session.model, [], around, NonFinite("fail", emit)) as saver:
+    with Saver(config, session.model, [], process, session.store, is_chief=True, best=BestEpoch(None),
+               policy=SaveDecision([]), on_nonfinite=NonFinite("fail", emit).state) as saver:  # fmt: skip
         for number in range(saves):
             # the first gets memory that the machine may have to find; what follows gets the same again
             copies.append([_seconds_of_copy(state) for _ in range(2)][-1])

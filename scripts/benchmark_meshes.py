@@ -62,10 +62,10 @@ def measure(name: str, steps: int, rounds: int) -> dict[str, list[float]]:
 
 
 def _session(config: Any) -> Any:
+    from distlaunch.base.process import Process
     from distlaunch.base.run_dir import RunDir
     from distlaunch.cluster.spec import Task
     from distlaunch.training.session import Session
-    from distlaunch.training.surroundings import Process
 
     folder = tempfile.mkdtemp(prefix="distlaunch-")
     return Session.build(config, RunDir(folder), Task("worker", 0), Process(lambda event: None, lambda: False))

@@ -5,8 +5,8 @@ python scripts/benchmark_restore.py [--megabytes 1000] [--processes 4] [--rounds
 memory    the first reads and verifies the file, the others map it too, as processes of one host do
 copied    the same on a disk that is not of this host: they map a copy in memory
 file      each reads and verifies the file, as processes of other hosts with the same disk do, here on one machine
-network   the first reads the file, the others have the state from it over connections
-stored    the same over a store of keys, as the first version had it: base64 in pieces (an estimate without RPCs)
+network   the first reads the file, the others have its bytes from the first over connections, and verify them
+stored    the same over a store of keys: base64 in pieces (an estimate without RPCs)
 
 Each process looks at every page of the state before it counts as there.
 """
@@ -51,10 +51,8 @@ def measure(megabytes: int, processes: int, rounds: int) -> tuple[list[float], d
     import numpy as np
 
     # imported before anything is timed
-    from distlaunch.strategies.state.state_stream import StateServer
-    from distlaunch.training.checkpoints.files import CheckpointStore
-    from distlaunch.training.checkpoints.meta import Progress
-    from distlaunch.training.checkpoints.shared_memory import SharedMemory
+    from distlaunch.checkpoints.meta import Progress
+    from distlaunch.checkpoints.store import CheckpointStore
 
     with tempfile.TemporaryDirectory(prefix="restore-") as folder:
         store = CheckpointStore(Path(folder))
@@ -64,12 +62,11 @@ def measure(megabytes: int, processes: int, rounds: int) -> tuple[list[float], d
         piece = io.BytesIO(state["layer_0"].tobytes()).read(_PIECE)
         del state
         pipes = _others(processes - 1)
-        plain = {**store.load(0).copy.to_plain(), "memory": None}
         ways: dict[str, Callable[[], Any]] = {
-            "memory": lambda: _by_memory(SharedMemory(), store, pipes),
-            "copied": lambda: _by_copy(SharedMemory(), store, pipes),
-            "file": lambda: _by_file(plain, store, pipes),
-            "network": lambda: _by_network(StateServer, store, pipes),
+            "memory": lambda: _by_disk(store, pipes, on_this_host=True),
+            "copied": lambda: _by_copy(store, pipes),
+            "file": lambda: _by_disk(store, pipes, on_this_host=False),
+            "network": lambda: _by_network(store, pipes),
         }
         once: list[float] = []
         ratios: dict[str, list[float]] = {name: [] for name in ways}
@@ -102,34 +99,34 @@ def _others(number: int) -> list[Connection]:
     return pipes
 
 
-def _by_memory(memory: Any, store: Any, pipes: list[Connection]) -> Any:
-    saved = store.load(0, memory)
+def _by_disk(store: Any, pipes: list[Connection], *, on_this_host: bool) -> Any:
+    from distlaunch.checkpoints.distribution import ChiefState
+
+    chief = ChiefState(on_this_host=on_this_host)
+    saved = store.load(0, chief.read)
+    assert chief.location is not None
     for pipe in pipes:
-        pipe.send(("copy", saved.copy.to_plain()))
+        pipe.send(("location", chief.location.to_plain()))
     look(saved.state)
     assert all(pipe.recv() for pipe in pipes), "all have got it"
-    memory.close()
+    chief.close()
     return saved
 
 
-def _by_copy(memory: Any, store: Any, pipes: list[Connection]) -> Any:
-    with mock.patch("distlaunch.training.checkpoints.shared_memory.is_local_disk", return_value=False):
-        return _by_memory(memory, store, pipes)
+def _by_copy(store: Any, pipes: list[Connection]) -> Any:
+    with mock.patch("distlaunch.checkpoints.distribution.is_local_disk", return_value=False):
+        return _by_disk(store, pipes, on_this_host=True)
 
 
-def _by_file(plain: dict[str, Any], store: Any, pipes: list[Connection]) -> Any:
-    for pipe in pipes:
-        pipe.send(("copy", plain))
-    saved = store.load(0)
-    look(saved.state)
-    assert all(pipe.recv() for pipe in pipes), "all have got it"
-    return saved
+def _by_network(store: Any, pipes: list[Connection]) -> Any:
+    from distlaunch.checkpoints.distribution import ChiefState, StateServer
 
-
-def _by_network(server_of: Any, store: Any, pipes: list[Connection]) -> Any:
-    saved = store.load(0)
-    with server_of(saved.state, "127.0.0.1") as server:
-        _ask(pipes, ("network", server.port, server.secret))
+    chief = ChiefState()
+    saved = store.load(0, chief.read)
+    assert chief.location is not None
+    with StateServer(chief.contents, "127.0.0.1") as server:
+        _ask(pipes, ("network", server.port, server.secret, chief.location.to_plain()))
+    chief.close()
     return saved
 
 
@@ -145,18 +142,18 @@ def look(state: dict[str, Any]) -> bool:
 
 
 def _other(pipe: Connection) -> None:
-    from distlaunch.strategies.state.state_stream import fetch_state
-    from distlaunch.training.checkpoints.file_copy import FileCopy
+    from distlaunch.checkpoints.distribution import CheckpointLocation, fetch_state
 
     pipe.send(True)
     with contextlib.suppress(EOFError):
         while True:
             match pipe.recv():
-                case "copy", plain:
-                    state = FileCopy.from_plain(plain).read()
+                case "location", plain:
+                    state = CheckpointLocation.from_plain(plain).read()
                     pipe.send(state is not None and look(state))
-                case "network", port, secret:
-                    state = fetch_state("127.0.0.1", port, secret)
+                case "network", port, secret, plain:
+                    files = CheckpointLocation.from_plain(plain).files
+                    state = fetch_state("127.0.0.1", port, secret, files)
                     pipe.send(look(state))
             state = None
 

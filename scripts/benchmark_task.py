@@ -172,14 +172,13 @@ def _loop(_: Any, strategy: Any, row: Row, *, repeat: bool = False) -> Epoch:
 
 def _distlaunch(config: Any, strategy: Any, row: Row) -> Epoch:
     from distlaunch.base.events import EpochEnded, Event
+    from distlaunch.checkpoints.meta import Progress
+    from distlaunch.checkpoints.store import CheckpointStore
     from distlaunch.data.source import make_split
     from distlaunch.data.splits import read_splits
     from distlaunch.training.build import build_model
-    from distlaunch.training.checkpoints.files import CheckpointStore
-    from distlaunch.training.checkpoints.meta import Progress
-    from distlaunch.training.loop import TrainingLoop
+    from distlaunch.training.loop import Surroundings, TrainingLoop
     from distlaunch.training.steps.functions import make_steps
-    from distlaunch.training.surroundings import Surroundings
 
     train = make_split(read_splits(config.data).train, config.data, seed=0, training=True)
     model = build_model(config, strategy, train.first_rows(2))

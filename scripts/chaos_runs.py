@@ -16,7 +16,7 @@ import psutil
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import Event
 from distlaunch.base.run_dir import RunDir
-from distlaunch.training.checkpoints.files import CheckpointStore
+from distlaunch.checkpoints.store import CheckpointStore
 
 STRATEGIES: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
     "one_device": ({}, ("worker:0",)),

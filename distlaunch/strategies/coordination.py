@@ -7,7 +7,6 @@ their collectives: it needs no devices, and carries bytes unchanged.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 from collections.abc import Callable
@@ -17,9 +16,7 @@ from distlaunch.cluster.spec import ClusterSpec, Task
 from distlaunch.cluster.tf_config import from_tf_config
 from distlaunch.data.batches import Share, Source
 from distlaunch.data.differences import check_ends, kind_of
-from distlaunch.strategies.protocol import State, StrategyDefaults, Vote
-from distlaunch.strategies.state.state_files import read_state, write_state
-from distlaunch.strategies.state.state_stream import StateServer, fetch_state
+from distlaunch.strategies.protocol import StrategyDefaults, Vote
 
 _TURN_MS = 500  # a wait is cut into such turns, since signals are handled between them
 _CHUNK_BYTES = 4 * 1024 * 1024  # of one entry of the store
@@ -78,12 +75,12 @@ class Peers:
     Args:
         rank: place of this process; 0 is the chief.
         store: None if this process is alone.
-        chief: its address, as the others reach it.
+        chief: its address and port, as the others reach it.
     """
 
     def __init__(self, number: int = 1, rank: int = 0, store: Store | None = None, chief: str = "127.0.0.1:0") -> None:
         assert number == 1 or store is not None
-        self.number, self.rank, self._host = number, rank, chief.rpartition(":")[0]
+        self.number, self.rank, self.chief_host = number, rank, chief.rpartition(":")[0]
         self._store: Any = store
         self._calls = 0  # the same in all processes, since all make the same calls: keys need no agreement
         self._last_sum: str | None = None
@@ -113,42 +110,6 @@ class Peers:
         for key in (*keys, f"{name}/count"):
             self._store.delete(key)
         return message
-
-    def state_from_chief(self, state: State | None) -> State:
-        """The chief's state, for those that pass None; the chief itself must pass one."""
-        assert state is not None or not self.is_chief, "the chief has one"
-        # where all have read the file of a shared disk, nothing is sent
-        if self._somebody_lacks(state):
-            state, somebody_lacks = self._streamed(state)
-            if somebody_lacks:  # where only the ports of the cluster are open, the store remains, which is slow
-                state = self._stored(state)
-        assert state is not None, "an error else"
-        return state
-
-    def _somebody_lacks(self, state: State | None) -> bool:
-        return any(self.gather("" if state is not None else "missing"))
-
-    def _streamed(self, state: State | None) -> tuple[State | None, bool]:
-        """The state, and whether a process lacks it still."""
-        if not self.is_chief:
-            port, secret = json.loads(self.from_chief(b""))
-            if state is None:
-                # not reachable, or changed on its way: it is asked for by the store next
-                with contextlib.suppress(OSError, ValueError):
-                    state = fetch_state(self._host, port, bytes.fromhex(secret))
-            return state, self._somebody_lacks(state)
-        assert state is not None
-        with StateServer(state, self._host) as server:
-            self.from_chief(json.dumps([server.port, server.secret.hex()]).encode())
-            return state, self._somebody_lacks(state)  # once that is known, nobody asks for it any more
-
-    def _stored(self, state: State | None) -> State:
-        data = io.BytesIO()
-        if self.is_chief:
-            assert state is not None
-            write_state(data, state)
-        data = io.BytesIO(self.from_chief(data.getvalue()))
-        return read_state(data)[0] if state is None else state
 
     def agree(self, vote: Vote) -> Vote:
         """The sum of all votes; of `save` and `next_steps` the chief's count."""
@@ -271,11 +232,12 @@ class AmongPeers(StrategyDefaults):
     def is_chief(self) -> bool:
         return self._peers.is_chief
 
+    @property
+    def chief_host(self) -> str:
+        return self._peers.chief_host
+
     def from_chief(self, message: bytes) -> bytes:
         return self._peers.from_chief(message)
-
-    def state_from_chief(self, state: State | None) -> State:
-        return self._peers.state_from_chief(state)
 
     def share(self) -> Share:
         return Share(self._peers.rank, self._peers.number)

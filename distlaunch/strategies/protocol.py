@@ -9,20 +9,14 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import keras
-import numpy as np
 
 from distlaunch.cluster.spec import Task
 from distlaunch.data.batches import Batch, Share, Source
-from distlaunch.strategies.state.state_files import Cut
+from distlaunch.strategies.state import ShardSlice, State
 from distlaunch.strategies.step_times import StepTimes
 
 Logs = dict[str, float]
-State = dict[str, np.ndarray]
 StepFunction = Callable[..., Any]
-
-
-class StateMismatchError(ValueError):
-    """A snapshot does not fit the model: a variable is missing or has another shape."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +201,7 @@ class Parts(Protocol):
     rank: int
     number: int
 
-    def snapshot(self) -> tuple[State, Mapping[str, Cut]]:
+    def snapshot(self) -> tuple[State, Mapping[str, ShardSlice]]:
         """This process's share of all state, as host arrays that no later step changes; every process must call it.
 
         Each part of a variable is in the share of one process that holds it. Arrays that are parts have names of their
@@ -236,6 +230,11 @@ class Strategy(Protocol):
     task: Task
     is_chief: bool
 
+    @property
+    def chief_host(self) -> str:
+        """The address at which the other tasks reach the chief's host."""
+        ...
+
     def scope(self) -> AbstractContextManager[Any]:
         """Models, optimizers and metrics are created inside."""
         ...
@@ -252,10 +251,6 @@ class Strategy(Protocol):
 
     def from_chief(self, message: bytes) -> bytes:
         """The chief's message, in every task; every task must call it."""
-        ...
-
-    def state_from_chief(self, state: State | None) -> State:
-        """The chief's state, for tasks that pass None; every task must call it, and the chief pass one."""
         ...
 
     def gather(self, message: str) -> dict[str, str]:
@@ -286,16 +281,16 @@ class Strategy(Protocol):
 class StrategyDefaults:
     """What a strategy does that has one process with a model, and leaves the model as it is."""
 
+    @property
+    def chief_host(self) -> str:
+        return "127.0.0.1"
+
     def keep_compiled(self, folder: Path) -> None: ...
 
     def adopt(self, model: keras.Model) -> None: ...
 
     def from_chief(self, message: bytes) -> bytes:
         return message
-
-    def state_from_chief(self, state: State | None) -> State:
-        assert state is not None, "there is no other task to have it from"
-        return state
 
     def gather(self, message: str) -> dict[str, str]:
         return {"": message}

@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from distlaunch.patches.keras_private import compiled_loss, compiled_metrics, value_of
 from distlaunch.strategies.parameter_server.partition import is_split, joined
-from distlaunch.strategies.protocol import Logs, State, StateMismatchError
+from distlaunch.strategies.protocol import Logs
+from distlaunch.strategies.state import State, StateMismatchError
 
 WEIGHTS, SLOTS, PLAIN = "model", "optimizer", "attribute"
 """Names of variables begin with these words: those of layers, of optimizers, and of plain variables."""

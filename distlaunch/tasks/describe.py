@@ -61,9 +61,9 @@ def _variables(config: RunConfig, run: RunDir) -> dict[str, Any]:
     if config.strategy.has_coordinator:
         in_process = config.cluster.model_copy(update={"hosting": "in_process", "ports": "auto"})
         config = config.model_copy(update={"cluster": in_process})
+    from distlaunch.base.process import Process
     from distlaunch.patches.tensorflow_autograph import keep_in_memory
     from distlaunch.training.session import Session
-    from distlaunch.training.surroundings import Process
 
     # after the imports of Session: hooks of the frameworks are skipped, those of the user are not
     end_process.skip_earlier_hooks()

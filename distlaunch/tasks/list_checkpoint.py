@@ -15,7 +15,7 @@ import numpy as np
 from distlaunch.base import strict_json
 from distlaunch.base.errors import CheckpointError
 from distlaunch.base.run_dir import BEST
-from distlaunch.training.checkpoints.files import CheckpointStore
+from distlaunch.checkpoints.store import CheckpointStore
 
 
 def main() -> None:

@@ -44,7 +44,7 @@ from distlaunch.tasks.process_end import end_process
 from distlaunch.tasks.threads import heed_num_threads
 
 if TYPE_CHECKING:
-    from distlaunch.training.surroundings import Process
+    from distlaunch.base.process import Process
 
 
 class StopFlag:
@@ -188,9 +188,9 @@ def _emitter(writer: EventWriter) -> Callable[[Event], None]:
 def _play(arguments: argparse.Namespace, config: RunConfig, run: RunDir, emit: Callable[[Event], None],
           stop: StopFlag, heartbeat: Heartbeat) -> ExitCode:  # fmt: skip
     """Play the task's part in the attempt."""
+    from distlaunch.base.process import Process
     from distlaunch.data.examples.read_failures import data_errors_raised
     from distlaunch.training.server import is_server
-    from distlaunch.training.surroundings import Process
 
     process = Process(
         emit, stop, on_connected=stop.install, on_step=heartbeat.at_step, on_meeting=heartbeat.turn,

@@ -1,4 +1,4 @@
-"""Keras callbacks from the config: which run on which task, and which part of their state a checkpoint holds."""
+"""Keras callbacks from the config: which run on which task, and what their hooks need."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
-import numpy as np
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.folders import make_folder
 from distlaunch.base.run_dir import RunDir
+from distlaunch.checkpoints.callback_state import place_of, remember_config
 from distlaunch.config.read.scalars import RUN_DIR
 from distlaunch.config.references.keras_names import canonical, missing_package
 from distlaunch.config.run import Callback as CallbackConfig
@@ -29,14 +29,6 @@ _TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 
 EPOCH_HOOKS = ("train_begin", "train_end", "epoch_begin", "epoch_end", "test_begin", "test_end")
 """Hooks, without `on_`, that all tasks come to together."""
-
-_NOT_RESTORED = ("min_delta", "append_header")
-"""Keras turns the sign of `min_delta` when a callback first compares, and would turn it once more; and CSVLogger looks
-into its file for a header when training begins."""
-
-
-_RESTORED = ("_ema_weights_in_model", "_batches_seen_since_last_saving", "_last_batch_seen")
-"""Private state of Keras's callbacks: SwapEMAWeights swaps, ModelCheckpoint counts steps."""
 
 
 def build_callbacks(configs: list[CallbackConfig], *, is_chief: bool, run: RunDir) -> list[keras.callbacks.Callback]:
@@ -91,11 +83,8 @@ def _build(config: CallbackConfig, index: int, run: RunDir) -> keras.callbacks.C
     if not isinstance(callback, keras.callbacks.Callback):
         message = f"{config.name} made {type(callback).__name__}; expected a keras.callbacks.Callback"
         raise ConfigError(Problem((*key, "name"), message))
-    # the chief has callbacks that other tasks have not, so positions in their lists differ
-    callback._distlaunch_place = index
     callback._distlaunch_only_on_chief = _only_on_chief(config)
-    # distinguishes what the config says from what training has changed: a resumed run may have another config
-    callback._distlaunch_made_with = _plain(callback)
+    remember_config(callback, index)
     return callback
 
 
@@ -112,7 +101,7 @@ def missing_monitor(
     """
     for index, config in enumerate(configs):
         if ":" in config.name:
-            mine = (callback for callback in callbacks if getattr(callback, "_distlaunch_place", None) == index)
+            mine = (callback for callback in callbacks if place_of(callback, -1) == index)
             watched = next(mine, None)
             name = getattr(watched, "monitor", None) if watched is not None and _uses_monitor(watched) else None
         else:
@@ -135,11 +124,6 @@ def _uses_monitor(callback: keras.callbacks.Callback) -> bool:
     if not isinstance(callback, tuple(getattr(keras.callbacks, name) for name in _MONITORS)):
         return False
     return getattr(callback, "save_best_only", True)
-
-
-def place_of(callback: keras.callbacks.Callback, default: int) -> int:
-    """Which of the config's callbacks it is: not every task has all of them."""
-    return getattr(callback, "_distlaunch_place", default)
 
 
 def watch_batches(callbacks: list[keras.callbacks.Callback]) -> bool:
@@ -194,32 +178,6 @@ def _is_keras(callback: keras.callbacks.Callback) -> bool:
     return type(callback).__module__.startswith("keras.")
 
 
-def plain_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    """What a checkpoint keeps of a callback's attributes that are plain numbers or strings.
-
-    Returns:
-        `class`; `changed`: values that are not those it was made with, such as EarlyStopping's `wait` and `best`;
-        `unchanged`: names of the others. Their values are the config's to say, also when a run goes on with another.
-    """
-    made_with, now = getattr(callback, "_distlaunch_made_with", {}), _plain(callback)
-    # repr: False is not the 0 that it was made with
-    unchanged = [name for name, value in now.items() if name in made_with and repr(made_with[name]) == repr(value)]
-    changed = {name: value for name, value in now.items() if name not in unchanged}
-    return {"class": type(callback).__name__, "changed": changed, "unchanged": unchanged}
-
-
-def _plain(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    state = {}
-    for name, value in vars(callback).items():
-        plain = value.item() if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 else value
-        # names with _ are Keras's own, such as the model
-        if (not name.startswith("_") or name in _RESTORED) and (
-            plain is None or isinstance(plain, (bool, int, float, str))
-        ):
-            state[name] = plain
-    return state
-
-
 def continue_log(callback: keras.callbacks.Callback, epoch: int) -> None:
     """Lets a CSVLogger go on with its file, less the rows of epochs that are trained again. To be called before
     training begins.
@@ -244,46 +202,6 @@ def _epoch_of(line: bytes, separator: str) -> float:
     """-1: it has none."""
     first = line.partition(separator.encode())[0].strip(b' "')
     return float(first) if first.isdigit() else -1.0
-
-
-def array_state(callback: keras.callbacks.Callback) -> dict[str, np.ndarray]:
-    """Copies of a callback's attributes that are arrays, or lists of arrays such as EarlyStopping's `best_weights`."""
-    state = {}
-    for name, value in vars(callback).items():
-        parts = value if isinstance(value, (list, tuple)) else [value]
-        if not name.startswith("_") and parts and all(map(_can_be_kept, parts)):
-            is_list = isinstance(value, (list, tuple))
-            state.update({f"{name}/{index}" if is_list else name: part.copy() for index, part in enumerate(parts)})
-    return state
-
-
-def _can_be_kept(value: Any) -> bool:
-    """Whether it is an array, and not one of Python objects or of records, which no file of arrays has."""
-    return isinstance(value, np.ndarray) and not value.dtype.hasobject and value.dtype.names is None
-
-
-def restore_arrays(callback: keras.callbacks.Callback, state: Mapping[str, np.ndarray]) -> None:
-    """The inverse of `array_state`."""
-    lists: dict[str, list[np.ndarray]] = {}
-    for name, value in state.items():
-        # an attribute's name has no /, so it marks a list
-        attribute, is_part, _ = name.partition("/")
-        if is_part:
-            lists.setdefault(attribute, []).append(value)
-        else:
-            setattr(callback, attribute, value)
-    for attribute, values in lists.items():
-        setattr(callback, attribute, values)
-
-
-def restore_state(callback: keras.callbacks.Callback, state: Mapping[str, Any]) -> None:
-    """The inverse of `plain_state`; attributes that are gone, or are no number now, are passed over."""
-    made_with = getattr(callback, "_distlaunch_made_with", {})
-    found = {name: made_with[name] for name in state["unchanged"] if name in made_with} | state["changed"]
-    now = _plain(callback)
-    for name, value in found.items():
-        if name in now and name not in _NOT_RESTORED:
-            setattr(callback, name, value)
 
 
 _PATHS = {

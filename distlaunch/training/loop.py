@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Self
 
 import keras
 import numpy as np
@@ -17,6 +17,14 @@ import numpy as np
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.events import EpochEnded, Notice
 from distlaunch.base.plural import count
+from distlaunch.base.process import Process
+from distlaunch.checkpoints.best import BestEpoch, mode_warnings
+from distlaunch.checkpoints.meta import Progress
+from distlaunch.checkpoints.optimizer_changes import carry_over, describe_optimizers
+from distlaunch.checkpoints.policy import Failures, Moment, StepContext, save_decision
+from distlaunch.checkpoints.saver import CALLBACK, Saver
+from distlaunch.checkpoints.store import CheckpointStore
+from distlaunch.checkpoints.writers import PartsWriter
 from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Source
 from distlaunch.data.examples.example_times import left_out
@@ -24,7 +32,8 @@ from distlaunch.data.source import Split
 from distlaunch.patches.keras_alone import calling_within
 from distlaunch.strategies.final_weights import has_final_weights, unused_averages
 from distlaunch.strategies.local_model import METHODS
-from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Program, State, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Program, Vote
+from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import WEIGHTS, has_own
 from distlaunch.training.callbacks import (
     EPOCH_HOOKS,
@@ -37,14 +46,33 @@ from distlaunch.training.callbacks import (
     watch_batches,
     watch_test_batches,
 )
-from distlaunch.training.checkpoints.best import mode_warnings
-from distlaunch.training.checkpoints.meta import Progress
-from distlaunch.training.checkpoints.optimizer_changes import carry_over, describe_optimizers
-from distlaunch.training.checkpoints.saver import CALLBACK, Saver
 from distlaunch.training.checks.nonfinite import NonFinite
 from distlaunch.training.step_reports import Every, StepReports, scalars
 from distlaunch.training.step_timer import StepTimer
-from distlaunch.training.surroundings import Surroundings
+
+
+@dataclass(frozen=True)
+class Surroundings(Process):
+    """What the loop needs: the process, and the run as this process sees it.
+
+    Attributes:
+        failures: of the run before this attempt.
+        together: writes checkpoints with other processes; None: the chief writes them.
+    """
+
+    store: CheckpointStore = field(kw_only=True)
+    is_chief: bool = field(kw_only=True)
+    together: PartsWriter | None = field(default=None, kw_only=True)
+    failures: Failures = field(default=Failures(), kw_only=True)
+
+    @classmethod
+    def of(cls, process: Process, **run: Any) -> Self:
+        """Return the surroundings of a process.
+
+        Args:
+            run: the attributes that `Process` does not have.
+        """
+        return cls(**{each.name: getattr(process, each.name) for each in fields(process)}, **run)
 
 
 @dataclass(frozen=True)
@@ -69,7 +97,8 @@ class TrainingLoop:
         self._longer_epoch: tuple[int, int] | None = None
         """An epoch that has more steps than others, and their number."""
         self._call = CallLength(config.train.steps_per_call, each_batch=watch_batches(callbacks))
-        self._save = Every(config.checkpoint.every_steps, config.checkpoint.every_epochs)
+        self._best = BestEpoch(config.checkpoint.best)
+        self._saves = save_decision(config.checkpoint, around.failures, around.clock(), [self._best])
         self._reports = StepReports(around.emit, config.train.log_every_steps, around.clock)
         # no progress bar: the launcher shows one, from events
         self._hooks = keras.callbacks.CallbackList(
@@ -84,7 +113,10 @@ class TrainingLoop:
         self._calls_end: list[Every] = []
         """Steps at which callbacks of Keras's save, so that a graph call has to end there."""
         self._nonfinite = NonFinite(config.train.on_nonfinite, around.emit if around.is_chief else lambda event: None)
-        self._saver = Saver(config, model, callbacks, around, self._nonfinite)
+        self._saver = Saver(
+            config, model, callbacks, around, around.store, is_chief=around.is_chief, best=self._best,
+            policy=self._saves, on_nonfinite=self._nonfinite.state, together=around.together,
+        )  # fmt: skip
         self._timer = StepTimer(around.emit, train, config.data, clock=around.clock)
         self._optimizers = describe_optimizers(model)
         """Settings as they were built: nothing is restored yet, and no callback was called."""
@@ -109,7 +141,7 @@ class TrainingLoop:
     def _run(self, start: Progress, take_state: Callable[[], State] | None) -> LoopEnd:
         self._progress = start
         self._lengthen_epoch(start)
-        self._saver.best.check(has_validation=self._validation is not None)
+        self._best.check(has_validation=self._validation is not None)
         for warning in mode_warnings(self._config.checkpoint.best):
             self._warn(warning)
         # from here on an error has a step, and may be worth a restart; see `may_be_temporary`
@@ -127,7 +159,7 @@ class TrainingLoop:
         self._model.stop_training = start.stop_training
         for callback in self._callbacks if start.step > 0 else ():
             continue_log(callback, start.epoch)
-        self._calls_end = [Every(number, None) for number in self._agreed(save_intervals(self._callbacks))]
+        self._calls_end = [Every(number) for number in self._agreed(save_intervals(self._callbacks))]
         watched = self._agreed([EPOCH_HOOKS.index(name) + 1 for name in own_epoch_hooks(self._callbacks)])
         if watched and self._program.is_split:
             self._gathering_hooks = {EPOCH_HOOKS[number - 1] for number in watched}
@@ -145,7 +177,7 @@ class TrainingLoop:
             ended = self._epoch()
             if ended is None:
                 # waits: nothing of this process is left afterwards that could finish it
-                self._save_checkpoint(otherwise="the run can resume from an older one", wait=True)
+                self._save_if_due(Moment.STOP, otherwise="the run can resume from an older one", wait=True)
                 return LoopEnd("stopped", self._progress, scalars(logs))
             logs = ended
         self._end(logs)
@@ -158,11 +190,11 @@ class TrainingLoop:
         watched = bool(self._config.train.callbacks)
         if finalizes:
             self._progress = replace(self._progress, final_weights=True)
-            self._save_checkpoint(otherwise=None, wait=True)
+            self._save_if_due(Moment.END, otherwise=None, wait=True)
             self._program.finalize()
             self._report_averages()
         elif watched:  # whatever they do at the end, what was trained is kept
-            self._save_checkpoint(wait=True)
+            self._save_if_due(Moment.END, wait=True)
         before = self._program.snapshot() if finalizes and watched else {}
         self._hook("train_end", logs)
         self._report_end()
@@ -173,7 +205,7 @@ class TrainingLoop:
                 return
             self._progress = replace(self._progress, final_weights=False)
         # after on_train_end, in which EarlyStopping may put the best weights back
-        self._save_checkpoint(otherwise=None, wait=True)
+        self._save_if_due(Moment.END, otherwise=None, wait=True)
 
     def _report_averages(self) -> None:
         if self._around.is_chief:
@@ -294,8 +326,8 @@ class TrainingLoop:
         # Keras hands its callbacks a copy, to which one may add, as those do that change the learning rate
         added = {name: values[-1] for name, values in self._model.history.history.items() if name not in logs
                  and len(values) > known.get(name, 0)}  # fmt: skip
-        best = self._around.is_chief and self._saver.best.improves(reported, validated=bool(validation_logs))
-        self._finish_epoch(epoch, {**logs, **scalars(added)}, self._around.clock() - began, best=best)
+        at = self._at(Moment.EPOCH_END, epoch=epoch + 1, logs=reported, is_validated=bool(validation_logs))
+        self._finish_epoch(at, {**logs, **scalars(added)}, self._around.clock() - began)
         return logs
 
     def _validate(self, epoch: int) -> Logs | None:
@@ -338,7 +370,7 @@ class TrainingLoop:
         # only a callback of the user's that runs on the chief alone is unknown to the other tasks, which must save too
         if ":" not in self._config.train.callbacks[int(problem.key[2])].name:
             self._progress = replace(self._progress, pending_logs=scalars(train_logs))
-            self._save_checkpoint(wait=True)
+            self._save_if_due(Moment.STOP, wait=True)
             problem = problem._replace(message=f"{problem.message}; correct it and resume, the epoch's steps are saved")
         raise ConfigError(problem)
 
@@ -351,8 +383,8 @@ class TrainingLoop:
             self._hook("train_batch_begin", first)
             began = self._around.clock()
             # asked before the call, so that it can travel with the vote: all must save after the same step
-            due = self._saver.is_due
-            vote = Vote(self._around.should_stop(), bool(self._model.stop_training), self._next_steps, due)
+            asks = self._around.is_chief and self._saves.chief_asks(self._at(Moment.STEP))
+            vote = Vote(self._around.should_stop(), bool(self._model.stop_training), self._next_steps, asks)
             self._timer.begin()
             result = self._program.run_steps(wanted, vote)
             self._timer.add(result.times)
@@ -368,7 +400,7 @@ class TrainingLoop:
                 logs = result.logs
                 self._rate_watch.step_done()
                 if self._progress.step == self._first_step:
-                    self._saver.best.check_names(logs, is_alike=self._is_alike())
+                    self._best.check_names(logs, is_alike=self._is_alike())
                 self._advance(result, self._around.clock() - began)
                 self._hook("train_batch_end", first + result.steps - 1, logs)
             here = self._progress.step_in_epoch
@@ -384,8 +416,7 @@ class TrainingLoop:
                 break
             if result.vote.finish:
                 break
-            if result.vote.save or self._save.due_at_step(self._progress.step):
-                self._save_checkpoint()
+            self._save_if_due(Moment.STEP, chief_asks=result.vote.save)
         return logs
 
     def _agreed(self, numbers: list[int]) -> list[int]:
@@ -399,7 +430,7 @@ class TrainingLoop:
     def _steps_to_run(self) -> int:
         step, here = self._progress.step, self._progress.step_in_epoch
         # a call must not run over a step at which something is due
-        due = [self._save, self._reports, *self._calls_end]
+        due = [self._saves, self._reports, *self._calls_end]
         limits = [self._call.length, *(each.steps_until_due(step) for each in due)]
         limits.append(None if self._steps_of_epoch is None else self._steps_of_epoch - here)
         return min(limit for limit in limits if limit is not None)
@@ -423,7 +454,14 @@ class TrainingLoop:
             raise ConfigError(Problem(("data",), message))
         self._reports.report_rest(result.logs, at)
 
-    def _finish_epoch(self, epoch: int, logs: Logs, seconds: float, *, best: bool) -> None:
+    def _finish_epoch(self, at: StepContext, logs: Logs, seconds: float) -> None:
+        """Note the values of an epoch, and save a checkpoint if one is due.
+
+        Args:
+            at: the values by which the best epoch is found.
+            logs: the same, and what callbacks have added.
+        """
+        asks = self._around.is_chief and self._saves.chief_asks(at)
         # the supervisor counts meetings as turns: else a slow callback of one task would be nobody's
         self._around.on_meeting()
         if self._train.running is not None:  # before anything of this epoch is saved
@@ -433,25 +471,37 @@ class TrainingLoop:
             for warning in self._program.second_look():
                 self._around.emit(Notice(level="warning", message=warning))
         # a callback may have stopped training in one process alone
-        vote = self._program.agree(Vote(finish=bool(self._model.stop_training), save=best))
+        vote = self._program.agree(Vote(finish=bool(self._model.stop_training), save=asks))
         history = {name: list(values) for name, values in self._progress.history.items()}
         for name, value in scalars(logs).items():
             history.setdefault(name, []).append(value)
         self._progress = replace(
             self._progress,
-            epoch=epoch + 1,
+            epoch=at.epoch,
             step_in_epoch=0,
             history=history,
             finished=vote.finish,
             pending_logs=None,
         )
-        self._around.emit(EpochEnded(epoch=epoch, step=self._progress.step, seconds=seconds, logs=scalars(logs)))
-        last = vote.finish or epoch + 1 == self._epochs  # `run` saves after it anyway
-        if vote.save or (not last and self._save.due_after_epoch(epoch)):
-            self._save_checkpoint(best=vote.save)
+        self._around.emit(EpochEnded(epoch=at.epoch - 1, step=self._progress.step, seconds=seconds, logs=scalars(logs)))
+        at = replace(at, is_last=vote.finish or at.epoch == self._epochs, chief_asks=vote.save)
+        if not self._saves.should_save(at):
+            return
+        # at the end of an epoch, nothing but the best one is for the chief alone to know
+        if vote.save and self._around.is_chief:
+            self._best.keep(at)
+        self._saver.save(self._program, self._progress, best=vote.save)
 
-    def _save_checkpoint(self, **how: Any) -> None:
-        self._saver.save(self._program, self._progress, **how)
+    def _at(self, moment: Moment, **facts: Any) -> StepContext:
+        return StepContext(moment, self._progress.step, self._around.clock(), **facts)
+
+    def _save_if_due(
+        self, moment: Moment, *, otherwise: str | None = "training continues", wait: bool = False,
+        chief_asks: bool = False,
+    ) -> None:  # fmt: skip
+        """Save a checkpoint if a policy says so; see `Saver.save` for the arguments."""
+        if self._saves.should_save(self._at(moment, chief_asks=chief_asks)):
+            self._saver.save(self._program, self._progress, otherwise=otherwise, wait=wait)
 
     def _is_alike(self) -> bool:
         """Whether training and validation report the same values; a model's own steps may do as they like."""

@@ -28,8 +28,15 @@ from distlaunch.base.events import (
     VariablesPlaced,
 )
 from distlaunch.base.plural import joined
+from distlaunch.base.process import Process
 from distlaunch.base.run_dir import BestName, RunDir
 from distlaunch.base.run_files.run_lock import lock_when_free
+from distlaunch.checkpoints.meta import Progress
+from distlaunch.checkpoints.optimizer_changes import describe_optimizers, loss_text, optimizers_text
+from distlaunch.checkpoints.policy import Failures, past_failures
+from distlaunch.checkpoints.restorer import Restorer
+from distlaunch.checkpoints.store import CheckpointStore
+from distlaunch.checkpoints.writers import PartsWriter
 from distlaunch.cluster.spec import Task
 from distlaunch.config.backend import Backend
 from distlaunch.config.checks.strategy import share_note
@@ -46,24 +53,18 @@ from distlaunch.strategies.devices import grow_gpu_memory
 from distlaunch.strategies.factory import create
 from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.parameter_server.numbered_batches import offer_splits
-from distlaunch.strategies.protocol import Logs, Program, State, Strategy, Vote
+from distlaunch.strategies.protocol import Logs, Program, Strategy, Vote
+from distlaunch.strategies.state import State
 from distlaunch.training.build import Findings, build_model, can_be_tested, check_formats_of_module, fixed_batch
 from distlaunch.training.callbacks import build_callbacks, hints_on_tasks
-from distlaunch.training.checkpoints.files import CheckpointStore
-from distlaunch.training.checkpoints.interval import Failures, past_failures
-from distlaunch.training.checkpoints.meta import Progress
-from distlaunch.training.checkpoints.optimizer_changes import describe_optimizers, loss_text, optimizers_text
-from distlaunch.training.checkpoints.restorer import Restorer
-from distlaunch.training.checkpoints.writers import PartsWriter
 from distlaunch.training.checks.fixed_batch import check_fixed_batch
 from distlaunch.training.checks.labels import label_errors_explained, with_rules
 from distlaunch.training.export.session import CHECKED_ROWS, ExportError, Trained, Written, export_all
 from distlaunch.training.export.writers import rebuild
-from distlaunch.training.loop import LoopEnd, TrainingLoop
+from distlaunch.training.loop import LoopEnd, Surroundings, TrainingLoop
 from distlaunch.training.predictions import in_order, named_arrays, write_arrays
 from distlaunch.training.step_reports import scalars
 from distlaunch.training.steps.functions import make_steps
-from distlaunch.training.surroundings import Process, Surroundings
 from distlaunch.training.unbuilt_optimizers import build_used_optimizers
 
 SAMPLE_ROWS = 2  # rows to learn the shapes from

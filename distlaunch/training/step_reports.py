@@ -8,18 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from distlaunch.base.events import Event, StepsDone
+from distlaunch.checkpoints.meta import Progress
 from distlaunch.strategies.protocol import CallResult, Logs
-from distlaunch.training.checkpoints.meta import Progress
 
 REPORT_INTERVAL_S = 0.5  # between two StepsDone events, unless the config says after how many steps
 
 
 @dataclass(frozen=True)
 class Every:
-    """Due at multiples of `steps` and after every `epochs`-th epoch; None: never."""
+    """Due at multiples of `steps`; None: never."""
 
     steps: int | None
-    epochs: int | None
 
     def steps_until_due(self, step: int) -> int | None:
         """How many steps may run from `step` before this is due again; None: no limit."""
@@ -27,10 +26,6 @@ class Every:
 
     def due_at_step(self, step: int) -> bool:
         return self.steps is not None and step % self.steps == 0
-
-    def due_after_epoch(self, epoch: int) -> bool:
-        """`epoch` counts from 0."""
-        return self.epochs is not None and (epoch + 1) % self.epochs == 0
 
 
 class StepReports:
@@ -44,7 +39,7 @@ class StepReports:
 
     def __init__(self, emit: Callable[[Event], None], every: int | None, clock: Callable[[], float]) -> None:
         self._emit, self._clock = emit, clock
-        self._every = Every(every, None)
+        self._every = Every(every)
         self._steps, self._seconds = 0, 0.0
         self._last = clock()
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from distlaunch.base.events import EpochEnded, Event, Notice
+from distlaunch.base.process import Process
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import Task
 from distlaunch.config.run import RunConfig
 from distlaunch.training.session import Session
-from distlaunch.training.surroundings import Process
 
 
 def losses_and_notices(folder: Path, configs: Iterable[dict[str, Any]]) -> tuple[list[float], list[str]]:

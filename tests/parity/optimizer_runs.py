@@ -54,11 +54,11 @@ class Run:
 
     def train(self, epochs: int, stop_after: int | None = None, **sections: Any) -> Any:
         """Make an attempt, and return its session; a section that is given replaces that of the config."""
+        from distlaunch.base.process import Process
         from distlaunch.base.run_dir import RunDir
         from distlaunch.cluster.spec import Task
         from distlaunch.config.run import RunConfig
         from distlaunch.training.session import Session
-        from distlaunch.training.surroundings import Process
 
         steps: list[Any] = []
 

@@ -31,10 +31,10 @@ def run_session(run_dir: str, raw: dict[str, Any], stop_after: int, *, leave: bo
         leave: no other session of this process follows.
     """
     from distlaunch.base.events import Event, StepsDone
+    from distlaunch.base.process import Process
     from distlaunch.base.run_dir import RunDir
     from distlaunch.config.run import RunConfig
     from distlaunch.training.session import Session
-    from distlaunch.training.surroundings import Process
 
     steps: Steps = []
 

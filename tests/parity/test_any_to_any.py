@@ -78,7 +78,7 @@ def go_on(place: str, runs: list[Path], stop_after: int, folder: Path, **setting
 
 
 def final_state(run: Path) -> dict[str, np.ndarray]:
-    from distlaunch.training.checkpoints.files import CheckpointStore
+    from distlaunch.checkpoints.store import CheckpointStore
 
     saved = CheckpointStore(run / "checkpoints").newest_good()
     assert saved is not None

@@ -9,7 +9,7 @@ import pytest
 
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import CheckpointSaved, RunEnded
-from distlaunch.training.checkpoints.files import CheckpointStore
+from distlaunch.checkpoints.store import CheckpointStore
 
 HERE = "tests.parity.test_checkpoints_beside"
 

@@ -10,16 +10,15 @@ import keras
 import numpy as np
 import pytest
 
+from distlaunch.checkpoints.meta import Progress
+from distlaunch.checkpoints.store import CheckpointStore
 from distlaunch.config.run import RunConfig
 from distlaunch.data.source import make_split
 from distlaunch.data.splits import read_splits
 from distlaunch.strategies.replica.one_device import OneDevice
 from distlaunch.training.build import build_model
-from distlaunch.training.checkpoints.files import CheckpointStore
-from distlaunch.training.checkpoints.meta import Progress
-from distlaunch.training.loop import TrainingLoop
+from distlaunch.training.loop import Surroundings, TrainingLoop
 from distlaunch.training.steps.functions import make_steps
-from distlaunch.training.surroundings import Surroundings
 from tests.parity.cases import BATCH, CASES
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")

@@ -90,7 +90,7 @@ def overflowing() -> dict:
 
 @pytest.mark.usefixtures("virtual_devices")
 def test_gradients_that_a_loss_scale_overflows_are_normal_and_validation_only_warns(tmp_path: Path) -> None:
-    from distlaunch.training.checkpoints.files import CheckpointStore
+    from distlaunch.checkpoints.store import CheckpointStore
 
     data = {"function": "tests.parity.test_nonfinite:overflowing", "global_batch": 24}
     train(tmp_path, {"data": data, "precision": "mixed_float16"})

@@ -16,6 +16,8 @@ from typing import Any
 import keras
 
 from distlaunch.base.events import EpochEnded, Event, StepsDone
+from distlaunch.checkpoints.meta import Progress
+from distlaunch.checkpoints.store import CheckpointStore
 from distlaunch.cluster.spec import Task
 from distlaunch.config.run import RunConfig
 from distlaunch.data.source import make_split
@@ -25,11 +27,8 @@ from distlaunch.strategies.factory import create
 from distlaunch.strategies.parameter_server.numbered_batches import offer_splits
 from distlaunch.strategies.protocol import Strategy
 from distlaunch.training.build import build_model
-from distlaunch.training.checkpoints.files import CheckpointStore
-from distlaunch.training.checkpoints.meta import Progress
-from distlaunch.training.loop import TrainingLoop
+from distlaunch.training.loop import Surroundings, TrainingLoop
 from distlaunch.training.steps.functions import make_steps
-from distlaunch.training.surroundings import Surroundings
 from distlaunch.training.trials.recorder import rounded as moved
 from tests.parity.cases import CASES
 

@@ -93,7 +93,7 @@ def at_step(number: int) -> Callable[[list[Event]], bool]:
 
 def final_state(run_dir: RunDir) -> dict[str, np.ndarray]:
     """The newest checkpoint's arrays by name, without the metrics."""
-    from distlaunch.training.checkpoints.files import CheckpointStore
+    from distlaunch.checkpoints.store import CheckpointStore
 
     saved = CheckpointStore(run_dir.checkpoints).newest_good()
     assert saved is not None

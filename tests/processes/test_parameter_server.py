@@ -67,7 +67,7 @@ def test_killed_workers_cost_no_step(tmp_path: Path, kills: int, epochs: int) ->
     assert len(restarted) >= kills - 1  # the last kill may have come at the very end
     steps = [event.step for event in epochs_of(killed)]
     assert steps == [63 * (epoch + 1) for epoch in range(epochs)]
-    from distlaunch.training.checkpoints.files import CheckpointStore
+    from distlaunch.checkpoints.store import CheckpointStore
 
     store = CheckpointStore(killed.checkpoints)
     assert store.steps() == steps

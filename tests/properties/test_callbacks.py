@@ -14,17 +14,17 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 pytest.importorskip("tensorflow")
 
 from distlaunch.base.run_dir import RunDir
-from distlaunch.config.run import Callback
-from distlaunch.training.callbacks import (
-    _NOT_RESTORED,
+from distlaunch.checkpoints.callback_state import (
+    NOT_RESTORED,
     array_state,
-    build_callbacks,
     plain_state,
     restore_arrays,
     restore_state,
 )
-from distlaunch.training.checkpoints.files import CheckpointStore
-from distlaunch.training.checkpoints.meta import Progress
+from distlaunch.checkpoints.meta import Progress
+from distlaunch.checkpoints.store import CheckpointStore
+from distlaunch.config.run import Callback
+from distlaunch.training.callbacks import build_callbacks
 from tests.properties.drawn import texts
 from tests.properties.test_checkpoints import arrays
 
@@ -44,7 +44,7 @@ held = plain | numbers | arrays() | st.lists(arrays(), min_size=1, max_size=12)
 def test_attributes_come_back(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, config: Callback) -> None:
     run = RunDir(tmp_path_factory.getbasetemp() / "callbacks")
     [trained] = build_callbacks([config], is_chief=True, run=run)
-    own = [name for name in vars(trained) if not name.startswith("_") and name not in _NOT_RESTORED]
+    own = [name for name in vars(trained) if not name.startswith("_") and name not in NOT_RESTORED]
     mine = [name for name in own if is_held(vars(trained)[name])]
     assume(mine)
     changed = data.draw(st.dictionaries(st.sampled_from(mine), held, max_size=4))

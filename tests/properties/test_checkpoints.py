@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from distlaunch.training.checkpoints.files import CheckpointStore
-from distlaunch.training.checkpoints.meta import Progress, read_meta, write_meta
+from distlaunch.checkpoints.meta import Progress, read_meta, write_meta
+from distlaunch.checkpoints.store import CheckpointStore
 from tests.properties.drawn import texts
 
 FOREIGN = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "int4", "uint4", "int2")

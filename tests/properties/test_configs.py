@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from distlaunch.base import strict_json
 from distlaunch.base.errors import ConfigError
+from distlaunch.checkpoints.meta import Progress, read_meta, write_meta
 from distlaunch.config.differences import differences
 from distlaunch.config.dump import dump_config
 from distlaunch.config.read.load import load_config, load_resolved
 from distlaunch.config.references.sites import with_absolute_files
 from distlaunch.config.run import RunConfig
-from distlaunch.training.checkpoints.meta import Progress, read_meta, write_meta
 from tests.properties.drawn import configs, fitting, plain, problems_of
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distlaunch.training.checkpoints.files import CheckpointStore
-from distlaunch.training.checkpoints.meta import Progress, _digest, read_meta
+from distlaunch.checkpoints.meta import Progress, checksum, read_meta
+from distlaunch.checkpoints.store import CheckpointStore
 
 STATE = {"model/a": np.arange(40, dtype=np.float32), "model/b": np.ones((3, 2), np.int64)}
 CONFIG = {"name": "größe", "train": {"epochs": 3}}
@@ -91,7 +91,7 @@ def _forged(**changes: Any) -> Callable[[Path], None]:
             for part in parents:
                 at = at[int(part)] if part.isdecimal() else at[part]
             at[last] = value
-        path.write_text(json.dumps({**meta, "meta_sha256": _digest(meta)}))
+        path.write_text(json.dumps({**meta, "meta_sha256": checksum(meta)}))
 
     return forge
 

@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.base.events import EpochEnded, Event
+from distlaunch.base.process import Process
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import Task
 from distlaunch.config.run import RunConfig
-from distlaunch.strategies.protocol import State
+from distlaunch.strategies.state import State
 from distlaunch.training.session import Session
-from distlaunch.training.surroundings import Process
 from tests.properties.pure_parts import TIERS, X, Y
 
 HERE = "tests.properties.pure_parts"

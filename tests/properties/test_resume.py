@@ -16,12 +16,12 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from distlaunch.base.events import Event
+from distlaunch.base.process import Process
 from distlaunch.base.run_dir import RunDir
+from distlaunch.checkpoints.store import CheckpointStore
 from distlaunch.cluster.spec import Task
 from distlaunch.config.run import RunConfig
-from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.session import Session
-from distlaunch.training.surroundings import Process
 
 HERE = "tests.properties.test_resume"
 IN_CI = 1

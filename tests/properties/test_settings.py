@@ -34,6 +34,7 @@ from distlaunch.base.events import (
     StepsTimed,
     TrainingStarted,
 )
+from distlaunch.base.process import Process
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.machine import Machine
 from distlaunch.cluster.spec import Task
@@ -47,7 +48,6 @@ from distlaunch.jobs.choose_run import JobRequest
 from distlaunch.jobs.job import plan as plan_job
 from distlaunch.strategies.replica import multi_worker_mirrored
 from distlaunch.training.session import Session
-from distlaunch.training.surroundings import Process
 from tests.properties.setting_keys import keys_of
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
@@ -304,7 +304,7 @@ EFFECTS: dict[str, Effect | tuple[Effect, ...]] = {
     "checkpoint.every_epochs": Trains(2, "saved", base=FOUR_EPOCHS),
     "checkpoint.every_steps": Trains(1, "saved"),
     "checkpoint.every_minutes": Trains(1e-9, "saved"),
-    "checkpoint.every": Shown("tests/unit/test_interval.py::test_auto_learns_what_one_costs"),
+    "checkpoint.every": Shown("tests/unit/test_save_policy.py::test_auto_learns_what_one_costs"),
     "checkpoint.keep": Trains(1, "kept", fast=True),
     "checkpoint.best": Trains({"metric": "loss", "mode": "min"}, "kept"),
     "checkpoint.best.metric": Trains(

@@ -20,6 +20,8 @@ tf = pytest.importorskip("tensorflow")
 import keras  # noqa: E402
 
 from distlaunch.base.run_dir import RunDir  # noqa: E402
+from distlaunch.checkpoints.meta import Progress  # noqa: E402
+from distlaunch.checkpoints.store import CheckpointStore  # noqa: E402
 from distlaunch.data.random_ops import random_warnings  # noqa: E402
 from distlaunch.data.source import make_split, open_splits  # noqa: E402
 from distlaunch.data.splits import StreamData  # noqa: E402
@@ -28,8 +30,6 @@ from distlaunch.strategies.parameter_server.numbered_batches import offer_splits
 from distlaunch.strategies.replica.mirrored import Mirrored  # noqa: E402
 from distlaunch.strategies.replica.one_device import OneDevice  # noqa: E402
 from distlaunch.training.build import build_model  # noqa: E402
-from distlaunch.training.checkpoints.files import CheckpointStore  # noqa: E402
-from distlaunch.training.checkpoints.meta import Progress  # noqa: E402
 from distlaunch.training.loop import Surroundings, TrainingLoop  # noqa: E402
 from distlaunch.training.steps.functions import make_steps  # noqa: E402
 

@@ -12,25 +12,37 @@ import numpy as np
 import pytest
 
 from distlaunch.base.errors import CheckpointError, ConfigError
+from distlaunch.checkpoints.best import BestEpoch, mode_warnings
+from distlaunch.checkpoints.meta import Progress
+from distlaunch.checkpoints.policy import Moment, StepContext
+from distlaunch.checkpoints.store import CheckpointStore
 from distlaunch.config.run import Best
-from distlaunch.training.checkpoints.best import BestEpoch, mode_warnings
-from distlaunch.training.checkpoints.files import CheckpointStore
-from distlaunch.training.checkpoints.meta import Progress
 
 HIGHEST = Best(metric="val_accuracy", mode="max")
 
 
-def rises(best: BestEpoch, *values: float) -> list[bool]:
-    assert best._section is not None
-    return [best.improves({best._section.metric: value}, validated=True) for value in values]
+def after_epoch(logs: dict[str, float], *, validated: bool = True) -> StepContext:
+    return StepContext(Moment.EPOCH_END, epoch=1, logs=logs, is_validated=validated)
+
+
+def rises(best: BestEpoch, metric: str, *values: float) -> list[bool]:
+    """Which epochs are saved as the best, one after the other."""
+    found = []
+    for value in values:
+        at = after_epoch({metric: value})
+        found.append(best.should_save(at))
+        if found[-1]:
+            best.keep(at)
+    return found
 
 
 def test_only_what_is_better_counts() -> None:
     nan, inf = math.nan, math.inf
-    assert rises(BestEpoch(HIGHEST), 0.5, 0.5, 0.4, nan, 0.6) == [True, False, False, False, True]
+    assert rises(BestEpoch(HIGHEST), "val_accuracy", 0.5, 0.5, 0.4, nan, 0.6) == [True, False, False, False, True]
     lowest = BestEpoch(Best(metric="loss", mode="min"))
-    assert rises(lowest, nan, inf, 2, 3, 1, -1) == [False, False, True, False, True, True]
-    assert not BestEpoch(None).improves({"loss": 1}, validated=True)
+    assert rises(lowest, "loss", nan, inf, 2, 3, 1, -1) == [False, False, True, False, True, True]
+    assert not BestEpoch(None).should_save(after_epoch({"loss": 1}))
+    assert not lowest.should_save(StepContext(Moment.STEP, logs={"loss": -9}))
 
 
 @pytest.mark.parametrize(
@@ -55,26 +67,26 @@ def test_a_mode_that_keeps_the_worst_is_told(metric: str, mode: Any, told: str) 
 
 def test_what_could_not_be_written_is_not_the_best() -> None:
     best = BestEpoch(HIGHEST)
-    assert rises(best, 0.5, 0.7) == [True, True]
+    assert rises(best, "val_accuracy", 0.5, 0.7) == [True, True]
     best.lose()
-    assert rises(best, 0.5, 0.6) == [False, True]
+    assert rises(best, "val_accuracy", 0.5, 0.6) == [False, True]
 
 
 def test_a_run_goes_on_with_its_best_value_unless_another_is_asked_for() -> None:
     first = BestEpoch(HIGHEST)
-    rises(first, 0.5)
+    rises(first, "val_accuracy", 0.5)
     progress = Progress.from_plain(Progress(best=first.record).to_plain())
     for section, better in ((HIGHEST, False), (Best(metric="val_accuracy", mode="min"), True), (None, False)):
         again = BestEpoch(section)
         again.restore(progress.best)
-        assert again.improves({"val_accuracy": 0.4}, validated=True) is better
+        assert again.should_save(after_epoch({"val_accuracy": 0.4})) is better
 
 
 def test_a_value_that_nobody_tells_is_named_with_those_there_are() -> None:
     best = BestEpoch(Best(metric="val_acc", mode="max"))
-    assert not best.improves({"loss": 1.0}, validated=False)
+    assert not best.should_save(after_epoch({"loss": 1.0}, validated=False))
     with pytest.raises(ConfigError, match="got 'val_acc', which this run does not have; it has loss, val_accuracy"):
-        best.improves({"val_accuracy": 1, "loss": 2}, validated=True)
+        best.should_save(after_epoch({"val_accuracy": 1, "loss": 2}))
     with pytest.raises(ConfigError, match="there is no validation"):
         best.check(has_validation=False)
     best.check(has_validation=True)

@@ -11,14 +11,13 @@ keras = pytest.importorskip("keras")
 
 from distlaunch.base.errors import ConfigError  # noqa: E402
 from distlaunch.base.run_dir import RunDir  # noqa: E402
+from distlaunch.checkpoints.callback_state import plain_state, restore_state  # noqa: E402
 from distlaunch.config.references import keras_names  # noqa: E402
 from distlaunch.config.run import Callback  # noqa: E402
 from distlaunch.training.callbacks import (  # noqa: E402
     build_callbacks,
     continue_log,
     missing_monitor,
-    plain_state,
-    restore_state,
 )
 
 MINE = """

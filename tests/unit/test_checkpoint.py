@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ import pytest
 from safetensors import safe_open
 
 from distlaunch.base.errors import CheckpointError
-from distlaunch.strategies.state.file_pieces import read_pieces
-from distlaunch.strategies.state.state_files import STATE_FILE
-from distlaunch.training.checkpoints import state_set
-from distlaunch.training.checkpoints.files import CheckpointStore, DamagedError, UnreadableCheckpointError
-from distlaunch.training.checkpoints.meta import Progress
+from distlaunch.checkpoints.format import STATE_FILE
+from distlaunch.checkpoints.meta import Progress
+from distlaunch.checkpoints.state_files import StateFile, StateFiles
+from distlaunch.checkpoints.store import CheckpointStore, DamagedError, UnreadableCheckpointError
+from distlaunch.strategies.state import State
 
 STATE = {
     "model/a/kernel": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -237,16 +237,16 @@ def test_when_all_are_damaged_nobody_begins_anew(tmp_path: Path) -> None:
     assert store.newest_good() is None
 
 
-def test_one_that_is_deleted_while_it_is_read_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_deleted_while_it_is_read_is_read(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     store.save(STATE, Progress(step=1), {})
 
-    def deleting(*words: Any) -> Any:
-        shutil.rmtree(tmp_path / "step-00000001")
-        return read_pieces(*words)
+    def read(folder: Path, files: Sequence[StateFile]) -> State:
+        with StateFiles.on_disk(folder, files) as opened:
+            shutil.rmtree(folder)
+            return opened.read()
 
-    monkeypatch.setattr(state_set, "read_pieces", deleting)
-    assert same(store.load(1).state, STATE)
+    assert same(store.load(1, read).state, STATE)
     assert store.steps() == []
 
 

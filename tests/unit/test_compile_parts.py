@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("tensorflow")
 
 from distlaunch.base.errors import ConfigError
+from distlaunch.checkpoints.optimizer_changes import describe_optimizers, loss_text, optimizers_text
 from distlaunch.config.run import Compile
 from distlaunch.training.build import compile_model
-from distlaunch.training.checkpoints.optimizer_changes import describe_optimizers, loss_text, optimizers_text
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 

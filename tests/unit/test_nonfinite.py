@@ -8,7 +8,8 @@ import pytest
 
 from distlaunch.base.errors import NonFiniteError
 from distlaunch.base.events import Event, Notice
-from distlaunch.training.checks.nonfinite import NonFinite, nonfinite_name
+from distlaunch.checkpoints.writers import nonfinite_name
+from distlaunch.training.checks.nonfinite import NonFinite
 
 BAD = np.array([1.0, np.inf], ml_dtypes.bfloat16)
 

@@ -21,17 +21,17 @@ from safetensors import safe_open
 
 pytest.importorskip("tensorflow")
 
+
 from distlaunch.base.errors import NonFiniteError
+from distlaunch.checkpoints import state_files
+from distlaunch.checkpoints.distribution import ChiefState
+from distlaunch.checkpoints.meta import Progress
+from distlaunch.checkpoints.state_files import FileDamagedError, read_files, write_file
+from distlaunch.checkpoints.store import CheckpointStore, DamagedError
+from distlaunch.checkpoints.writers import PartsWriter, WriteRequest
 from distlaunch.strategies.coordination import AmongPeers, Peers
 from distlaunch.strategies.mesh.parts import Block, MeshParts, StoredVariable, shares
-from distlaunch.strategies.protocol import State
-from distlaunch.strategies.state import file_pieces
-from distlaunch.training.checkpoints import state_set
-from distlaunch.training.checkpoints.files import CheckpointStore, DamagedError
-from distlaunch.training.checkpoints.meta import Progress
-from distlaunch.training.checkpoints.shared_memory import SharedMemory
-from distlaunch.training.checkpoints.state_set import FileDamagedError, read_files, write_file
-from distlaunch.training.checkpoints.writers import PartsWriter, WriteRequest
+from distlaunch.strategies.state import ShardSlice, State
 from tests.unit.test_peers import DEADLINE_S, MemoryStore
 
 VALUES = {
@@ -198,8 +198,8 @@ def test_a_damaged_part_is_named_and_the_one_before_is_taken(job: Job, name: str
     with pytest.raises(DamagedError, match=name):
         store.load(6)
     with pytest.raises(DamagedError, match=name):
-        store.load(6, SharedMemory())
-    saved = store.newest_good(lambda step, error: heard.append(step), SharedMemory)
+        store.load(6, ChiefState(on_this_host=True).read)
+    saved = store.newest_good(lambda step, error: heard.append(step), ChiefState(on_this_host=True).read)
     assert saved is not None
     assert (saved.progress.step, heard) == (5, [6])
     assert same(saved.state, WHOLE)
@@ -207,7 +207,7 @@ def test_a_damaged_part_is_named_and_the_one_before_is_taken(job: Job, name: str
 
 def test_a_part_that_no_file_has_is_noticed(tmp_path: Path) -> None:
     whole = VALUES["model/rows"]
-    cut = state_set.Cut("model/rows", whole.shape, (0, 0))
+    cut = ShardSlice("model/rows", whole.shape, (0, 0))
     file = write_file(tmp_path, "one", {"half": whole[:4]}, {"half": cut})
     with pytest.raises(FileDamagedError, match="parts of 'model/rows' are missing"):
         read_files(tmp_path, [file])
@@ -236,7 +236,7 @@ def test_a_disk_that_is_full_for_one(job: Job, monkeypatch: pytest.MonkeyPatch) 
             raise OSError(28, "No space left on device")
         return write_file(folder, name, *words)
 
-    monkeypatch.setattr("distlaunch.training.checkpoints.writers.write_file", full)
+    monkeypatch.setattr("distlaunch.checkpoints.writers.write_file", full)
     with pytest.raises(OSError, match="No space left"):
         job.save(writers, step=6)
     monkeypatch.undo()
@@ -305,12 +305,12 @@ def test_blocks_are_read_alone(data: st.DataObject, tmp_path_factory: pytest.Tem
     at = data.draw(st.integers(0, shape[axis]))
     block = tuple(slice(*sorted(data.draw(st.tuples(st.integers(0, n), st.integers(0, n))))) for n in shape)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(file_pieces, "PIECE_BYTES", data.draw(st.sampled_from([8, 64, 1 << 20])))
+        patch.setattr(state_files, "PIECE_BYTES", data.draw(st.sampled_from([8, 64, 1 << 20])))
         files = []
         for number, bounds in enumerate(((0, at), (at, shape[axis]))):
             start = tuple(bounds[0] if dimension == axis else 0 for dimension in range(len(shape)))
             part = np.take(whole, range(*bounds), axis)
-            cut = state_set.Cut("x", shape, start)
+            cut = ShardSlice("x", shape, start)
             files.append(write_file(folder, str(number), {"p": part}, {"p": cut}))
         found = read_files(folder, files, {"x": [block]})["x"]
         assert np.array_equal(found[block], whole[block])
@@ -319,7 +319,7 @@ def test_blocks_are_read_alone(data: st.DataObject, tmp_path_factory: pytest.Tem
 
 
 def test_a_piece_that_is_not_wanted_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_pieces, "PIECE_BYTES", 256)
+    monkeypatch.setattr(state_files, "PIECE_BYTES", 256)
     whole = np.arange(1024, dtype=np.float32).reshape(64, 16)
     file = write_file(tmp_path, "one", {"x": whole}, {})
     data = bytearray((tmp_path / "one").read_bytes())

@@ -19,6 +19,8 @@ tf = pytest.importorskip("tensorflow")
 
 import keras  # noqa: E402
 
+from distlaunch.checkpoints.meta import Progress  # noqa: E402
+from distlaunch.checkpoints.store import CheckpointStore  # noqa: E402
 from distlaunch.data.examples.read_failures import data_errors_raised  # noqa: E402
 from distlaunch.data.rows import own_rows  # noqa: E402
 from distlaunch.data.source import make_split, open_splits, with_global_batch  # noqa: E402
@@ -26,8 +28,6 @@ from distlaunch.data.splits import PyData, read_splits  # noqa: E402
 from distlaunch.strategies.replica.mirrored import Mirrored  # noqa: E402
 from distlaunch.strategies.replica.one_device import OneDevice  # noqa: E402
 from distlaunch.training.build import build_model  # noqa: E402
-from distlaunch.training.checkpoints.files import CheckpointStore  # noqa: E402
-from distlaunch.training.checkpoints.meta import Progress  # noqa: E402
 from distlaunch.training.loop import Surroundings, TrainingLoop  # noqa: E402
 from distlaunch.training.steps.functions import make_steps  # noqa: E402
 

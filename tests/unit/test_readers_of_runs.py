@@ -19,14 +19,15 @@ from distlaunch.base.events import Evaluated, RunEnded
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import RunFacts
 from distlaunch.base.run_files.run_lock import lock_run
+from distlaunch.checkpoints import distribution
+from distlaunch.checkpoints import restorer as restorer_module
+from distlaunch.checkpoints.meta import Progress
+from distlaunch.checkpoints.restorer import Restorer
+from distlaunch.checkpoints.store import CheckpointStore
 from distlaunch.config.run import RunConfig
 from distlaunch.jobs.use import reading_copy
 from distlaunch.runs.report import attempt_report, newest_training
 from distlaunch.strategies.coordination import Peers
-from distlaunch.training.checkpoints.files import CheckpointStore
-from distlaunch.training.checkpoints.meta import Progress
-from distlaunch.training.checkpoints.restorer import Restorer
-from distlaunch.training.checkpoints.shared_memory import SharedMemory
 from distlaunch.training.export.writers import staging
 from tests.unit.test_peers import in_each
 
@@ -92,11 +93,11 @@ def test_a_newer_checkpoint_is_taken_if_one_is_deleted_meanwhile(
     save(store, 10)
     load = store.load
 
-    def load_late(step, memory=None):  # type: ignore[no-untyped-def]
+    def load_late(step, *read):  # type: ignore[no-untyped-def]
         if step == 10:
             save(store, 20)
             shutil.rmtree(tmp_path / "step-00000010")
-        return load(step, memory)
+        return load(step, *read)
 
     monkeypatch.setattr(store, "load", load_late)
     found = store.newest_good(repairs=False)
@@ -110,7 +111,7 @@ class Reads:
     """What a `Restorer` needs of a strategy, for a process among several."""
 
     def __init__(self, peers: Peers) -> None:
-        self.is_chief, self.from_chief, self.state_from_chief = peers.is_chief, peers.from_chief, peers.state_from_chief
+        self.is_chief, self.chief_host, self.from_chief = peers.is_chief, peers.chief_host, peers.from_chief
         self._peers = peers
 
     def gather(self, message: str) -> dict[str, str]:
@@ -121,9 +122,9 @@ class Reads:
 
 
 @pytest.mark.parametrize("change", ["nothing", "the chief's is deleted", "it is deleted later", "it is written again"])
-@pytest.mark.parametrize("shares_memory", [True, False])
+@pytest.mark.parametrize("is_one_host", [True, False])
 def test_all_tasks_of_a_reader_take_the_same_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, shares_memory: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, is_one_host: bool
 ) -> None:
     """Also those that read the files themselves, when training deletes them or writes them again meanwhile."""
     config = RunConfig.model_validate(
@@ -131,17 +132,19 @@ def test_all_tasks_of_a_reader_take_the_same_checkpoint(
     )
     store, late = CheckpointStore(tmp_path), CheckpointStore(tmp_path)
     store.save({"x": np.full((3,), 10, "float32")}, Progress(step=10), config.to_plain())
-    monkeypatch.setattr(SharedMemory, "is_possible", lambda: shares_memory)
+    if not is_one_host:
+        monkeypatch.setattr(distribution, "this_host", lambda: threading.current_thread().name)
+        monkeypatch.setattr(restorer_module, "this_host", lambda: threading.current_thread().name)
     load, found = late.load, threading.Barrier(4)
 
     def newer(step: int) -> None:
         store.save({"x": np.full((3,), 20, "float32")}, Progress(step=step), config.to_plain())
 
-    def load_late(step, memory=None):  # type: ignore[no-untyped-def]
+    def load_late(step, *read):  # type: ignore[no-untyped-def]
         if step == 10 and change == "the chief's is deleted":
             newer(20)
             shutil.rmtree(tmp_path / "step-00000010")
-        return load(step, memory)
+        return load(step, *read)
 
     monkeypatch.setattr(late, "load", load_late)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -16,13 +17,15 @@ import pytest
 
 from distlaunch.base.errors import CheckpointWriteError, NonFiniteError
 from distlaunch.base.events import CheckpointFailed, CheckpointSaved, Event
+from distlaunch.base.process import Process
+from distlaunch.checkpoints import throttle
+from distlaunch.checkpoints.best import BestEpoch
+from distlaunch.checkpoints.meta import Progress
+from distlaunch.checkpoints.policy import SaveDecision
+from distlaunch.checkpoints.saver import Saver
+from distlaunch.checkpoints.store import CheckpointStore
 from distlaunch.config.run import RunConfig
-from distlaunch.strategies.state import pace
-from distlaunch.training.checkpoints.files import CheckpointStore
-from distlaunch.training.checkpoints.meta import Progress
-from distlaunch.training.checkpoints.saver import Saver
 from distlaunch.training.checks.nonfinite import NonFinite
-from distlaunch.training.surroundings import Surroundings
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 LIMIT_S = 30
@@ -35,12 +38,12 @@ class Disk(CheckpointStore):
         super().__init__(directory)
         self.gate, self.reached, self.full = threading.Event(), threading.Event(), set()
 
-    def save(self, state: Any, progress: Progress, config: Any, *, best: bool = False, pace: Any = None) -> Any:
+    def save(self, state: Any, progress: Progress, config: Any, *, best: bool = False, throttle: Any = None) -> Any:
         self.reached.set()
         assert self.gate.wait(LIMIT_S)
         if progress.step in self.full:
             raise OSError(28, "No space left on device")
-        return super().save(state, progress, config, best=best, pace=pace)
+        return super().save(state, progress, config, best=best, throttle=throttle)
 
 
 class Rig:
@@ -57,11 +60,14 @@ class Rig:
         model.stop_training = False
         [self.name, *_] = [f"model/{variable.path}" for variable in model.variables]
         self.stop, self.now = threading.Event(), 0.0
-        around = Surroundings(
-            self.events.append, lambda: False, store=self.disk, is_chief=True, writing=lambda: self._flag("writing"),
+        process = Process(
+            self.events.append, lambda: False, writing=lambda: self._flag("writing"),
             saving=lambda: self._flag("saving"), is_stopping=self.stop.is_set, clock=lambda: self.now,
         )  # fmt: skip
-        self.saver = Saver(config, model, [], around, NonFinite("fail", self.events.append))
+        self.saver = Saver(
+            config, model, [], process, self.disk, is_chief=True, best=BestEpoch(None), policy=SaveDecision([]),
+            on_nonfinite=NonFinite("fail", self.events.append).state,
+        )  # fmt: skip
         self.saver.__enter__()
 
     @contextmanager
@@ -93,9 +99,8 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made = Rig(tmp_path)
     yield made
     made.disk.gate.set()
-    if made.saver._pending is not None:
-        made.saver._pending.pace.hurry()
-    made.saver._thread.shutdown()
+    with contextlib.suppress(Exception):  # which a failed test has left
+        made.end()
 
 
 def test_training_goes_on_with_a_copy(rig: Rig) -> None:
@@ -133,7 +138,7 @@ def test_the_next_save_waits_before_it_copies(rig: Rig) -> None:
 def long_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece that a thread writes seems to take it an hour, so that it rests for hours."""
     hours = itertools.count(step=3600)
-    monkeypatch.setattr(pace.time, "thread_time", lambda: float(next(hours)))
+    monkeypatch.setattr(throttle.time, "thread_time", lambda: float(next(hours)))
 
 
 @pytest.mark.usefixtures("long_rests")

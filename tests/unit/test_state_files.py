@@ -1,4 +1,4 @@
-"""States as a stream of bytes: the identity there and back, whatever types, shapes and names; nothing runs code."""
+"""States as bytes: the identity there and back, whatever types, shapes and names; nothing runs code."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import hashlib
 import io
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import distlaunch
-from distlaunch.strategies.state.state_files import read_header, read_state, write_state
+from distlaunch.checkpoints.format import read_header
+from distlaunch.checkpoints.state_files import FileDamagedError, StateFile, read_files, write_file
 
 FOREIGN = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "int4", "uint4"]
 PLAIN = ["bool", "int8", "uint16", "int32", "int64", "uint64", "float16", "float32"]
@@ -38,16 +40,24 @@ def arrays(draw: st.DrawFn) -> np.ndarray:
     return array.T if draw(st.booleans()) else array
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("states")
+
+
+def written(folder: Path, state: dict[str, np.ndarray]) -> StateFile:
+    (folder / "one").unlink(missing_ok=True)
+    return write_file(folder, "one", state, {})
+
+
 @settings(deadline=None)
 # each name of a state has a prefix, as in `model/...`; the format keeps one name for itself
 @given(st.dictionaries(st.text(st.characters(codec=None)).map("model/{}".format), arrays(), max_size=4))
-def test_identity(state: dict[str, np.ndarray]) -> None:
-    file = io.BytesIO()
-    sha256 = write_state(file, state)
-    assert sha256 == hashlib.sha256(file.getvalue()).hexdigest()
-    file.seek(0)
-    back, told = read_state(file)
-    assert (list(back), told, file.read()) == (list(state), sha256, b"")
+def test_identity(folder: Path, state: dict[str, np.ndarray]) -> None:
+    file = written(folder, state)
+    assert file.digests == hashlib.sha256((folder / "one").read_bytes()).hexdigest(), "one piece"
+    back = read_files(folder, [file])
+    assert list(back) == list(state)
     for name, value in state.items():
         assert back[name].dtype == value.dtype
         assert back[name].shape == value.shape
@@ -55,20 +65,17 @@ def test_identity(state: dict[str, np.ndarray]) -> None:
 
 
 @pytest.mark.parametrize("name", ["index", "0", "a/b:0", "../x", "file", "", "\0", "\udcff", "über"])
-def test_any_name(name: str) -> None:
-    file = io.BytesIO()
-    write_state(file, {name: np.array(np.nan)})
-    file.seek(0)
-    assert read_state(file)[0].keys() == {name}
+def test_any_name(folder: Path, name: str) -> None:
+    assert read_files(folder, [written(folder, {name: np.array(np.nan)})]).keys() == {name}
 
 
-def test_objects_are_refused_at_the_sender() -> None:
+def test_objects_are_refused_before_they_are_written(folder: Path) -> None:
     with pytest.raises(TypeError, match="callback/0/seen: got an array of the type object"):
-        write_state(io.BytesIO(), {"callback/0/seen": np.array([{}, None])})
+        written(folder, {"callback/0/seen": np.array([{}, None])})
 
 
 @pytest.mark.parametrize("wrap", ["pickle", "npy", "npz"])
-def test_a_pickle_from_the_network_is_not_run(wrap: str, tmp_path: Path) -> None:
+def test_a_pickle_from_elsewhere_is_not_run(wrap: str, tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, ...]:
             return Path.touch, (tmp_path / "ran",)
@@ -80,29 +87,30 @@ def test_a_pickle_from_the_network_is_not_run(wrap: str, tmp_path: Path) -> None
         np.save(file, np.array([Evil()]), allow_pickle=True)
     else:
         np.savez(file, index=np.array([Evil()], object))
-    file.seek(0)
+    data = file.getvalue()
+    (tmp_path / "one").write_bytes(data)
     with pytest.raises(ValueError, match="header"):
-        read_state(file)
+        read_files(tmp_path, [StateFile("one", len(data), hashlib.sha256(data).hexdigest())])
     assert not (tmp_path / "ran").exists()
 
 
 @settings(deadline=None)
 @given(st.data())
-def test_what_is_damaged_is_known(data: st.DataObject) -> None:
-    """Whatever byte is changed or missing: an error of one kind, or another checksum."""
-    file = io.BytesIO()
-    sha256 = write_state(file, {"a": np.arange(5.0), "b": np.array(["x", "yz"]), "c": np.zeros((0, 2), np.int8)})
-    whole = file.getvalue()
+def test_what_is_damaged_is_known(folder: Path, data: st.DataObject) -> None:
+    """Whatever byte is changed or missing, it is damage and no other error."""
+    file = written(folder, {"a": np.arange(5.0), "b": np.array(["x", "yz"]), "c": np.zeros((0, 2), np.int8)})
+    whole = (folder / "one").read_bytes()
     at = data.draw(st.integers(0, len(whole) - 1))
     if data.draw(st.booleans()):
         damaged = whole[:at]
     else:
         damaged = whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :]
-    try:
-        found = read_state(io.BytesIO(damaged))[1]
-    except ValueError:
-        return
-    assert found != sha256
+    (folder / "one").write_bytes(damaged)
+    with pytest.raises(FileDamagedError):
+        read_files(folder, [file])
+    (folder / "one").write_bytes(damaged)
+    with pytest.raises(FileDamagedError):  # whatever size it is said to have
+        read_files(folder, [replace(file, num_bytes=len(damaged))])
 
 
 def test_only_what_talks_to_its_own_children_imports_pickle() -> None:

@@ -9,8 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from distlaunch.strategies.coordination import Peers
-from distlaunch.strategies.protocol import State
-from distlaunch.strategies.state.state_files import Cut
+from distlaunch.strategies.state import ShardSlice, State
 
 Block = tuple[tuple[int, int], ...]
 """First and last + 1 of each dimension."""
@@ -51,7 +50,7 @@ class MeshParts:
         self.rank, self.number = peers.rank, peers.number
         self.post, self.collect = peers.post, peers.collect
 
-    def snapshot(self) -> tuple[State, Mapping[str, Cut]]:
+    def snapshot(self) -> tuple[State, Mapping[str, ShardSlice]]:
         stored = self._program.stored()
         state: State = self._program.log_state() if self.rank == 0 else {}
         cuts = {}
@@ -62,7 +61,7 @@ class MeshParts:
                 continue
             part = f"{name}[{','.join(f'{start}:{stop}' for start, stop in block)}]"
             state[part] = one.value_of(block)
-            cuts[part] = Cut(name, one.shape, tuple(start for start, _ in block))
+            cuts[part] = ShardSlice(name, one.shape, tuple(start for start, _ in block))
         return state, cuts
 
     def needed_blocks(self) -> Mapping[str, list[tuple[slice, ...]]]:

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from distlaunch.strategies.protocol import State
+from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import (
     checked_value,
     named_metrics,

@@ -42,9 +42,10 @@ from distlaunch.strategies.parameter_server.worker_batches import (
     send_times,
 )
 from distlaunch.strategies.patches.keras_replica_metrics import is_known_to_add_up, single_metrics
-from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, ProgramDefaults, State, Steps, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, ProgramDefaults, Steps, Vote
 from distlaunch.strategies.replica.trial import MAX_ROWS, metrics_with_memory
 from distlaunch.strategies.stand_in import StandIn
+from distlaunch.strategies.state import State
 from distlaunch.strategies.step_times import StepTimes
 from distlaunch.strategies.variables import (
     flat_logs,

@@ -32,7 +32,7 @@ from distlaunch.strategies.patches import keras_losses, keras_replica_metrics
 from distlaunch.strategies.patches.keras_gradient_sums import has_sparse_gradients, sum_gradients_first
 from distlaunch.strategies.patches.keras_replica_metrics import is_known_to_add_up, single_metrics, watch_updates
 from distlaunch.strategies.predictions import concatenated, make_predict_call
-from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, ProgramDefaults, State, Steps, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, ProgramDefaults, Steps, Vote
 from distlaunch.strategies.replica.agreement import Ballots, counted, ended_anywhere
 from distlaunch.strategies.replica.share import ReplicaShare, StepKind, replica_share
 from distlaunch.strategies.replica.sums import Replicas, Sums
@@ -44,6 +44,7 @@ from distlaunch.strategies.replica.trial import (
     take_text,
     to_text,
 )
+from distlaunch.strategies.state import State
 from distlaunch.strategies.step_times import StepTimes
 from distlaunch.strategies.variables import (
     chain,

@@ -13,9 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.strategies.coordination import Peers
-from distlaunch.strategies.protocol import Logs, State, Steps, Vote
+from distlaunch.strategies.protocol import Logs, Steps, Vote
 from distlaunch.strategies.replica.agreement import Ballots
 from distlaunch.strategies.replica.share import Adds, StepKind
+from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import (
     flat_logs,
     has_own,

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 
 from distlaunch.base.errors import NonFiniteError
 from distlaunch.base.events import Event, Notice
-from distlaunch.strategies.protocol import CallResult, Logs, State
-from distlaunch.strategies.state.pace import FULL_SPEED, Pace
-from distlaunch.strategies.variables import state_variables
-from distlaunch.training.checkpoints.meta import Progress
+from distlaunch.checkpoints.meta import Progress
+from distlaunch.strategies.protocol import CallResult, Logs
 
 _HINT = "a smaller learning rate, or clipped gradients, may help; `train.on_nonfinite: warn` continues all the same"
 
@@ -21,7 +19,6 @@ _DIVERGED_BEFORE = (
     "it is the first after the checkpoint, which training had left too far off; delete the newest checkpoint to resume "
     "from an older one, or start a new run"
 )
-_PIECE = 1 << 20  # elements
 
 
 class NonFinite:
@@ -74,39 +71,6 @@ class NonFinite:
         if kind not in self._warned:
             self._warned.add(kind)
             self._emit(Notice(level="warning", message=f"{message}; training continues (train.on_nonfinite: warn)"))
-
-
-def nonfinite_name(state: State, trained: Collection[str], pace: Pace = FULL_SPEED) -> str | None:
-    """The first value of a state that is not finite, of those that must be.
-
-    Args:
-        trained: their names.
-        pace: at which values are looked at.
-    """
-    for name, value in state.items():
-        if name in trained and "float" in value.dtype.name and not _is_finite(value, pace):
-            return name
-    return None
-
-
-def trained_names(model: Any) -> set[str]:
-    """Names in a snapshot of the weights that are trained and of what the optimizers keep for them.
-
-    Others may hold infinities by design, such as the smallest value seen so far.
-    """
-    named = state_variables(model).items()
-    return {name for name, variable in named if name.startswith("optimizer") or getattr(variable, "trainable", True)}
-
-
-def _is_finite(array: np.ndarray, pace: Pace) -> bool:
-    """Piece by piece: a thread asks beside training, and holds the interpreter's lock for some types."""
-    flat = array.reshape(-1)
-    for start in range(0, flat.size, _PIECE):
-        with pace.piece():
-            piece_is_finite = np.isfinite(flat[start : start + _PIECE]).all()
-        if not piece_is_finite:
-            return False
-    return True
 
 
 def _nonfinite(logs: Logs) -> Logs:

@@ -27,7 +27,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.config.strategies.base import OneDevice
 from distlaunch.data.batches import Batch
 from distlaunch.data.preprocessing import Preprocessing
-from distlaunch.strategies.protocol import State
+from distlaunch.strategies.state import State
 
 _LAST_LINES = 20
 

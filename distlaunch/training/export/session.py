@@ -17,7 +17,7 @@ from distlaunch.data.batches import Batch
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.patches.keras_private import layers_of
 from distlaunch.serving.exported_model import named_outputs
-from distlaunch.strategies.protocol import State
+from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import has_own
 from distlaunch.training.export.check import Finding, ModelFunction, Sample, check
 from distlaunch.training.export.on_tensorflow import export_on_tensorflow

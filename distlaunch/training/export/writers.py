@@ -22,8 +22,8 @@ from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Batch
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.patches.keras_private import layers_of
-from distlaunch.strategies.protocol import State
 from distlaunch.strategies.replica.one_device import OneDevice
+from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import restore_plain, saved_values
 from distlaunch.training.build import build_model
 

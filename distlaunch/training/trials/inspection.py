@@ -23,7 +23,7 @@ from distlaunch.patches.keras_overrides import between
 from distlaunch.patches.keras_private import has_seed_generators, layers_of, optimized, other_list, other_paths
 from distlaunch.patches.tensorflow_private import pipeline_graph
 from distlaunch.strategies.module_model import parts_of
-from distlaunch.strategies.protocol import State
+from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import has_own, host_value, optimizers_of
 
 _SHARDING_OP = "ShardDataset"

@@ -17,7 +17,7 @@ from keras import ops, tree
 from distlaunch.patches.keras_overrides import between
 from distlaunch.patches.keras_private import layers_directly_in
 from distlaunch.strategies.module_model import ModuleModel
-from distlaunch.strategies.protocol import State
+from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import named_metrics
 
 _FACTS = 5

@@ -22,12 +22,13 @@ import tensorflow as tf
 from distlaunch.base.errors import CheckpointError
 from distlaunch.base.events import Event, StepsDone
 from distlaunch.base.run_files.trial_records import ModelFacts, Record, Series, TrialOrder
+from distlaunch.checkpoints.meta import Progress
+from distlaunch.checkpoints.store import CheckpointStore
 from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Source, num_rows, pack
-from distlaunch.strategies.protocol import Program, State, Vote
+from distlaunch.strategies.protocol import Program, Vote
 from distlaunch.strategies.replica.row_random import RowOrder, numbers_for
-from distlaunch.training.checkpoints.files import CheckpointStore
-from distlaunch.training.checkpoints.meta import Progress
+from distlaunch.strategies.state import State
 from distlaunch.training.session import Session
 from distlaunch.training.step_reports import scalars
 from distlaunch.training.steps.functions import make_steps
@@ -97,9 +98,8 @@ class Trial:
         else:
             source = _source(session)
             # in every task what the reference began with
-            initial = session.strategy.state_from_chief(
-                session.store.load(0).state if session.strategy.is_chief else None
-            )
+            session.restorer.find(0)
+            initial = session.restorer.take_state()
             series, final = self._train(session, initial, source)
             if not is_chief:
                 return

@@ -10,12 +10,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from distlaunch.base.process import Process
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import Task
 from distlaunch.config.read.load import load_config
 from distlaunch.strategies.protocol import Vote
 from distlaunch.training.session import Session
-from distlaunch.training.surroundings import Process
 
 
 class GivenOutError(Exception):

@@ -6,7 +6,7 @@ import signal
 import keras
 import numpy as np
 
-from distlaunch.training.checkpoints import writers
+from distlaunch.checkpoints import writers
 
 layers = keras.layers
 given = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"index": 0})

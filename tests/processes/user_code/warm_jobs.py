@@ -8,11 +8,11 @@ mode, *strategies = sys.argv[1:]
 assert preload.main(["tensorflow", mode]) == ""
 import distlaunch
 from distlaunch.base.code_origins import origins
+from distlaunch.base.process import Process
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import Task
 from distlaunch.config.read.load import load_config
 from distlaunch.training.session import Session
-from distlaunch.training.surroundings import Process
 
 before = {file for file, _ in origins}
 own = str(Path(distlaunch.__file__).parent)

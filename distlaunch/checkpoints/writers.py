@@ -1,4 +1,4 @@
-"""Writers of checkpoints: the chief alone, or all processes of a mesh together, each the parts that it holds."""
+"""Writers of checkpoints: the chief alone, or all processes of a mesh together, each the shards that it holds."""
 
 from __future__ import annotations
 
@@ -11,33 +11,60 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+import numpy as np
+
 from distlaunch.base.folders import make_folder
-from distlaunch.strategies.protocol import Parts, Program, State, Strategy
-from distlaunch.strategies.state.pace import FULL_SPEED, Pace
-from distlaunch.strategies.state.state_files import Cut
-from distlaunch.training.checkpoints.files import CheckpointStore
-from distlaunch.training.checkpoints.meta import Progress
-from distlaunch.training.checkpoints.state_set import StateFile, write_file
-from distlaunch.training.checks.nonfinite import nonfinite_name
+from distlaunch.checkpoints.meta import Progress
+from distlaunch.checkpoints.state_files import StateFile, write_file
+from distlaunch.checkpoints.store import CheckpointStore
+from distlaunch.checkpoints.throttle import FULL_SPEED, Throttle
+from distlaunch.strategies.protocol import Parts, Program, Strategy
+from distlaunch.strategies.state import ShardSlice, State
+
+_CHECKED = 1 << 20  # elements at a time
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one process writes of a state.
+    """The state that one process writes.
 
     Attributes:
-        cuts: as returned by `Parts.snapshot`.
+        slices: as returned by `Parts.snapshot`.
         number: counts the snapshots, alike in all processes.
     """
 
     state: State
-    cuts: Mapping[str, Cut]
+    slices: Mapping[str, ShardSlice]
     number: int = 0
 
-    def nonfinite(self, trained: Collection[str], pace: Pace) -> str | None:
-        """The first of the values, which must be finite, that is not."""
-        parts = {part for part, cut in self.cuts.items() if cut.of in trained}
-        return nonfinite_name(self.state, {*trained, *parts}, pace)
+    def nonfinite(self, trained: Collection[str], throttle: Throttle) -> str | None:
+        """Return the name of the first value that must be finite and is not, or None."""
+        shards = {name for name, shard in self.slices.items() if shard.of in trained}
+        return nonfinite_name(self.state, {*trained, *shards}, throttle)
+
+
+def nonfinite_name(state: State, trained: Collection[str], throttle: Throttle = FULL_SPEED) -> str | None:
+    """Return the name of the first value of a state that is not finite, of those that must be, or None.
+
+    Args:
+        trained: names of the values that must be finite.
+        throttle: slows the look at them down.
+    """
+    for name, value in state.items():
+        if name in trained and "float" in value.dtype.name and not _is_finite(value, throttle):
+            return name
+    return None
+
+
+def _is_finite(array: np.ndarray, throttle: Throttle) -> bool:
+    """Look piece by piece: a thread asks beside training, and holds the interpreter's lock for some types."""
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, _CHECKED):
+        with throttle.piece():
+            piece_is_finite = np.isfinite(flat[start : start + _CHECKED]).all()
+        if not piece_is_finite:
+            return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -49,7 +76,7 @@ class WriteRequest:
         on_nonfinite: called with the name of one that is not; may raise.
         writing: to be left when this process has written what it can without others, and entered for the commit.
         given_up: whether nobody waits for other processes any more.
-        pace: at which this process checks and writes.
+        throttle: slows down how this process checks and writes.
     """
 
     progress: Progress
@@ -59,7 +86,7 @@ class WriteRequest:
     on_nonfinite: Callable[[str], None]
     writing: Callable[[], AbstractContextManager[Any]]
     given_up: Callable[[], bool]
-    pace: Pace = FULL_SPEED
+    throttle: Throttle = FULL_SPEED
 
 
 class Writer(Protocol):
@@ -91,11 +118,11 @@ class ChiefWriter:
 
     def write(self, snapshot: Snapshot, request: WriteRequest) -> tuple[Path, int] | None:
         with request.writing():
-            bad = snapshot.nonfinite(request.trained, request.pace)
+            bad = snapshot.nonfinite(request.trained, request.throttle)
             if bad is not None:
                 request.on_nonfinite(bad)
             return self._store.save(
-                snapshot.state, request.progress, request.config, best=request.best, pace=request.pace
+                snapshot.state, request.progress, request.config, best=request.best, throttle=request.throttle
             )
 
 
@@ -177,11 +204,11 @@ class PartsWriter:
                 return self._commit(folder, [own, *map(_Report.from_json, others)], request)
 
     def _write_part(self, folder: Path, snapshot: Snapshot, request: WriteRequest) -> _Report:
-        bad = snapshot.nonfinite(request.trained, request.pace)
+        bad = snapshot.nonfinite(request.trained, request.throttle)
         name = f"state-{self._parts.rank + 1:05d}-of-{self._parts.number:05d}.safetensors"
         try:
             make_folder(folder)
-            return _Report(write_file(folder, name, snapshot.state, snapshot.cuts, request.pace), bad, None)
+            return _Report(write_file(folder, name, snapshot.state, snapshot.slices, request.throttle), bad, None)
         except OSError as error:
             return _Report(None, bad, error.strerror or str(error))
 

@@ -1,4 +1,4 @@
-"""Which epoch's checkpoint is the best one, by a value that training or validation reports."""
+"""The checkpoint of the best epoch, by a value that training or validation reports."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.checkpoints.policy import Moment, SavePolicy, StepContext
 from distlaunch.config.run import Best
 from distlaunch.strategies.protocol import Logs
 
@@ -16,17 +17,21 @@ _RISING = frozenset({"acc", "accuracy", "auc", "precision", "recall", "f1", "iou
 """Words in names of metrics that get better as they fall, or rise."""
 
 
-class BestEpoch:
-    """Remembers the best value.
+class BestEpoch(SavePolicy):
+    """Saves after an epoch that is better than all before it, and remembers the best value.
 
     Args:
         section: None: no best checkpoint is kept.
+
+    Attributes:
+        record: the best so far, as checkpoints have it: metric, mode, value.
     """
+
+    asks_chief_only = True
 
     def __init__(self, section: Best | None) -> None:
         self._section = section
         self.record: dict[str, Any] | None = None
-        """The best so far, as checkpoints have it: metric, mode, value."""
         self._before: dict[str, Any] | None = None
 
     def __str__(self) -> str:
@@ -34,13 +39,13 @@ class BestEpoch:
         return f"{self._section.metric} ({self._section.mode})"
 
     def restore(self, record: dict[str, Any] | None) -> None:
-        """Goes on from what a checkpoint says, if that is about the same metric and mode."""
+        """Continue from the record of a checkpoint, if it has the same metric and mode."""
         section = self._section
         same = section is not None and record is not None and {**record, "value": 0} == self._record(0)
         self.record = record if same else None
 
     def in_history(self, history: Mapping[str, Sequence[float]], epochs: int) -> tuple[int | None, float] | None:
-        """The number of the best finished epoch, from 1 on, and its value; None: there is none.
+        """Return the number of the best finished epoch, from 1 on, and its value; None: there is none.
 
         The number is None if there are fewer values than epochs: nobody knows then which epoch one is of.
         """
@@ -54,18 +59,18 @@ class BestEpoch:
         return number if len(values) == epochs else None, value
 
     def take(self, value: float) -> None:
-        """An earlier epoch with this value is the best so far."""
+        """Remember the value of an earlier epoch as the best so far."""
         self.record = self._record(value)
 
     def check(self, *, has_validation: bool) -> None:
-        """Raises ConfigError, before training, for a value that only validation gives, if there is none."""
+        """Raise ConfigError, before training, for a value that only validation gives, if there is none."""
         section = self._section
         if section is not None and section.metric.startswith("val_") and not has_validation:
             message = f"got '{section.metric}', but there is no validation; use a value of training, such as loss"
             raise ConfigError(Problem(_KEY, message))
 
     def check_names(self, logs: Logs, *, is_alike: bool) -> None:
-        """Raises ConfigError, after the first steps, for a value that no epoch will have.
+        """Raise ConfigError, after the first steps, for a value that no epoch will have.
 
         Args:
             logs: what the steps report.
@@ -81,36 +86,35 @@ class BestEpoch:
         names = sorted([*logs, *(f"val_{name}" for name in logs if is_validated)])
         raise ConfigError(Problem(_KEY, _unknown(section.metric, names)))
 
-    def improves(self, logs: Logs, *, validated: bool) -> bool:
-        """Whether an epoch is better than all before it; then it is remembered.
-
-        Args:
-            validated: whether there was validation after it.
+    def should_save(self, at: StepContext) -> bool:
+        """Return True if an epoch is better than all before it.
 
         Raises:
-            ConfigError: there is no such value.
+            ConfigError: it does not have the value.
         """
         section = self._section
-        if section is None:
+        if section is None or at.moment is not Moment.EPOCH_END:
             return False
-        value = logs.get(section.metric)
+        value = at.logs.get(section.metric)
         if value is None:
             # an epoch without validation (`validation.every_epochs`) cannot be the best
-            if section.metric.startswith("val_") and not validated:
+            if section.metric.startswith("val_") and not at.is_validated:
                 return False
-            raise ConfigError(Problem(_KEY, _unknown(section.metric, sorted(logs))))
+            raise ConfigError(Problem(_KEY, _unknown(section.metric, sorted(at.logs))))
         best = -math.inf if self.record is None else self._rank(self.record["value"])
-        if not self._rank(value) > best:  # nor does NaN
-            return False
-        self._before, self.record = self.record, self._record(value)
-        return True
+        return self._rank(value) > best  # never for NaN
+
+    def keep(self, at: StepContext) -> None:
+        """Remember an epoch that is saved as the best."""
+        assert self._section is not None
+        self._before, self.record = self.record, self._record(at.logs[self._section.metric])
 
     def lose(self) -> None:
-        """The checkpoint of the best epoch could not be written: the one before is the best that is kept."""
+        """Return to the best epoch before, since the checkpoint of this one could not be written."""
         self.record = self._before
 
     def _rank(self, value: float) -> float:
-        """The higher the better."""
+        """Return a number that is higher for a better value."""
         assert self._section is not None
         return value if self._section.mode == "max" else -value
 
@@ -120,7 +124,7 @@ class BestEpoch:
 
 
 def mode_warnings(section: Best | None) -> list[str]:
-    """Of a section that keeps the worst epoch, as far as the metric's name tells."""
+    """Return a warning if a section keeps the worst epoch, as far as the metric's name tells."""
     if section is None:
         return []
     words = set(section.metric.removeprefix("val_").lower().split("_"))

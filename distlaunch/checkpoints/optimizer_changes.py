@@ -16,7 +16,7 @@ import numpy as np
 
 from distlaunch.base.plural import count
 from distlaunch.patches.keras_private import learning_rate_of
-from distlaunch.strategies.protocol import State, StateMismatchError
+from distlaunch.strategies.state import State, StateMismatchError
 from distlaunch.strategies.variables import (
     WEIGHTS,
     chain,

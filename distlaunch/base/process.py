@@ -1,17 +1,13 @@
-"""What training needs of the process that it runs in, and of the run."""
+"""What a task's process gives to the code that runs in it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, fields
-from typing import Any, Self
+from dataclasses import dataclass
 
 from distlaunch.base.events import Event
-from distlaunch.training.checkpoints.files import CheckpointStore
-from distlaunch.training.checkpoints.interval import Failures
-from distlaunch.training.checkpoints.writers import PartsWriter
 
 
 @dataclass(frozen=True)
@@ -41,27 +37,3 @@ class Process:
     writing: Callable[[], AbstractContextManager[None]] = nullcontext
     is_stopping: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.monotonic
-
-
-@dataclass(frozen=True)
-class Surroundings(Process):
-    """What the loop needs: the process, and the run as this process sees it.
-
-    Attributes:
-        failures: of the run before this attempt.
-        together: writes checkpoints with other processes; None: the chief writes them.
-    """
-
-    store: CheckpointStore = field(kw_only=True)
-    is_chief: bool = field(kw_only=True)
-    together: PartsWriter | None = field(default=None, kw_only=True)
-    failures: Failures = field(default=Failures(), kw_only=True)
-
-    @classmethod
-    def of(cls, process: Process, **run: Any) -> Self:
-        """Return the surroundings of a process.
-
-        Args:
-            run: the attributes that `Process` does not have.
-        """
-        return cls(**{each.name: getattr(process, each.name) for each in fields(process)}, **run)

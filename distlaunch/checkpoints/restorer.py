@@ -16,15 +16,16 @@ from distlaunch.base.events import (
     Restored,
 )
 from distlaunch.base.run_dir import BEST, BestName, RunDir
+from distlaunch.checkpoints.distribution import CheckpointLocation, ChiefState, share_state, this_host
+from distlaunch.checkpoints.meta import Progress
+from distlaunch.checkpoints.state_files import FileDamagedError
+from distlaunch.checkpoints.store import CheckpointStore, DamagedError, Saved
 from distlaunch.config.differences import OF_THE_MODEL, differences
 from distlaunch.config.references.moved import is_moved
 from distlaunch.config.run import RunConfig
 from distlaunch.strategies.final_weights import judged_by_averages
-from distlaunch.strategies.protocol import Program, State, StateMismatchError, Strategy
-from distlaunch.training.checkpoints.file_copy import FileCopy, this_host
-from distlaunch.training.checkpoints.files import CheckpointStore, DamagedError, Saved
-from distlaunch.training.checkpoints.meta import Progress
-from distlaunch.training.checkpoints.shared_memory import SharedMemory
+from distlaunch.strategies.protocol import Program, Strategy
+from distlaunch.strategies.state import State, StateMismatchError
 
 
 class Restorer:
@@ -41,11 +42,9 @@ class Restorer:
     ) -> None:
         self._config, self._strategy, self._store, self._emit = config, strategy, store, emit
         self.restored_step = 0
-        self._saved: Saved | None = None
-        """The chief's, until its state is taken."""
-        self._copy: FileCopy | None = None
-        self._memory: SharedMemory | None = None
-        """The chief's, until all others have it from there."""
+        self._location: CheckpointLocation | None = None
+        self._chief: ChiefState | None = None
+        """The chief's, until the state is taken."""
         self._changed: list[str] = []
         """What has changed in the config since that checkpoint, as far as it makes the model."""
 
@@ -59,28 +58,29 @@ class Restorer:
         Returns:
             How far it has come, and, on the chief, where it is; the beginning and None if there is no checkpoint.
         """
-        hosts = self._strategy.gather(this_host())
+        hosts = list(self._strategy.gather(this_host()).values())
+        self._close()
         saved = None
         if self._strategy.is_chief:
-            memory = self._new_memory if list(hosts.values()).count(this_host()) > 1 else lambda: None
-            saved = self._store.load(step, memory()) if step is not None else self._newest(memory, archive=archive)
+            self._chief = ChiefState(on_this_host=hosts.count(this_host()) > 1)
+            try:
+                if step is not None:
+                    saved = self._store.load(step, self._chief.read)
+                else:
+                    saved = self._newest(self._chief, archive=archive)
+            except BaseException:
+                self._close()
+                raise
         # only training goes on from there, and archives
         progress = None if saved is None else self._continued(saved) if archive else saved.progress
         return self._share(saved, progress), saved.path if saved else None
 
-    def _new_memory(self) -> SharedMemory | None:
-        """For a state that processes of this host are to share, instead of the last one."""
-        self._close_memory()
-        if SharedMemory.is_possible():
-            self._memory = SharedMemory()
-        return self._memory
+    def _close(self) -> None:
+        chief, self._chief = self._chief, None
+        if chief is not None:
+            chief.close()
 
-    def _close_memory(self) -> None:
-        memory, self._memory = self._memory, None
-        if memory is not None:
-            memory.close()
-
-    def _newest(self, memory: Callable[[], SharedMemory | None], *, archive: bool) -> Saved | None:
+    def _newest(self, chief: ChiefState, *, archive: bool) -> Saved | None:
         """The newest good checkpoint; damaged ones are reported."""
         damaged: list[int] = []
 
@@ -88,7 +88,7 @@ class Restorer:
             damaged.append(step)
             self._emit(CheckpointFailed(step=step, reason=str(error)))
 
-        saved = self._store.newest_good(pass_over, memory, repairs=archive)
+        saved = self._store.newest_good(pass_over, chief.read, repairs=archive)
         if damaged and saved is not None:
             self._emit(Notice(level="warning", message=f"the checkpoint of step {saved.progress.step} is used instead"))
         # only training renames them: others may read beside a run
@@ -97,22 +97,22 @@ class Restorer:
         return saved
 
     def _share(self, saved: Saved | None, progress: Progress | None) -> Progress:
-        """Tells every task what the chief has found."""
-        self._saved = saved
+        """Broadcast what the chief has found."""
         if saved is not None and saved.config["data"]["global_batch"] != self._config.data.global_batch:
             message = (
                 "the global batch size has changed since the checkpoint: the order of examples differs from here on"
             )
             self._emit(Notice(level="warning", message=message))
+        location = None if saved is None or self._chief is None else self._chief.location
         facts = {
             "progress": None if progress is None else progress.to_plain(),
             "changed": self._differences(saved) if saved else [],
-            "copy": saved.copy.to_plain() if saved else None,
+            "location": location.to_plain() if location else None,
         }
         # also on the chief: all go on from what was read back from the same text
         received = json.loads(self._strategy.from_chief(json.dumps(facts).encode()))
         self._changed = received["changed"]
-        self._copy = FileCopy.from_plain(received["copy"]) if received["copy"] else None
+        self._location = CheckpointLocation.from_plain(received["location"]) if received["location"] else None
         progress = Progress() if received["progress"] is None else Progress.from_plain(received["progress"])
         self.restored_step = progress.step
         return progress
@@ -132,21 +132,16 @@ class Restorer:
         return replace(progress, finished=False, stop_training=False, callbacks=[])
 
     def take_state(self) -> State:
-        """The state of the checkpoint that was found, in every task; every task must call it, and only once.
-
-        Who can maps the chief's memory or reads its files; the others have it from the chief.
-        """
-        assert self._copy is not None, "a checkpoint was found"
-        saved, self._saved = self._saved, None  # nothing keeps it while training goes on
-        try:
-            return self._strategy.state_from_chief(self._read_copy() if saved is None else saved.state)
-        finally:
-            self._close_memory()
-
-    def _read_copy(self) -> State | None:
-        assert self._copy is not None
+        """Return the state of the checkpoint that was found; every task must call it, and only once."""
+        assert self._location is not None, "a checkpoint was found"
         parts = self._strategy.parts()
-        return self._copy.read(None if parts is None else parts.needed_blocks())
+        needed = None if parts is None or self._chief is not None else parts.needed_blocks()
+        try:
+            return share_state(self._strategy, self._location, self._chief, needed)
+        except FileDamagedError as error:
+            raise DamagedError(f"{self._location.folder}: damaged on its way from the chief: {error}") from None
+        finally:
+            self._close()  # nothing keeps it while training goes on
 
     def restore(self, program: Program, step: int | BestName | None) -> None:
         """Gives a program the state of a checkpoint; every task must call it.
@@ -155,7 +150,7 @@ class Restorer:
             step: as of `find`.
         """
         progress, path = self.find(step)
-        if self._copy is None:
+        if self._location is None:
             raise CheckpointError(f"{self._store.directory}: there is no checkpoint that can be read")
         self.with_matching_state(lambda: program.restore(self.take_state()))
         if _shows_final_weights(progress, step):

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from distlaunch.base import strict_json
-from distlaunch.training.checkpoints.state_set import StateFile
+from distlaunch.checkpoints.state_files import StateFile
 
 FORMAT = 5
 _NUMBER = "$float"
@@ -100,7 +100,7 @@ def write_meta(files: Sequence[StateFile], saved_at: float, progress: Progress, 
     plain = {"format": FORMAT, "files": listed, "saved_at": saved_at, "progress": progress.to_plain(), "config": config}
     # what a reader gets: the checksum must not depend on types that JSON does not have, such as tuples
     read_back = json.loads(strict_json.dumps(plain))
-    return json.dumps({**read_back, "meta_sha256": _digest(read_back)}, indent=1)
+    return json.dumps({**read_back, "meta_sha256": checksum(read_back)}, indent=1)
 
 
 def read_meta(data: bytes) -> Meta | None:
@@ -113,7 +113,7 @@ def read_meta(data: bytes) -> Meta | None:
         meta = json.loads(data)
         own, version = meta.pop("meta_sha256"), meta.get("format", 1)
         # of a later format it is not known how its checksum is computed
-        if version <= FORMAT and own != _digest(meta):
+        if version <= FORMAT and own != checksum(meta):
             return None
         if version != FORMAT:
             raise OtherFormatError(f"format {version}; this version of distlaunch reads format {FORMAT}")
@@ -126,7 +126,8 @@ def read_meta(data: bytes) -> Meta | None:
         return None
 
 
-def _digest(data: Any) -> str:
+def checksum(data: Any) -> str:
+    """Return the SHA-256 of the data of a `meta.json`, without its own entry `meta_sha256`."""
     # sorted: the order of keys says nothing
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 

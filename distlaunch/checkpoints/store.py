@@ -1,6 +1,6 @@
 """Checkpoints: committed atomically, checksummed, the same for every strategy.
 
-A checkpoint is a directory `step-00000123` with the state (see state_set) and `meta.json` (see meta). It is written
+A checkpoint is a directory `step-00000123` with the state (see state_files) and `meta.json` (see meta). It is written
 under another name and renamed when complete, so a directory of that name is whole unless the disk damaged it, which
 the checksums show.
 """
@@ -16,22 +16,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distlaunch.base.errors import CheckpointError
 from distlaunch.base.folders import make_folder
 from distlaunch.base.regular_files import NotRegularError, read_regular
 from distlaunch.base.run_dir import BEST, BestName, checkpoint_name, steps_of
-from distlaunch.strategies.state.pace import FULL_SPEED, Pace
-from distlaunch.strategies.state.state_files import STATE_FILE
-from distlaunch.training.checkpoints.file_copy import FileCopy
-from distlaunch.training.checkpoints.meta import OtherFormatError, Progress, read_meta, write_meta
-from distlaunch.training.checkpoints.shared_memory import SharedMemory
-from distlaunch.training.checkpoints.state_set import FileDamagedError, StateFile, read_files, write_file
+from distlaunch.checkpoints.format import STATE_FILE
+from distlaunch.checkpoints.meta import OtherFormatError, Progress, read_meta, write_meta
+from distlaunch.checkpoints.state_files import FileDamagedError, StateFile, read_files, write_file
+from distlaunch.checkpoints.throttle import FULL_SPEED, Throttle
+from distlaunch.strategies.state import State
 
-if TYPE_CHECKING:
-    from distlaunch.strategies.protocol import State
-
+StateReader = Callable[[Path, Sequence[StateFile]], State]
+"""Reads and verifies the state in the files of a folder, see `read_files`."""
 _BEFORE = ".before.tmp"
 """Ending of a checkpoint's name while another of the same step takes its place."""
 _LOOKS, _LOOKS_APART_S = 20, 0.05
@@ -48,17 +46,12 @@ class UnreadableCheckpointError(CheckpointError):
 
 @dataclass(frozen=True)
 class Saved:
-    """One checkpoint on disk, read and verified.
-
-    Attributes:
-        copy: where other processes may find the same.
-    """
+    """One checkpoint on disk, read and verified."""
 
     path: Path
     progress: Progress
     config: dict[str, Any]
     state: State
-    copy: FileCopy
 
 
 class CheckpointStore:
@@ -80,13 +73,13 @@ class CheckpointStore:
         config: dict[str, Any],
         *,
         best: bool = False,
-        pace: Pace = FULL_SPEED,
+        throttle: Throttle = FULL_SPEED,
     ) -> tuple[Path, int]:
         """Writes a checkpoint, then deletes old ones.
 
         Args:
             best: it is to be found as `best`, too, until a better one comes.
-            pace: at which it is written.
+            throttle: slows the writing down.
 
         Returns:
             Its path, and its size in bytes.
@@ -95,7 +88,7 @@ class CheckpointStore:
             OSError: it could not be written (a full disk); what was there before is untouched.
         """
         with self.draft(progress.step, str(os.getpid())) as folder:
-            file = write_file(folder, STATE_FILE, state, {}, pace)
+            file = write_file(folder, STATE_FILE, state, {}, throttle)
             return self.commit(folder, [file], progress, config, best=best), file.num_bytes
 
     @contextlib.contextmanager
@@ -173,23 +166,21 @@ class CheckpointStore:
         """Steps of the checkpoints that are there, oldest first."""
         return steps_of(self.directory)
 
-    def load(self, step: int | BestName, memory: SharedMemory | None = None) -> Saved:
-        """Reads one checkpoint. Raises CheckpointError if it is missing, and DamagedError if it is damaged.
+    def load(self, step: int | BestName, read: StateReader = read_files) -> Saved:
+        """Read one checkpoint.
 
         Args:
-            memory: where its state is to be, so that other processes can have it from there.
+            read: reads its state.
+
+        Raises:
+            CheckpointError: it is missing, cannot be read, or is damaged (DamagedError).
         """
         path = self._path(step)
         try:
             meta = read_meta(read_regular(path / "meta.json"))
             if meta is None:
                 raise DamagedError(f"{path}/meta.json: damaged: its content does not match its checksum")
-            if memory is not None:
-                memory.fill(path, meta.files)
-                copy, state = FileCopy.of(path, meta.files, memory.name), memory.filled()
-            else:
-                copy, state = FileCopy.of(path, meta.files, None), read_files(path, meta.files)
-            return Saved(path, meta.progress, meta.config, state, copy)
+            return Saved(path, meta.progress, meta.config, read(path, meta.files))
         except FileNotFoundError as error:
             if path.exists():
                 raise DamagedError(f"{path}: damaged: {Path(error.filename).name} is missing") from None
@@ -212,7 +203,7 @@ class CheckpointStore:
     def newest_good(
         self,
         on_damaged: Callable[[int, DamagedError], None] = lambda step, error: None,
-        memory: Callable[[], SharedMemory | None] = lambda: None,
+        read: StateReader = read_files,
         *,
         repairs: bool = True,
     ) -> Saved | None:
@@ -222,7 +213,7 @@ class CheckpointStore:
             repairs: put back what a killed process was about to replace, while nobody writes. Otherwise nothing is
                 changed, and a checkpoint that is deleted meanwhile gives way to a newer one.
             on_damaged: hears of each newer one that is damaged.
-            memory: as of `load`, for each that is tried.
+            read: reads the state of each that is tried.
 
         Raises:
             CheckpointError: there are checkpoints, but all are damaged; or one cannot be read, also when tried again.
@@ -232,10 +223,10 @@ class CheckpointStore:
         damaged = []
         for step in reversed(self.steps()):
             try:
-                return self._load_patiently(step, memory)
+                return self._load_patiently(step, read)
             except CheckpointError as error:
                 if not repairs and self._is_being_replaced(step):
-                    return self.newest_good(on_damaged, memory, repairs=repairs)
+                    return self.newest_good(on_damaged, read, repairs=repairs)
                 if not isinstance(error, DamagedError):
                     raise
                 damaged.append(checkpoint_name(step))
@@ -263,14 +254,14 @@ class CheckpointStore:
             threading.Event().wait(_LOOKS_APART_S)
         return False
 
-    def _load_patiently(self, step: int, memory: Callable[[], SharedMemory | None]) -> Saved:
+    def _load_patiently(self, step: int, read: StateReader) -> Saved:
         """Reads one that may be out of reach for a moment: a network disk that does not answer is no damage."""
         for pause_s in self._retry_s:
             try:
-                return self.load(step, memory())
+                return self.load(step, read)
             except UnreadableCheckpointError:
                 threading.Event().wait(pause_s)
-        return self.load(step, memory())
+        return self.load(step, read)
 
     def archive(self, step: int) -> None:
         """Renames a damaged checkpoint, so that it is not counted among those that are kept."""

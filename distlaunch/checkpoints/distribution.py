@@ -1,0 +1,492 @@
+"""How the state of a checkpoint gets from the process that has found it, the chief, to all others.
+
+1. From a disk that they share. A process of the chief's host maps the file that the chief has verified, or a copy of
+   the state in memory where the file is on the disk of another host, or there are several. A process of another host
+   reads and verifies what it needs of the files.
+2. Without a shared disk, from the chief, over connections of their own, as fast as the network is. Each process asks
+   for the bytes of the files that it needs, and verifies them with the checksums, which it has from the key-value store
+   together with a secret that it has to show.
+
+Where no connection can be made, because only the ports of the cluster are open, the bytes come over the key-value
+store. That is slow: for four processes it takes more than a hundred times as long as one read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hmac
+import ipaddress
+import json
+import mmap
+import os
+import secrets
+import socket
+import struct
+import sys
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from distlaunch.base.local_disks import is_local_disk
+from distlaunch.checkpoints.format import buffers_of, header_bytes, in_order, read_header
+from distlaunch.checkpoints.state_files import Bytes, DiskFile, NeededBlocks, Shapes, StateFile, StateFiles
+from distlaunch.strategies.state import State
+
+_REQUEST = struct.Struct("!IQQ")
+"""Number of the file, offset, number of bytes."""
+_SECRET_BYTES = 32
+_SENT_BYTES = 1 << 20  # at a time
+_GREETING_S = 5.0  # for a stranger to show the secret
+_SILENCE_S = 60.0  # of a peer, in the middle of a state; a lost one is noticed elsewhere, and earlier
+_TURN_S = 0.1  # how soon the accepting thread sees that it is over
+_MOST_CONNECTIONS = 4  # of a receiver
+_UNPROVEN = 256  # connections that may be about to show the secret; more than receivers that come at a time
+
+
+class Processes(Protocol):
+    """What is needed of the strategy, see `strategies.protocol.Strategy`."""
+
+    @property
+    def is_chief(self) -> bool: ...
+
+    @property
+    def chief_host(self) -> str: ...
+
+    def from_chief(self, message: bytes) -> bytes: ...
+
+    def gather(self, message: str) -> dict[str, str]: ...
+
+
+@dataclass(frozen=True)
+class MappedFile:
+    """A file with the whole verified state that processes of the same host can map.
+
+    Attributes:
+        path: of the open file, below /proc.
+        identity: what no other file has, in case that the path leads to another in a container.
+    """
+
+    path: str
+    identity: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CheckpointLocation:
+    """Where other processes find the state that the chief has verified.
+
+    Attributes:
+        host: that of the chief, see `this_host`.
+        mapped: None: there is no file that may be mapped.
+    """
+
+    folder: str
+    files: tuple[StateFile, ...]
+    host: str
+    mapped: MappedFile | None
+
+    def to_plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Self:
+        mapped = plain["mapped"]
+        if mapped is not None:
+            mapped = MappedFile(mapped["path"], tuple(mapped["identity"]))
+        return cls(plain["folder"], tuple(StateFile(**file) for file in plain["files"]), plain["host"], mapped)
+
+    def read(self, needed: NeededBlocks | None = None) -> State | None:
+        """Return the state, or None if this process cannot have it from there.
+
+        Args:
+            needed: blocks of variables that it needs; what lies beside them may be zero.
+        """
+        if self.mapped is not None and self.host == this_host():
+            with contextlib.suppress(OSError, ValueError), Path(self.mapped.path).open("rb") as file:
+                if _identity(file.fileno()) == self.mapped.identity:
+                    return _private_state(file.fileno())
+        with contextlib.suppress(OSError, ValueError), StateFiles.on_disk(Path(self.folder), self.files) as files:
+            return files.read(needed)
+        return None
+
+
+class ChiefState:
+    """The state of a checkpoint in the chief, which others can have from there until it is closed.
+
+    First `read`; the arrays stay when it is closed.
+
+    Args:
+        on_this_host: True if other processes of this host want it.
+
+    Attributes:
+        location: where others find it; None: nothing was read.
+        state: what was read last.
+    """
+
+    def __init__(self, *, on_this_host: bool = False) -> None:
+        self._on_this_host = on_this_host and hasattr(os, "memfd_create")
+        self._files: StateFiles | None = None
+        self._mapped: int | None = None
+        self.location: CheckpointLocation | None = None
+        self.state: State | None = None
+
+    def read(self, folder: Path, files: Sequence[StateFile]) -> State:
+        """Return the verified state of a folder, and keep its files open. Raises as `StateFiles.read` does."""
+        self.close()  # one that was tried before
+        self._files, mapped = StateFiles.on_disk(folder, files), None
+        if self._on_this_host:
+            self._mapped = self._mappable(folder, self._files)
+            mapped = MappedFile(f"/proc/{os.getpid()}/fd/{self._mapped}", _identity(self._mapped))
+            self.state = _private_state(self._mapped)
+        else:
+            self.state = self._files.read()
+        self.location = CheckpointLocation(os.path.abspath(folder), tuple(files), this_host(), mapped)
+        return self.state
+
+    def _mappable(self, folder: Path, files: StateFiles) -> int:
+        """Return the descriptor of a file with the whole state that stays as it is."""
+        [content, *_] = files.contents
+        if files.is_one and isinstance(content, DiskFile) and is_local_disk(folder):
+            # nobody writes to a file of a checkpoint, and one that is deleted stays for those who have it open
+            files.verify()
+            return os.dup(content.fileno())
+        copy = os.memfd_create("distlaunch-state")
+        try:
+            if files.is_one:
+                files.verify(copy_to=copy)
+            else:
+                files.read(allocate=functools.partial(_allocate, copy))
+        except BaseException:
+            os.close(copy)
+            raise
+        return copy
+
+    @property
+    def contents(self) -> list[Bytes]:
+        """The bytes of the files."""
+        assert self._files is not None, "it was read"
+        return self._files.contents
+
+    def close(self) -> None:
+        files, self._files, mapped, self._mapped, self.state = self._files, None, self._mapped, None, None
+        if files is not None:
+            files.close()
+        if mapped is not None:
+            os.close(mapped)
+
+
+def share_state(
+    processes: Processes,
+    location: CheckpointLocation,
+    chief: ChiefState | None,
+    needed: NeededBlocks | None = None,
+) -> State:
+    """Return the state, in each process; every process must call it.
+
+    Args:
+        chief: what the chief has read; None in the others.
+        needed: as in `CheckpointLocation.read`.
+
+    Raises:
+        FileDamagedError: what came from the chief is not what it has verified.
+    """
+    state = location.read(needed) if chief is None else chief.state
+    lacks = _somebody_lacks(processes, state)
+    if lacks and chief is not None:
+        with StateServer(chief.contents, processes.chief_host) as server:
+            processes.from_chief(json.dumps([server.port, server.secret.hex()]).encode())
+            lacks = _somebody_lacks(processes, state)  # once that is known, nobody asks for it any more
+    elif lacks:
+        port, secret = json.loads(processes.from_chief(b""))
+        if state is None:
+            # not reachable, or changed on its way: it is asked for by the store next
+            with contextlib.suppress(OSError, ValueError):
+                state = fetch_state(processes.chief_host, port, bytes.fromhex(secret), location.files, needed)
+        lacks = _somebody_lacks(processes, state)
+    if lacks:
+        sent = [
+            _InMemory(processes.from_chief(b"" if chief is None else _all_of(chief.contents[number])))
+            for number in range(len(location.files))
+        ]
+        if state is None:
+            with StateFiles(location.files, [lambda one=one: one for one in sent]) as files:
+                state = files.read(needed)
+    assert state is not None, "an error else"
+    return state
+
+
+def _somebody_lacks(processes: Processes, state: State | None) -> bool:
+    return any(processes.gather("" if state is not None else "missing").values())
+
+
+def _all_of(content: Bytes) -> bytes:
+    data = bytearray(content.size())
+    at = 0
+    while at < len(data):
+        at += content.read_into([memoryview(data)[at:]], at)
+    return bytes(data)
+
+
+class _InMemory:
+    """Implements `Bytes`."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def size(self) -> int:
+        return len(self._data)
+
+    def read_into(self, buffers: list[memoryview], offset: int) -> int:
+        part = self._data[offset : offset + len(buffers[0])]
+        buffers[0][: len(part)] = part
+        return len(part)
+
+    def close(self) -> None: ...
+
+
+class StateServer:
+    """Gives the bytes of files to whoever knows the secret, while it is entered.
+
+    Args:
+        host: under which the others reach this process; only what is of this machine alone is listened on as such.
+
+    Attributes:
+        port: where it listens.
+        secret: what receivers show.
+    """
+
+    def __init__(self, contents: Sequence[Bytes], host: str) -> None:
+        self._contents = contents
+        self.secret = secrets.token_bytes(_SECRET_BYTES)
+        self._listener = _listen(host)
+        self._listener.settimeout(_TURN_S)
+        self.port: int = self._listener.getsockname()[1]
+        self._over = threading.Event()
+        self._unproven: deque[socket.socket] = deque()
+        self._has_reported = False
+        self._thread = threading.Thread(target=self._accept, name="state")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._over.set()
+        # at most `_TURN_S`; connections have threads of their own, which end with the peer's connection
+        self._thread.join()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._over.is_set():
+            try:
+                connection, address = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError:  # such as too many open files: the receiver reports it
+                self._over.wait(_TURN_S)
+                continue
+            self._unproven.append(connection)
+            if len(self._unproven) > _UNPROVEN:  # strangers cannot have any number of threads
+                with contextlib.suppress(OSError, IndexError):
+                    self._unproven.popleft().shutdown(socket.SHUT_RDWR)
+            # one for each receiver: a slow one does not hold up the others
+            threading.Thread(target=self._serve, args=(connection, address[0]), name="state", daemon=True).start()
+
+    def _serve(self, connection: socket.socket, address: str) -> None:
+        with contextlib.suppress(OSError, ValueError), connection:  # lost, or over: the receiver reports it
+            if not self._proves_itself(connection):
+                self._report_refusal(address)
+                return
+            connection.settimeout(_SILENCE_S)
+            buffer = memoryview(bytearray(_SENT_BYTES))
+            while not self._over.is_set() and (request := _received(connection, _REQUEST.size)):
+                number, at, num_bytes = _REQUEST.unpack(request)
+                if number >= len(self._contents):
+                    return
+                while num_bytes:
+                    found = self._contents[number].read_into([buffer[: min(num_bytes, _SENT_BYTES)]], at)
+                    if not found:  # less than was asked for, which the receiver sees
+                        return
+                    connection.sendall(buffer[:found])
+                    at, num_bytes = at + found, num_bytes - found
+
+    def _proves_itself(self, connection: socket.socket) -> bool:
+        try:
+            shown = _received(connection, _SECRET_BYTES, time.monotonic() + _GREETING_S)
+        except OSError:
+            return False
+        finally:
+            with contextlib.suppress(ValueError):  # there were too many
+                self._unproven.remove(connection)
+        # takes the same time wherever the first wrong byte is
+        return hmac.compare_digest(shown, self.secret)
+
+    def _report_refusal(self, address: str) -> None:
+        if not self._has_reported:  # once: a port scan must not fill a log
+            self._has_reported = True
+            message = f"refused a connection from {address} that asks for the run's state without its secret"
+            print(f"distlaunch: {message}; further ones are refused without a word", file=sys.stderr)
+
+
+def _received(connection: socket.socket, num_bytes: int, until: float | None = None) -> bytes:
+    """Return so many bytes, or none if the connection ends before.
+
+    Args:
+        until: monotonic time by which all must have come.
+    """
+    data = b""
+    while len(data) < num_bytes:
+        if until is not None:
+            connection.settimeout(max(until - time.monotonic(), 1e-3))
+            if time.monotonic() >= until:
+                return b""
+        part = connection.recv(num_bytes - len(data))
+        if not part:
+            return b""
+        data += part
+    return data
+
+
+def fetch_state(
+    host: str, port: int, secret: bytes, files: Sequence[StateFile], needed: NeededBlocks | None = None
+) -> State:
+    """Return the state in the files that a `StateServer` gives.
+
+    Raises:
+        OSError: it cannot be reached, or no longer.
+        FileDamagedError: what came is not what was sent.
+    """
+    with contextlib.ExitStack() as stack:
+        connections = _Connections((_bare(host), port), secret)
+        stack.callback(connections.close)
+        remote = [lambda number=number: _RemoteFile(connections, number, files) for number in range(len(files))]
+        return stack.enter_context(StateFiles(files, remote)).read(needed)
+
+
+class _Connections:
+    """Connections to a server, for threads that read at the same time."""
+
+    def __init__(self, address: tuple[str, int], secret: bytes) -> None:
+        self._address, self._secret = address, secret
+        self._idle: deque[socket.socket] = deque()
+        self._limit = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[socket.socket]:
+        with self._limit:
+            connection = self._idle.pop() if self._idle else self._connected()
+            try:
+                yield connection
+            except BaseException:
+                connection.close()
+                raise
+            self._idle.append(connection)
+
+    def _connected(self) -> socket.socket:
+        connection = socket.create_connection(self._address, _GREETING_S)
+        connection.settimeout(_SILENCE_S)
+        connection.sendall(self._secret)
+        return connection
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+
+class _RemoteFile:
+    """Implements `Bytes` for a file of the chief."""
+
+    def __init__(self, connections: _Connections, number: int, files: Sequence[StateFile]) -> None:
+        self._connections, self._number, self._num_bytes = connections, number, files[number].num_bytes
+
+    def size(self) -> int:
+        return self._num_bytes
+
+    def read_into(self, buffers: list[memoryview], offset: int) -> int:
+        wanted = sum(map(len, buffers))
+        with self._connections.one() as connection:
+            connection.sendall(_REQUEST.pack(self._number, offset, wanted))
+            for buffer in buffers:
+                at = 0
+                while at < len(buffer):
+                    received = connection.recv_into(buffer[at:])
+                    if not received:
+                        raise ConnectionError("the chief has ended the connection")
+                    at += received
+        return wanted
+
+    def close(self) -> None: ...
+
+
+def _listen(host: str) -> socket.socket:
+    if _is_loopback(host):
+        bare = _bare(host)
+        # port 0: the kernel chooses a free one
+        return socket.create_server((bare, 0), family=socket.AF_INET6 if ":" in bare else socket.AF_INET)
+    # the others' name for this host may be none of its own addresses
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # switched off
+            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(_bare(host)).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _bare(host: str) -> str:
+    """Return an address without the brackets of IPv6."""
+    return host.removeprefix("[").removesuffix("]")
+
+
+@functools.cache
+def this_host() -> str:
+    """Return what no other host has, and all containers of it have, as they have the kernel's device numbers."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{socket.gethostname()} {uuid.getnode()}"
+
+
+# a state in a mapping, with a header as a file has it
+
+
+def _allocate(fd: int, shapes: Shapes) -> State:
+    """Return arrays that are to be filled in shared memory."""
+    head, *arrays = buffers_of({name: np.empty(shape, dtype) for name, (dtype, shape) in shapes.items()}, {})
+    os.ftruncate(fd, len(head) + sum(map(len, arrays)))
+    os.pwrite(fd, head, 0)
+    return _arrays(mmap.mmap(fd, 0))
+
+
+def _private_state(fd: int) -> State:
+    """Return the state in a file. Changes of its arrays are seen by nobody else, and those of others are not seen."""
+    return _arrays(mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+
+
+def _arrays(memory: mmap.mmap) -> State:
+    length = header_bytes(memory[:8])
+    entries = read_header(memory[8 : 8 + length])
+    found = {}
+    for name in in_order(entries):
+        entry = entries[name]
+        flat = np.frombuffer(memory, np.uint8, entry.end - entry.begin, 8 + length + entry.begin)
+        found[name] = flat.view(entry.dtype).reshape(entry.shape)
+    return {name: found[name] for name in entries}
+
+
+def _identity(fd: int) -> tuple[int, ...]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino, status.st_size

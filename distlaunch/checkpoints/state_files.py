@@ -1,0 +1,413 @@
+"""Writes and reads the files that hold a state: one, or one for each process that has written its shards.
+
+A file is written and read in pieces, several at a time, each with a checksum of its own. Threads copy between the file
+and the buffers that hold its bytes, with nothing in between, and with no more memory than those take. A process that
+needs a part of a file reads, and verifies, only the pieces in which it lies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import math
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Protocol, Self
+
+import numpy as np
+from pydantic import Field
+
+from distlaunch.base.regular_files import open_regular
+from distlaunch.checkpoints.format import Entry, buffers_of, bytes_of, header_bytes, in_order, read_header
+from distlaunch.checkpoints.throttle import FULL_SPEED, Throttle
+from distlaunch.cluster.cores import num_visible_cores
+from distlaunch.strategies.state import ShardSlice, State
+
+PIECE_BYTES = 4 << 20
+"""Large enough that a thread seldom takes the interpreter's lock: one of low priority may have to wait for a core while
+it has that, and training waits with it."""
+_COPIED_BYTES = 256 << 10  # at a time: it stays in a core's cache until it is written
+_MOST_BUFFERS = 512  # to a system call
+_MOST_THREADS = 8
+_DIGEST_CHARS = 64
+Shapes = Mapping[str, tuple[np.dtype, tuple[int, ...]]]
+"""Type and shape of each array, by name."""
+NeededBlocks = Mapping[str, Sequence[tuple[slice, ...]]]
+"""The blocks of variables that a process needs, by name; it needs the whole of others."""
+
+
+class FileDamagedError(ValueError):
+    """A file is not as it was written."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(why)
+        self.name = name
+
+
+@dataclass(frozen=True)
+class StateFile:
+    """The record that a checkpoint keeps of one of its files.
+
+    Attributes:
+        digests: SHA-256 of each piece, in hexadecimal digits, one after the other.
+    """
+
+    # a bare name: a checkpoint that was given to somebody must lead nowhere else
+    name: Annotated[str, Field(pattern=r"\A[A-Za-z0-9][\w.-]*\z")]
+    num_bytes: Annotated[int, Field(ge=0, strict=True)]
+    digests: Annotated[str, Field(pattern=r"\A[0-9a-f]*\z")]
+
+
+class Bytes(Protocol):
+    """The bytes of a file, wherever it lies. Any thread may read."""
+
+    def size(self) -> int: ...
+
+    def read_into(self, buffers: list[memoryview], offset: int) -> int:
+        """Fill the buffers from an offset, or the first of them in part, and return the number of bytes; 0 at the end.
+
+        Raises:
+            OSError: the disk does not give them out, or the connection is lost.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class DiskFile:
+    """Implements `Bytes` for a file that this process can open; it stays readable when it is deleted meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open_regular(path, buffering=0)
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def size(self) -> int:
+        return os.fstat(self.fileno()).st_size
+
+    def read_into(self, buffers: list[memoryview], offset: int) -> int:
+        return os.preadv(self.fileno(), buffers, offset)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def write_file(
+    folder: Path, name: str, state: State, slices: Mapping[str, ShardSlice], throttle: Throttle = FULL_SPEED
+) -> StateFile:
+    """Write a file, and wait until the disk has it. Raises OSError: a full disk."""
+    buffers = _Buffers(buffers_of(state, slices))
+    fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+
+    def write(number: int) -> bytes:
+        digest = hashlib.sha256()
+        with throttle.piece():
+            for at, views in buffers.turns(number):
+                for view in views:
+                    digest.update(view)
+                _whole(lambda views, at: os.pwritev(fd, views, at), views, at)
+        return digest.digest()
+
+    try:
+        # steps go on meanwhile, and need the memory as much as the cores
+        digests = _in_threads(write, _pieces_of(0, buffers.num_bytes), max(num_visible_cores() // 2, 1))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return StateFile(name, buffers.num_bytes, b"".join(digests).hex())
+
+
+def read_files(folder: Path, files: Sequence[StateFile], needed: NeededBlocks | None = None) -> State:
+    """Return the state in the files of a folder, see `StateFiles.read`."""
+    with StateFiles.on_disk(folder, files) as opened:
+        return opened.read(needed)
+
+
+class StateFiles:
+    """The files of one state, held open until this is left. Their headers have been read, but not yet verified.
+
+    Args:
+        contents: the bytes of each file, in order.
+
+    Raises:
+        FileDamagedError: a file is not what was written.
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, files: Sequence[StateFile], contents: Iterable[Callable[[], Bytes]]) -> None:
+        self._stack = contextlib.ExitStack()
+        self.contents: list[Bytes] = []
+        self._files: list[_OpenFile] = []
+        with contextlib.ExitStack() as opening:
+            opening.callback(self.close)
+            for facts, opened in zip(files, contents, strict=True):
+                self.contents.append(opened())
+                self._stack.callback(self.contents[-1].close)
+                self._files.append(_OpenFile(facts, self.contents[-1]))
+            opening.pop_all()
+
+    @classmethod
+    def on_disk(cls, folder: Path, files: Sequence[StateFile]) -> Self:
+        """Open the files of a folder."""
+        return cls(files, [lambda path=folder / each.name: DiskFile(path) for each in files])
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def is_one(self) -> bool:
+        """True if the state is one file of whole variables, whose bytes are those of its arrays."""
+        return len(self._files) == 1 and self._files[0].is_whole
+
+    def read(self, needed: NeededBlocks | None = None, allocate: Callable[[Shapes], State] | None = None) -> State:
+        """Return the state, verified as far as it is read.
+
+        Args:
+            needed: blocks that are needed; what lies beside them may be zero.
+            allocate: makes the arrays.
+
+        Raises:
+            FileDamagedError: a file is not what was written, or a shard of a variable is missing.
+            OSError: a file cannot be read.
+        """
+        make = allocate or (_zeros if needed is not None else _empty)
+        state = make(_shapes(self._files))
+        for file in self._files:
+            file.read_into(state, needed)
+        return state
+
+    def verify(self, copy_to: int | None = None) -> None:
+        """Verify the whole of one file, through small buffers.
+
+        For memory that has a descriptor this is faster than to read into a mapping, whose every page is then made by a
+        fault, and filled twice.
+
+        Args:
+            copy_to: the descriptor that gets a copy; None: none is wanted.
+
+        Raises:
+            FileDamagedError, OSError: as `read` does.
+        """
+        assert self.is_one
+        self._files[0].copy_to(copy_to)
+
+
+class _OpenFile:
+    """A file whose header has been read, but not yet verified."""
+
+    def __init__(self, facts: StateFile, content: Bytes) -> None:
+        self._facts, self.name, self._content = facts, facts.name, content
+        found = content.size()
+        if found != facts.num_bytes:
+            raise FileDamagedError(facts.name, f"it has {found:,} bytes, and {facts.num_bytes:,} were written")
+        try:
+            head = self._read(min(8, found), 0)
+            text = self._read(min(header_bytes(head), found - 8), 8)
+            self._header = bytearray(head + text)
+            self.entries = read_header(text)
+        except ValueError as error:
+            raise FileDamagedError(facts.name, str(error)) from None
+        data = sum(entry.end - entry.begin for entry in self.entries.values())
+        if len(self._header) + data != facts.num_bytes or len(facts.digests) != _DIGEST_CHARS * len(
+            _pieces_of(0, facts.num_bytes)
+        ):
+            raise FileDamagedError(facts.name, "its header is wrong: it gives another size")
+
+    def _read(self, num_bytes: int, offset: int) -> bytes:
+        data = bytearray(num_bytes)
+        try:
+            _whole(self._content.read_into, [memoryview(data)], offset)
+        except EOFError:
+            raise FileDamagedError(self.name, "it is cut off") from None
+        return bytes(data)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if it has no shards of variables."""
+        return all(entry.shard is None for entry in self.entries.values())
+
+    def read_into(self, state: State, needed: NeededBlocks | None) -> None:
+        """Read the arrays to where they belong."""
+        views, copies = [memoryview(self._header)], []
+        for name in in_order(self.entries):
+            entry = self.entries[name]
+            target = state[name] if entry.shard is None else state[entry.shard.of][entry.shard.within(entry.shape)]
+            if target.flags.c_contiguous:
+                views.append(bytes_of(target))
+            else:
+                part = np.zeros(entry.shape, entry.dtype)  # not all of it may be read
+                copies.append((target, part))
+                views.append(bytes_of(part))
+        buffers = _Buffers(views)
+
+        def read(number: int) -> bytes:
+            digest = hashlib.sha256()
+            for at, views in buffers.turns(number):
+                _whole(self._content.read_into, views, at)
+                for view in views:
+                    digest.update(view)
+            return digest.digest()
+
+        pieces = _pieces_of(0, buffers.num_bytes) if needed is None else sorted(self._needed_pieces(needed))
+        self._verified(read, pieces)
+        for target, part in copies:
+            target[...] = part
+
+    def copy_to(self, target: int | None) -> None:
+        """Read the whole file, and copy it to a descriptor if there is one."""
+        num_bytes = self._facts.num_bytes
+
+        def write(views: list[memoryview], at: int) -> int:
+            assert target is not None
+            return os.pwritev(target, views, at)
+
+        def take(number: int) -> bytes:
+            digest, buffer = hashlib.sha256(), memoryview(bytearray(_COPIED_BYTES))
+            stop = min((number + 1) * PIECE_BYTES, num_bytes)
+            for at in range(number * PIECE_BYTES, stop, _COPIED_BYTES):
+                view = buffer[: stop - at]
+                _whole(self._content.read_into, [view], at)
+                digest.update(view)
+                if target is not None:
+                    _whole(write, [view], at)
+            return digest.digest()
+
+        self._verified(take, _pieces_of(0, num_bytes))
+
+    def _verified(self, read: Callable[[int], bytes], pieces: Sequence[int]) -> None:
+        """Read pieces, and compare their checksums."""
+        try:
+            digests = _in_threads(read, pieces, num_visible_cores())
+        except EOFError:
+            raise FileDamagedError(self.name, "it is cut off") from None
+        for number, digest in zip(pieces, digests, strict=True):
+            if digest.hex() != self._facts.digests[_DIGEST_CHARS * number : _DIGEST_CHARS * (number + 1)]:
+                raise FileDamagedError(self.name, "its content does not match its checksum")
+
+    def _needed_pieces(self, needed: NeededBlocks) -> Collection[int]:
+        numbers = set(_pieces_of(0, len(self._header)))
+        for name, entry in self.entries.items():
+            of = name if entry.shard is None else entry.shard.of
+            start = len(self._header) + entry.begin
+            for first, stop in _needed_bytes(entry, needed.get(of)):
+                numbers.update(_pieces_of(start + first, start + stop))
+        return numbers
+
+
+def _needed_bytes(entry: Entry, blocks: Sequence[tuple[slice, ...]] | None) -> list[tuple[int, int]]:
+    """Return where in an array the bytes of blocks of its variable lie, from the first to the last of each."""
+    size = entry.end - entry.begin
+    if blocks is None or not entry.shape:
+        return [(0, size)]
+    if not size:
+        return []
+    begins = entry.shard.start if entry.shard is not None else (0,) * len(entry.shape)
+    found = []
+    for block in blocks:
+        firsts = [max(one.start - begin, 0) for one, begin in zip(block, begins, strict=True)]
+        lasts = [min(one.stop - b, n) - 1 for one, b, n in zip(block, begins, entry.shape, strict=True)]
+        if all(first <= last for first, last in zip(firsts, lasts, strict=True)):
+            low = int(np.ravel_multi_index(firsts, entry.shape)) * entry.dtype.itemsize
+            high = (int(np.ravel_multi_index(lasts, entry.shape)) + 1) * entry.dtype.itemsize
+            found.append((low, high))
+    return found
+
+
+def _shapes(files: Sequence[_OpenFile]) -> Shapes:
+    """Return type and shape of each variable in some files.
+
+    Raises:
+        FileDamagedError: no file has a shard of it, or two have the same.
+    """
+    shapes: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
+    missing: dict[str, int] = {}
+    last = ""
+    for file in files:
+        last = file.name
+        for name, entry in file.entries.items():
+            of, shape = (name, entry.shape) if entry.shard is None else (entry.shard.of, entry.shard.shape)
+            if shapes.setdefault(of, (entry.dtype, shape)) != (entry.dtype, shape):
+                raise FileDamagedError(file.name, f"its part of '{of}' does not fit those of other files")
+            missing[of] = missing.get(of, math.prod(shape)) - math.prod(entry.shape)
+    for name, number in missing.items():
+        if number:
+            raise FileDamagedError(last, f"parts of '{name}' are missing in the files, or there twice")
+    return shapes
+
+
+def _empty(shapes: Shapes) -> State:
+    return {name: np.empty(shape, dtype) for name, (dtype, shape) in shapes.items()}
+
+
+def _zeros(shapes: Shapes) -> State:
+    """Return arrays in memory that is not taken until it is written to."""
+    return {name: np.zeros(shape, dtype) for name, (dtype, shape) in shapes.items()}
+
+
+class _Buffers:
+    """Buffers as one row of bytes: those of a file."""
+
+    def __init__(self, buffers: Iterable[memoryview]) -> None:
+        self._buffers = [buffer for buffer in buffers if len(buffer)]
+        self._starts = list(itertools.accumulate(map(len, self._buffers), initial=0))
+        self.num_bytes = self._starts[-1]
+
+    def turns(self, number: int) -> Iterator[tuple[int, list[memoryview]]]:
+        """Return the buffers of a piece, as many at a time as a system call takes, and where they are in the file."""
+        at = number * PIECE_BYTES
+        views = list(self._between(at, min(at + PIECE_BYTES, self.num_bytes)))
+        for first in range(0, len(views), _MOST_BUFFERS):
+            some = views[first : first + _MOST_BUFFERS]
+            yield at, some
+            at += sum(map(len, some))
+
+    def _between(self, start: int, stop: int) -> Iterator[memoryview]:
+        index = bisect_right(self._starts, start) - 1
+        while start < stop:
+            first = self._starts[index]
+            view = self._buffers[index][start - first : stop - first]
+            yield view
+            start += len(view)
+            index += 1
+
+
+def _pieces_of(start: int, stop: int) -> range:
+    """Return the numbers of the pieces in which some bytes lie."""
+    return range(start // PIECE_BYTES, -(-stop // PIECE_BYTES))
+
+
+def _whole(call: Callable[[list[memoryview], int], int], views: list[memoryview], offset: int) -> None:
+    """Call again and again, since each call may do a part, until all is done. Raises EOFError if nothing is left."""
+    while views:
+        done = call(views, offset)
+        if not done:
+            raise EOFError
+        offset += done
+        while views and done >= len(views[0]):
+            done -= len(views[0])
+            views = views[1:]
+        if done:
+            views = [views[0][done:], *views[1:]]
+
+
+def _in_threads(action: Callable[[int], bytes], numbers: Sequence[int], most: int) -> list[bytes]:
+    threads = min(most, len(numbers), _MOST_THREADS)
+    if threads < 2:
+        return [action(number) for number in numbers]
+    pool = ThreadPoolExecutor(threads, "pieces")  # with the priority of the thread that starts them
+    try:
+        return list(pool.map(action, numbers))
+    finally:
+        pool.shutdown(cancel_futures=True)

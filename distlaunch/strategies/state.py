@@ -1,0 +1,33 @@
+"""The state of a program as host arrays, whole or in shards. Needs no framework."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+State = dict[str, np.ndarray]
+"""Values of variables by name."""
+
+
+class StateMismatchError(ValueError):
+    """A snapshot does not fit the model: a variable is missing or has another shape."""
+
+
+@dataclass(frozen=True)
+class ShardSlice:
+    """The place of a shard, which is an array of its own, in its variable.
+
+    Attributes:
+        of: the variable's name.
+        shape: that of the whole variable.
+        start: where the shard begins, in each dimension.
+    """
+
+    of: str
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+
+    def within(self, shard: tuple[int, ...]) -> tuple[slice, ...]:
+        """Return where a shard of this shape lies in the variable."""
+        return tuple(slice(first, first + size) for first, size in zip(self.start, shard, strict=True))
