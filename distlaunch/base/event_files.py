@@ -9,14 +9,16 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from distlaunch.base.events import Event, Notice, StepsDone
 from distlaunch.base.folders import make_folder
 from distlaunch.base.protocol import EVENT_FORMAT
 from distlaunch.base.regular_files import NotRegularError, open_regular
-from distlaunch.base.run_dir import RunDir
 from distlaunch.base.secret_mask import SecretMask
+
+if TYPE_CHECKING:
+    from distlaunch.base.run_dir import RunDir
 
 _MOST_WAITING = 10_000
 """Largest number of waiting step events; all others wait in any number."""

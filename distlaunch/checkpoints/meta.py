@@ -63,18 +63,18 @@ class Progress:
     optimizers: list[dict[str, Any]] = field(default_factory=list)
 
     def to_plain(self) -> dict[str, Any]:
-        """Data that JSON can hold without a loss."""
+        """Return data that JSON can hold without a loss."""
         return _tagged(asdict(self))
 
     @staticmethod
     def from_plain(data: dict[str, Any]) -> Progress:
-        """The inverse of `to_plain`."""
+        """Return what `to_plain` was made of."""
         return Progress(**_untagged(data))
 
 
 @dataclass(frozen=True)
 class Meta:
-    """What `meta.json` says.
+    """The content of `meta.json`.
 
     Attributes:
         files: with the state.
@@ -90,7 +90,7 @@ _META = TypeAdapter(Meta)
 
 
 def write_meta(files: Sequence[StateFile], saved_at: float, progress: Progress, config: dict[str, Any]) -> str:
-    """The text of the file.
+    """Return the text of the file.
 
     Args:
         files: with the state.
@@ -104,7 +104,7 @@ def write_meta(files: Sequence[StateFile], saved_at: float, progress: Progress, 
 
 
 def read_meta(data: bytes) -> Meta | None:
-    """What the file says; None if it is not what was written, or nothing that a checkpoint can be.
+    """Return the content of the file, or None if it is not what was written, or no checkpoint can have it.
 
     Raises:
         OtherFormatError: another version wrote it.

@@ -1,4 +1,4 @@
-"""Finds the checkpoint to continue from, and gives it to all tasks."""
+"""Finds the checkpoint to continue from, and restores it in all tasks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from distlaunch.strategies.state import State, StateMismatchError
 
 
 class Restorer:
-    """The checkpoints of a run, as one task of it reads them.
+    """Reads the checkpoints of a run in one of its tasks.
 
     First `find`, then `take_state` if that is not the beginning.
 
@@ -49,14 +49,14 @@ class Restorer:
         """What has changed in the config since that checkpoint, as far as it makes the model."""
 
     def find(self, step: int | BestName | None = None, *, archive: bool = False) -> tuple[Progress, Path | None]:
-        """The checkpoint that the chief chooses, in every task; every task must call it.
+        """Return the progress of the checkpoint that the chief chooses; every task must call it.
 
         Args:
             step: of the checkpoint; `best`: that of the best epoch; None: the newest good one.
             archive: move damaged ones out of the way.
 
         Returns:
-            How far it has come, and, on the chief, where it is; the beginning and None if there is no checkpoint.
+            The progress, and on the chief the path; the beginning and None if there is no checkpoint.
         """
         hosts = list(self._strategy.gather(this_host()).values())
         self._close()
@@ -81,7 +81,7 @@ class Restorer:
             chief.close()
 
     def _newest(self, chief: ChiefState, *, archive: bool) -> Saved | None:
-        """The newest good checkpoint; damaged ones are reported."""
+        """Return the newest good checkpoint; damaged ones are reported."""
         damaged: list[int] = []
 
         def pass_over(step: int, error: DamagedError) -> None:
@@ -144,10 +144,10 @@ class Restorer:
             self._close()  # nothing keeps it while training goes on
 
     def restore(self, program: Program, step: int | BestName | None) -> None:
-        """Gives a program the state of a checkpoint; every task must call it.
+        """Give a program the state of a checkpoint; every task must call it.
 
         Args:
-            step: as of `find`.
+            step: see `find`.
         """
         progress, path = self.find(step)
         if self._location is None:
@@ -159,7 +159,7 @@ class Restorer:
             self._emit(Restored(step=progress.step, epoch=progress.epoch, path=str(path)))
 
     def with_matching_state(self, action: Callable[[], Any]) -> Any:
-        """Says why, if the state does not fit the model. Raises CheckpointError."""
+        """Raise CheckpointError with the reason if the state does not match the model."""
         try:
             return action()
         except StateMismatchError as error:

@@ -31,9 +31,9 @@ from distlaunch.strategies.state import State
 StateReader = Callable[[Path, Sequence[StateFile]], State]
 """Reads and verifies the state in the files of a folder, see `read_files`."""
 _BEFORE = ".before.tmp"
-"""Ending of a checkpoint's name while another of the same step takes its place."""
+"""Ending of a checkpoint's name while another of the same step replaces it."""
 _LOOKS, _LOOKS_APART_S = 20, 0.05
-"""How often a reader looks whether a checkpoint that it could not read is being deleted, and the pause between."""
+"""How often a reader looks whether a checkpoint that it could not read is being deleted, and the time between."""
 
 
 class DamagedError(CheckpointError):
@@ -41,7 +41,7 @@ class DamagedError(CheckpointError):
 
 
 class UnreadableCheckpointError(CheckpointError):
-    """The disk does not give a checkpoint out, at least for the moment."""
+    """A checkpoint cannot be read from the disk, at least for the moment."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,10 @@ class CheckpointStore:
         best: bool = False,
         throttle: Throttle = FULL_SPEED,
     ) -> tuple[Path, int]:
-        """Writes a checkpoint, then deletes old ones.
+        """Write a checkpoint, then delete old ones.
 
         Args:
-            best: it is to be found as `best`, too, until a better one comes.
+            best: keep it as `best`, too, until a better one comes.
             throttle: slows the writing down.
 
         Returns:
@@ -93,11 +93,11 @@ class CheckpointStore:
 
     @contextlib.contextmanager
     def draft(self, step: int, name: str, shared: str = "") -> Iterator[Path]:
-        """A folder for the files of a checkpoint that is not committed yet; it is gone if an error rises.
+        """Make a folder for the files of a checkpoint that is not committed yet, and delete it if an error rises.
 
         Args:
             name: by which several processes find the same one.
-            shared: what names of drafts have that other processes may have begun to write already.
+            shared: part of the names of drafts that other processes may have begun to write already.
         """
         folder = self.draft_path(step, name)
         make_folder(self.directory)
@@ -115,7 +115,7 @@ class CheckpointStore:
     def commit(
         self, folder: Path, files: Sequence[StateFile], progress: Progress, config: dict[str, Any], *, best: bool
     ) -> Path:
-        """Makes a checkpoint of a draft whose files are all on the disk, then deletes old ones; returns its path."""
+        """Make a checkpoint of a draft whose files are all on the disk, delete old ones, and return its path."""
         final = self._path(progress.step)
         _write_synced(folder / "meta.json", write_meta(files, time.time(), progress, config).encode())
         _sync_directory(folder)
@@ -126,7 +126,7 @@ class CheckpointStore:
         return final
 
     def _put_in_place(self, temporary: Path, final: Path) -> None:
-        """The same step may be there already, and is lost at no moment: `_recover` finds it."""
+        """Rename a draft. A checkpoint of the same step is lost at no moment: `_recover` finds it."""
         before = final.with_name(f".{final.name}{_BEFORE}")
         if final.exists():
             # a folder cannot take the place of one that is not empty
@@ -142,7 +142,7 @@ class CheckpointStore:
         shutil.rmtree(before, ignore_errors=True)
 
     def _keep_as_best(self, path: Path) -> None:
-        """Beside the others, whatever becomes of them: the same step may be written again with other weights."""
+        """Keep a checkpoint beside the others: the same step may be written again with other weights."""
         temporary = self.directory / f".{BEST}.{os.getpid()}.tmp"
         try:
             # linked, not copied: it costs no room, and `_prune` deletes names, not contents
@@ -153,7 +153,7 @@ class CheckpointStore:
             raise
 
     def find_as_best(self, epochs: int) -> bool:
-        """Makes the checkpoint after so many epochs the best one; returns whether it is there."""
+        """Make the checkpoint after so many epochs the best one; return False if it is not there."""
         for step in reversed(self.steps()):
             with contextlib.suppress(OSError, ValueError):
                 meta = read_meta(read_regular(self._path(step) / "meta.json"))
@@ -163,7 +163,7 @@ class CheckpointStore:
         return False
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints that are there, oldest first."""
+        """Return the steps of the checkpoints that are there, oldest first."""
         return steps_of(self.directory)
 
     def load(self, step: int | BestName, read: StateReader = read_files) -> Saved:
@@ -207,12 +207,12 @@ class CheckpointStore:
         *,
         repairs: bool = True,
     ) -> Saved | None:
-        """The newest checkpoint that is whole, None if none was ever written.
+        """Return the newest checkpoint that is not damaged, or None if none was ever written.
 
         Args:
             repairs: put back what a killed process was about to replace, while nobody writes. Otherwise nothing is
                 changed, and a checkpoint that is deleted meanwhile gives way to a newer one.
-            on_damaged: hears of each newer one that is damaged.
+            on_damaged: called with each newer one that is damaged.
             read: reads the state of each that is tried.
 
         Raises:
@@ -255,7 +255,7 @@ class CheckpointStore:
         return False
 
     def _load_patiently(self, step: int, read: StateReader) -> Saved:
-        """Reads one that may be out of reach for a moment: a network disk that does not answer is no damage."""
+        """Read one that may be out of reach for a moment: a network disk that does not answer is no damage."""
         for pause_s in self._retry_s:
             try:
                 return self.load(step, read)
@@ -264,7 +264,7 @@ class CheckpointStore:
         return self.load(step, read)
 
     def archive(self, step: int) -> None:
-        """Renames a damaged checkpoint, so that it is not counted among those that are kept."""
+        """Rename a damaged checkpoint, so that it is not counted among those that are kept."""
         damaged = self.directory / f"damaged-{checkpoint_name(step)}"
         with contextlib.suppress(OSError):
             # of an earlier attempt at the same step
@@ -272,13 +272,13 @@ class CheckpointStore:
             (self.directory / checkpoint_name(step)).rename(damaged)
 
     def _prune(self, newest: int) -> None:
-        """Deletes all but the newest, of which the one just written is one, whatever later ones there are."""
+        """Delete all but the newest, of which the one just written is one, whatever later ones there are."""
         earlier = [step for step in self.steps() if step < newest]
         for step in earlier[: max(0, len(earlier) - (self.keep - 1))]:
             shutil.rmtree(self.directory / checkpoint_name(step), ignore_errors=True)
 
     def _recover(self) -> None:
-        """Puts back what a process was about to replace by the same step when it was killed."""
+        """Put back what a process was about to replace by the same step when it was killed."""
         for before in self.directory.glob(f".*{_BEFORE}"):
             final = before.with_name(before.name.removeprefix(".").removesuffix(_BEFORE))
             with contextlib.suppress(OSError):
@@ -286,7 +286,7 @@ class CheckpointStore:
                     before.rename(final)
 
     def _remove_leftovers(self, shared: str) -> None:
-        """Half-written checkpoints of processes that were killed."""
+        """Delete half-written checkpoints of processes that were killed."""
         self._recover()
         for path in self.directory.glob(".*.tmp"):
             if not shared or shared not in path.name:
@@ -294,7 +294,7 @@ class CheckpointStore:
 
 
 def _link_or_copy(source: str, target: str) -> None:
-    """Some network disks have no links."""
+    """Link a file, or copy it: some network disks have no links."""
     try:
         os.link(source, target)
     except OSError:

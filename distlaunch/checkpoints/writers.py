@@ -69,13 +69,13 @@ def _is_finite(array: np.ndarray, throttle: Throttle) -> bool:
 
 @dataclass(frozen=True)
 class WriteRequest:
-    """How a checkpoint is to be written.
+    """A request to write a checkpoint.
 
     Attributes:
         trained: names of the values that must be finite.
         on_nonfinite: called with the name of one that is not; may raise.
         writing: to be left when this process has written what it can without others, and entered for the commit.
-        given_up: whether nobody waits for other processes any more.
+        given_up: returns True when nobody waits for other processes any longer.
         throttle: slows down how this process checks and writes.
     """
 
@@ -90,16 +90,20 @@ class WriteRequest:
 
 
 class Writer(Protocol):
-    """Takes part in writing checkpoints, if this process does at all."""
+    """The part of this process in writing checkpoints.
+
+    Attributes:
+        takes_part: False if it has none.
+    """
 
     takes_part: bool
 
     def snapshot(self, program: Program) -> Snapshot:
-        """What this process has to write; every task must call it."""
+        """Return what this process has to write; every task must call it."""
         ...
 
     def write(self, snapshot: Snapshot, request: WriteRequest) -> tuple[Path, int] | None:
-        """Writes it, in any thread; the chief commits, and gets the path and the size in bytes.
+        """Write it, in any thread; the chief commits, and gets the path and the size in bytes.
 
         Raises:
             OSError: it cannot be written, here or elsewhere.
@@ -108,7 +112,7 @@ class Writer(Protocol):
 
 
 class ChiefWriter:
-    """Implements `Writer`: the chief writes all."""
+    """Implements `Writer`: the chief writes everything."""
 
     def __init__(self, store: CheckpointStore, *, is_chief: bool) -> None:
         self._store, self.takes_part = store, is_chief
@@ -128,7 +132,7 @@ class ChiefWriter:
 
 @dataclass(frozen=True)
 class _Report:
-    """The report of a process on its part.
+    """The report of a process on its file.
 
     Attributes:
         nonfinite: a value that is not finite, but must be.
@@ -149,12 +153,12 @@ class _Report:
 
 
 class PartsWriter:
-    """Implements `Writer`: each process writes a file with its share of the state, and the chief commits.
+    """Implements `Writer`: each process writes a file with its shards of the state, and the chief commits.
 
     The others report to the chief when their files are on the disk. Until all have, there is no checkpoint.
 
     Args:
-        key: what this attempt has, and no other.
+        key: a text that no other attempt has.
     """
 
     takes_part = True
@@ -165,7 +169,10 @@ class PartsWriter:
 
     @classmethod
     def agree(cls, strategy: Strategy, store: CheckpointStore) -> Self | None:
-        """One in every process, if all have parts and write to the same disk; every task must call it."""
+        """Return a writer in every process, if all hold shards and write to the same disk, or else None in all.
+
+        Every task must call it.
+        """
         parts = strategy.parts()
         if parts is None:
             return None
@@ -228,7 +235,7 @@ class PartsWriter:
 
 
 def _tried(action: Callable[[], Any]) -> bool:
-    """Whether an action on the disk has succeeded."""
+    """Return True if an action on the disk has succeeded."""
     try:
         action()
     except OSError:

@@ -71,6 +71,15 @@ class EngineSection(Section):
         yield from ()
 
 
+class Local(EngineSection):
+    """Engine that starts all tasks on this machine, whatever the environment says."""
+
+    kind: Literal["local"]
+
+    implementation: ClassVar[str] = "distlaunch.engines.local:local_engine"
+    is_here: ClassVar[bool] = True
+
+
 class RemoteSection(EngineSection):
     """The keys that all engines have whose hosts are reached over a network."""
 

@@ -8,17 +8,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from distlaunch.config.base import OneLine, Words
-from distlaunch.config.engines.base import EngineSection, RemoteSection
+from distlaunch.config.engines.base import EngineSection, Local, RemoteSection
 from distlaunch.config.engines.slurm import Slurm, is_in_allocation
-
-
-class Local(EngineSection):
-    """Engine that starts all tasks on this machine, whatever the environment says."""
-
-    kind: Literal["local"]
-
-    implementation: ClassVar[str] = "distlaunch.engines.local:local_engine"
-    is_here: ClassVar[bool] = True
 
 
 class Auto(RemoteSection):

@@ -11,7 +11,7 @@ from pydantic import Field
 from distlaunch.base.errors import Problem
 from distlaunch.base.plural import count
 from distlaunch.config.base import OneLine, Positive, Words
-from distlaunch.config.engines.base import EngineSection, RemoteSection
+from distlaunch.config.engines.base import EngineSection, Local, RemoteSection
 from distlaunch.config.read.words import show
 
 if TYPE_CHECKING:
@@ -120,8 +120,6 @@ class Slurm(RemoteSection):
 
     def for_one_device(self, environ: Mapping[str, str]) -> EngineSection:
         # a submitted job, which a login node is enough to evaluate
-        from distlaunch.config.engines.local import Local
-
         return self if "SLURM_JOB_ID" in environ else Local(kind="local", warm_start=self.warm_start)
 
     def is_secondary_task(self, environ: Mapping[str, str]) -> bool:
