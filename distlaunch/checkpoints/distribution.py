@@ -24,6 +24,7 @@ import secrets
 import socket
 import struct
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -32,13 +33,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from distlaunch.base.local_disks import is_local_disk
 from distlaunch.checkpoints.format import buffers_of, header_bytes, in_order, read_header
-from distlaunch.checkpoints.state_files import Bytes, DiskFile, NeededBlocks, Shapes, StateFile, StateFiles
+from distlaunch.checkpoints.state_files import (
+    Bytes,
+    DiskFile,
+    NeededBlocks,
+    Shapes,
+    StateFile,
+    StateFiles,
+    read_bytes,
+    read_files,
+)
+from distlaunch.strategies.protocol import Strategy
 from distlaunch.strategies.state import State
 
 _REQUEST = struct.Struct("!IQQ")
@@ -50,20 +62,6 @@ _SILENCE_S = 60.0  # of a peer, in the middle of a state; a lost one is noticed 
 _TURN_S = 0.1  # how soon the accepting thread sees that it is over
 _MOST_CONNECTIONS = 4  # of a receiver
 _UNPROVEN = 256  # connections that may be about to show the secret; more than receivers that come at a time
-
-
-class Processes(Protocol):
-    """What is needed of the strategy, see `strategies.protocol.Strategy`."""
-
-    @property
-    def is_chief(self) -> bool: ...
-
-    @property
-    def chief_host(self) -> str: ...
-
-    def from_chief(self, message: bytes) -> bytes: ...
-
-    def gather(self, message: str) -> dict[str, str]: ...
 
 
 @dataclass(frozen=True)
@@ -96,12 +94,9 @@ class CheckpointLocation:
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> Self:
-        mapped = plain["mapped"]
-        if mapped is not None:
-            mapped = MappedFile(mapped["path"], tuple(mapped["identity"]))
-        return cls(plain["folder"], tuple(StateFile(**file) for file in plain["files"]), plain["host"], mapped)
+    @staticmethod
+    def from_plain(plain: dict[str, Any]) -> CheckpointLocation:
+        return TypeAdapter(CheckpointLocation).validate_python(plain)
 
     def read(self, needed: NeededBlocks | None = None) -> State | None:
         """Return the state, or None if this process cannot have it from there.
@@ -184,7 +179,7 @@ class ChiefState:
 
 
 def share_state(
-    processes: Processes,
+    strategy: Strategy,
     location: CheckpointLocation,
     chief: ChiefState | None,
     needed: NeededBlocks | None = None,
@@ -199,57 +194,32 @@ def share_state(
         FileDamagedError: what came from the chief is not what it has verified.
     """
     state = location.read(needed) if chief is None else chief.state
-    lacks = _somebody_lacks(processes, state)
+    lacks = _somebody_lacks(strategy, state)
     if lacks and chief is not None:
-        with StateServer(chief.contents, processes.chief_host) as server:
-            processes.from_chief(json.dumps([server.port, server.secret.hex()]).encode())
-            lacks = _somebody_lacks(processes, state)  # once that is known, nobody asks for it any more
+        with StateServer(chief.contents, strategy.chief_host) as server:
+            strategy.from_chief(json.dumps([server.port, server.secret.hex()]).encode())
+            lacks = _somebody_lacks(strategy, state)  # once that is known, nobody asks for it any more
     elif lacks:
-        port, secret = json.loads(processes.from_chief(b""))
+        port, secret = json.loads(strategy.from_chief(b""))
         if state is None:
             # not reachable, or changed on its way: it is asked for by the store next
             with contextlib.suppress(OSError, ValueError):
-                state = fetch_state(processes.chief_host, port, bytes.fromhex(secret), location.files, needed)
-        lacks = _somebody_lacks(processes, state)
+                state = fetch_state(strategy.chief_host, port, bytes.fromhex(secret), location.files, needed)
+        lacks = _somebody_lacks(strategy, state)
     if lacks:
-        sent = [
-            _InMemory(processes.from_chief(b"" if chief is None else _all_of(chief.contents[number])))
-            for number in range(len(location.files))
-        ]
-        if state is None:
-            with StateFiles(location.files, [lambda one=one: one for one in sent]) as files:
-                state = files.read(needed)
+        with tempfile.TemporaryDirectory() as folder:
+            for number, file in enumerate(location.files):
+                data = b"" if chief is None else read_bytes(chief.contents[number], file.num_bytes)
+                data = strategy.from_chief(data)
+                if state is None:
+                    (Path(folder) / file.name).write_bytes(data)
+            state = state if state is not None else read_files(Path(folder), location.files, needed)
     assert state is not None, "an error else"
     return state
 
 
-def _somebody_lacks(processes: Processes, state: State | None) -> bool:
-    return any(processes.gather("" if state is not None else "missing").values())
-
-
-def _all_of(content: Bytes) -> bytes:
-    data = bytearray(content.size())
-    at = 0
-    while at < len(data):
-        at += content.read_into([memoryview(data)[at:]], at)
-    return bytes(data)
-
-
-class _InMemory:
-    """Implements `Bytes`."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def size(self) -> int:
-        return len(self._data)
-
-    def read_into(self, buffers: list[memoryview], offset: int) -> int:
-        part = self._data[offset : offset + len(buffers[0])]
-        buffers[0][: len(part)] = part
-        return len(part)
-
-    def close(self) -> None: ...
+def _somebody_lacks(strategy: Strategy, state: State | None) -> bool:
+    return any(strategy.gather("" if state is not None else "missing").values())
 
 
 class StateServer:

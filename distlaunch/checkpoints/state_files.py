@@ -129,6 +129,13 @@ def read_files(folder: Path, files: Sequence[StateFile], needed: NeededBlocks | 
         return opened.read(needed)
 
 
+def read_bytes(content: Bytes, num_bytes: int, offset: int = 0) -> bytes:
+    """Return some bytes of a file. Raises EOFError if it ends before."""
+    data = bytearray(num_bytes)
+    _whole(content.read_into, [memoryview(data)], offset)
+    return bytes(data)
+
+
 class StateFiles:
     """The files of one state, held open until this is left. Their headers have been read, but not yet verified.
 
@@ -213,10 +220,12 @@ class _OpenFile:
         if found != facts.num_bytes:
             raise FileDamagedError(facts.name, f"it has {found:,} bytes, and {facts.num_bytes:,} were written")
         try:
-            head = self._read(min(8, found), 0)
-            text = self._read(min(header_bytes(head), found - 8), 8)
+            head = read_bytes(content, min(8, found))
+            text = read_bytes(content, min(header_bytes(head), found - 8), 8)
             self._header = bytearray(head + text)
             self.entries = read_header(text)
+        except EOFError:
+            raise FileDamagedError(facts.name, "it is cut off") from None
         except ValueError as error:
             raise FileDamagedError(facts.name, str(error)) from None
         data = sum(entry.end - entry.begin for entry in self.entries.values())
@@ -224,14 +233,6 @@ class _OpenFile:
             _pieces_of(0, facts.num_bytes)
         ):
             raise FileDamagedError(facts.name, "its header is wrong: it gives another size")
-
-    def _read(self, num_bytes: int, offset: int) -> bytes:
-        data = bytearray(num_bytes)
-        try:
-            _whole(self._content.read_into, [memoryview(data)], offset)
-        except EOFError:
-            raise FileDamagedError(self.name, "it is cut off") from None
-        return bytes(data)
 
     @property
     def is_whole(self) -> bool:

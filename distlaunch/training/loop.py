@@ -487,10 +487,10 @@ class TrainingLoop:
         at = replace(at, is_last=vote.finish or at.epoch == self._epochs, chief_asks=vote.save)
         if not self._saves.should_save(at):
             return
-        # at the end of an epoch, nothing but the best one is for the chief alone to know
-        if vote.save and self._around.is_chief:
+        is_best = self._around.is_chief and self._best.should_save(at)
+        if is_best:
             self._best.keep(at)
-        self._saver.save(self._program, self._progress, best=vote.save)
+        self._saver.save(self._program, self._progress, best=is_best)
 
     def _at(self, moment: Moment, **facts: Any) -> StepContext:
         return StepContext(moment, self._progress.step, self._around.clock(), **facts)
