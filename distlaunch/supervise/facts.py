@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from distlaunch.agent.messages import Order
 from distlaunch.base.errors import ExitCode
+from distlaunch.plan.train import LaunchPlan
 
 PREEMPTION_CODE = 42
 """Exit code of TensorFlow's preemption handler. As with codes from 128 on, a restart is worthwhile."""
@@ -168,6 +169,25 @@ class Rules:
     optional: frozenset[str] = frozenset()
     needs_every_task: bool = False
     scripts: bool = False
+
+    @classmethod
+    def of(cls, plan: LaunchPlan) -> Rules:
+        """Return what a plan's run expects of its tasks."""
+        servers = frozenset(str(task.task) for task in plan.tasks if task.serves)
+        workers = frozenset(str(task.task) for task in plan.tasks if task.serves and task.task.job == "worker")
+        evaluators = frozenset(str(task.task) for task in plan.tasks if task.task.job == "evaluator")
+        lead = str(plan.lead)
+        return cls(
+            chief=lead,
+            needs_finish=plan.mode == "train" and lead not in servers | evaluators,
+            start_timeout_s=plan.start_timeout_s,
+            stop_timeout_s=plan.stop_timeout_s,
+            servers=servers,
+            replaceable=workers | evaluators,
+            optional=evaluators - {lead},
+            needs_every_task=plan.mode == "train" and not servers,
+            scripts=plan.mode == "run",
+        )
 
     @functools.cached_property
     def auxiliary(self) -> frozenset[str]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from distlaunch.base.errors import Problem
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.supervise.diagnose.exit_reason import Failure
-from distlaunch.supervise.facts import Rules
 from distlaunch.supervise.verdict import Verdict
 
 
@@ -42,25 +41,6 @@ class Outcome:
         """Return the exit code of a command other than `train` and `run`: 128 + the signal if it was stopped."""
         is_stopped = self.status in ("interrupted", "stopped")
         return 128 + (self.stopped_by or signal.SIGTERM) if is_stopped else self.exit_code
-
-
-def rules_of(plan: LaunchPlan) -> Rules:
-    """Return the rules for the tasks of a plan."""
-    servers = frozenset(str(task.task) for task in plan.tasks if task.serves)
-    workers = frozenset(str(task.task) for task in plan.tasks if task.serves and task.task.job == "worker")
-    evaluators = frozenset(str(task.task) for task in plan.tasks if task.task.job == "evaluator")
-    lead = str(plan.lead)
-    return Rules(
-        chief=lead,
-        needs_finish=plan.mode == "train" and lead not in servers | evaluators,
-        start_timeout_s=plan.start_timeout_s,
-        stop_timeout_s=plan.stop_timeout_s,
-        servers=servers,
-        replaceable=workers | evaluators,
-        optional=evaluators - {lead},
-        needs_every_task=plan.mode == "train" and not servers,
-        scripts=plan.mode == "run",
-    )
 
 
 SLOW_SHARE = 0.1

@@ -20,9 +20,20 @@ from distlaunch.supervise.allocation import Allocation, Starter, TaskHandle
 from distlaunch.supervise.announcements import Announcer
 from distlaunch.supervise.diagnose.diagnosis import Traces, diagnose
 from distlaunch.supervise.diagnose.exit_reason import Failure, briefly, read_error
-from distlaunch.supervise.facts import PREEMPTION_CODE, Exited, Fact, GivenUp, Sent, Signal, Spawned, Stalled, Training
+from distlaunch.supervise.facts import (
+    PREEMPTION_CODE,
+    Exited,
+    Fact,
+    GivenUp,
+    Rules,
+    Sent,
+    Signal,
+    Spawned,
+    Stalled,
+    Training,
+)
 from distlaunch.supervise.observer import Observer, Screen, ThreadedObserver
-from distlaunch.supervise.outcome import Outcome, rules_of, warnings_of
+from distlaunch.supervise.outcome import Outcome, warnings_of
 from distlaunch.supervise.policy import Decision, decide
 from distlaunch.supervise.probes import Probes
 from distlaunch.supervise.requests import ENDING, SignalPipe
@@ -60,7 +71,7 @@ class Supervisor:
         self._observer = ThreadedObserver.of(observer)
         self._tasks = {str(task.task): task for task in plan.tasks}
         self._rests, self._long_turn_s = _RESTS_OF_MANY if len(plan.tasks) > _MANY_TASKS else _RESTS
-        self._rules = rules_of(plan)
+        self._rules = Rules.of(plan)
         self._history: list[Fact] = []
         self._state = RunState()
         self._handles: dict[str, TaskHandle] = {}

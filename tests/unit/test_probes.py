@@ -13,8 +13,18 @@ from distlaunch.base.run_files.task_error import write_exception
 from distlaunch.base.signs import read_signs
 from distlaunch.cluster.spec import Task
 from distlaunch.plan.train import LaunchPlan, TaskPlan
-from distlaunch.supervise.facts import ErrorReported, ErrorRole, Exited, Fact, GivenUp, Ready, Saving, Sent, Spawned
-from distlaunch.supervise.outcome import rules_of
+from distlaunch.supervise.facts import (
+    ErrorReported,
+    ErrorRole,
+    Exited,
+    Fact,
+    GivenUp,
+    Ready,
+    Rules,
+    Saving,
+    Sent,
+    Spawned,
+)
 from distlaunch.supervise.probes import Probes
 from distlaunch.supervise.state import RunState
 
@@ -38,7 +48,7 @@ def plan(tmp_path: Path) -> LaunchPlan:
 
 def _probes(plan: LaunchPlan) -> Probes:
     files = {str(task.task): task.files for task in plan.tasks}
-    return Probes(plan, rules_of(plan), 0, lambda name: read_signs(files[name].heartbeat), lambda addresses: set())
+    return Probes(plan, Rules.of(plan), 0, lambda name: read_signs(files[name].heartbeat), lambda addresses: set())
 
 
 @pytest.mark.parametrize(
