@@ -221,7 +221,7 @@ REFERENCES = [
     Broken("unknown name in a module", BASE.replace("models.py:net", "json.decoder:JSONDecodr"), 2, "model.function",
            ("did you mean 'JSONDecoder'?",)),
     Broken("syntax error", BASE.replace("models.py:net", "broken.py:net"), 2, "model.function", ("broken.py, line 2", "correct it")),
-    Broken("a value", BASE.replace("models.py:net", "models.py:LIMIT"), 2, "model.function", ("is a value", "line 31")),
+    Broken("a value", BASE.replace("models.py:net", "models.py:LIMIT"), 2, "model.function", ("is a value", "line 41")),
     Broken("async", BASE.replace("models.py:net", "models.py:later"), 2, "model.function", ("async",)),
     Broken("missing argument", BASE.replace("models.py:net", "models.py:needs"), 2, "model.function", ("missing 'width'", "width: ...")),
     data("args: {sorce: auto}", "data.args.sorce", "did you mean 'source'?", id="unknown argument"),
