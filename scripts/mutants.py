@@ -120,7 +120,7 @@ def _copy(to: Path) -> Path:
 
 
 def _run(copy: Path, tests: str) -> tuple[int, str]:
-    """pytest's exit code, and what it said last; one that hangs has found something too."""
+    """Return the exit code of pytest and its last output; tests that hang have caught the mutant, too."""
     words = [word.strip('"') for word in _split(tests)]
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *words]
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}

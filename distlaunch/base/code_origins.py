@@ -71,8 +71,10 @@ def _translate(trace: traceback.TracebackException) -> None:
 
 
 def _without_generated(stack: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """The user's frames in place of the generated ones, without AutoGraph's. A function of the user's counts once,
-    although each `if` and loop in it has become a function."""
+    """Return the user's frames in place of generated ones, without those of AutoGraph.
+
+    A function of the user counts once, although each `if` and loop in it has become a function.
+    """
     kept: list[traceback.FrameSummary] = []
     for frame in stack:
         if _AUTOGRAPH in frame.filename:

@@ -188,8 +188,9 @@ class CheckpointWriteError(DistlaunchError):
 
 
 class StopRequested(BaseException):
-    """A signal asked the job to end while hosts were waited for, and no task ran. No error, as KeyboardInterrupt is
-    none: what handles errors must let it pass.
+    """A signal asked the job to end while it waited for hosts and no task ran.
+
+    Like KeyboardInterrupt it is no Exception, so that error handlers let it pass.
     """
 
     def __init__(self, number: signal.Signals) -> None:

@@ -240,6 +240,8 @@ class CheckpointFailed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Restored(Event):
+    """Training continues from a checkpoint."""
+
     step: int
     epoch: int
     path: str
@@ -247,6 +249,8 @@ class Restored(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated(Event):
+    """The values of a checkpoint on a split."""
+
     step: int
     split: str
     logs: Logs

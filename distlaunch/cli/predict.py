@@ -50,7 +50,7 @@ def command(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Write a model's predictions, one row for each input row, in the same order.
+    r"""Write a model's predictions, one row for each input row, in the same order.
 
     \b
     predict RUN                      for every example of a split of the run, by a checkpoint

@@ -1,0 +1,1 @@
+"""Tasks and addresses, `TF_CONFIG`, ports, cores and GPUs."""

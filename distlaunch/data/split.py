@@ -263,7 +263,6 @@ class Split(ABC):
             skip: batches to read and drop first, where only that leads to the position.
             batches, passes: how many the run will take at most; read-ahead begins no pass behind them. None: no end.
         """
-
         kept = []
         position = skip or offset
         if self.is_numbered:

@@ -1,0 +1,1 @@
+"""Runs and their attempts: choosing, starting, restarting, stopping, submitting."""

@@ -16,10 +16,12 @@ from distlaunch.engines.context import LaunchContext
 
 
 def isolate(engine: Engine) -> None:
-    """Starts this command anew, in a network namespace of its own, unless it is in one. To be called before anything
-    is begun; it then does not return.
+    """Restart this command in a network namespace of its own, unless it is in one.
 
-    Raises UsageError: the job's tasks are not all on this machine.
+    Call it before anything is started. If the command is restarted, it does not return.
+
+    Raises:
+        UsageError: some tasks of the job are not on this machine.
     """
     if not engine.uses_this_machine_only:
         raise UsageError(

@@ -1,0 +1,1 @@
+"""Launch plans: the command, environment and files of each task, as data."""

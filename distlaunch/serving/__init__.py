@@ -1,0 +1,1 @@
+"""Predicting with an export, without its run."""

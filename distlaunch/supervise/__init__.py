@@ -1,0 +1,1 @@
+"""Supervision of a run: facts, state, decisions, verdict."""

@@ -86,8 +86,11 @@ class Judgement:
 
 @dataclass(frozen=True)
 class _Compared:
-    """Deviations of one kind of values, step by step, the first step at which they are a fault, and the last at which
-    one of 1 % would be."""
+    """Deviations of one kind of values, step by step.
+
+    Attributes:
+        first: the first step at which the deviation is a fault; None if there is none.
+    """
 
     deviations: Values
     first: int | None

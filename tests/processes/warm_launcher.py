@@ -71,10 +71,10 @@ class Launchers:
 
 def main(arguments: Sequence[str]) -> str:
     """Preloads what launchers and their tasks import."""
-    import distlaunch.cli.main
-    import distlaunch.cli.train
-    import distlaunch.jobs.job
-    import distlaunch.jobs.smoke
+    import distlaunch.cli.main  # noqa: F401
+    import distlaunch.cli.train  # noqa: F401
+    import distlaunch.jobs.job  # noqa: F401
+    import distlaunch.jobs.smoke  # noqa: F401
     import distlaunch.ui.progress.view  # noqa: F401
 
     return preload.main(arguments)

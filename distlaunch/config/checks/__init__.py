@@ -1,0 +1,1 @@
+"""Checks of a whole config, beyond the types of its values."""

@@ -64,8 +64,10 @@ def _note(problem: Problem, given: Mapping[str, int]) -> str:
 
 
 def fitting_workers(config: RunConfig, numbers: Iterable[int], num_gpus: int | None) -> int | None:
-    """The first of these numbers of workers that can share the batch, the mesh, the streams, and for which there are
-    ports if the config names them; None: none can."""
+    """Return the first of these numbers of workers that fits the config, or None.
+
+    The workers must be able to share the batch, the mesh and the streams, and need ports if the config lists them.
+    """
     return next((number for number in numbers if not cross_check(_with_workers(config, number), num_gpus)), None)
 
 

@@ -1,0 +1,1 @@
+"""Reading of configs: YAML with line numbers, overrides, variables, and error messages."""

@@ -1,0 +1,1 @@
+"""References of a config to functions, Keras names and files."""

@@ -66,7 +66,6 @@ def noted(rows: tf.Tensor, find: Find) -> tf.Tensor:
 
 def quiet_function(function: Callable[..., Any], inputs: Any, types: Sequence[tf.DType]) -> list[tf.Tensor]:
     """Like `tf.numpy_function`, but without the traceback that TensorFlow logs for each exception."""
-
     if tf.executing_eagerly():  # whoever asks by hand wants the exception
         return function(*map(np.asarray, inputs))
 

@@ -27,8 +27,10 @@ _GIT = ("git", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}
 
 
 class CodeFiles:
-    """The files of a folder. Where git knows the folder: those that it knows or would add. Else: all but hidden ones
-    and environments. Runs are passed over, and files that look like secrets, unless git tracks them.
+    """The files of a folder that are sent to hosts.
+
+    In a git repository, these are the files that git tracks or would add; elsewhere, all but hidden ones and
+    environments. Runs are skipped, and so are files that look like secrets unless git tracks them.
 
     Args:
         files: Python files that the config names; they may be elsewhere.

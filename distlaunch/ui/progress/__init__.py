@@ -1,0 +1,1 @@
+"""The views that follow a running command."""
