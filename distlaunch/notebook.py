@@ -233,6 +233,8 @@ class _Reporter:
                 print(f"warning: checkpoint of step {event.step}: {event.reason}", flush=True)
             case Notice(level="warning"):
                 print(f"warning: {event.message}", flush=True)
+            case _:
+                pass
 
     def fail(self, status: str, seconds: float) -> None:
         """Record the end of an attempt that could not report it itself."""

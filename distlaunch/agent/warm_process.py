@@ -83,7 +83,8 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | No
     head, fds, _, _ = socket.recv_fds(connection, LENGTH.size, NUM_FDS)
     if len(head) < LENGTH.size:
         return None
-    left, parts = LENGTH.unpack(head)[0], []
+    left: int = LENGTH.unpack(head)[0]
+    parts: list[bytes] = []
     while left:
         part = connection.recv(min(left, 1 << 16))
         if not part:
@@ -96,7 +97,7 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | No
 def _stamps() -> list[tuple[int, int]]:
     """Return values that change when an imported package is reinstalled."""
     files = [getattr(module, "__file__", None) for name, module in sys.modules.items() if "." not in name]
-    found = []
+    found: list[tuple[int, int]] = []
     for file in filter(None, files):
         try:
             status = os.stat(file)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, TypeVar
 
 from distlaunch.base.events import Event, Notice, StepsDone
 from distlaunch.base.folders import make_folder
@@ -20,6 +20,7 @@ from distlaunch.base.secret_mask import SecretMask
 if TYPE_CHECKING:
     from distlaunch.base.run_dir import RunDir
 
+E = TypeVar("E", bound=Event)
 _MOST_WAITING = 10_000
 """Largest number of waiting step events; all others wait in any number."""
 _TAIL_BYTES = 32 * 1024
@@ -119,7 +120,7 @@ def _in_order(files: Sequence[list[Event]]) -> list[Event]:
     return list(heapq.merge(*files, key=lambda event: event.time))
 
 
-def read_events_of(path: Path, *kinds: type[Event]) -> list[Event]:
+def read_events_of(path: Path, *kinds: type[E]) -> list[E]:
     """Return the events of some kinds, oldest first, without parsing the other lines, which may be many."""
     marks = [f'"event":"{kind.__name__}"'.encode() for kind in kinds]
     try:
@@ -127,7 +128,7 @@ def read_events_of(path: Path, *kinds: type[Event]) -> list[Event]:
             lines = [line for line, _ in _lines(file, partial=True) if any(mark in line for mark in marks)]
     except (FileNotFoundError, NotRegularError):
         return []
-    return list(parse_events(b"\n".join(lines)))
+    return [event for event in parse_events(b"\n".join(lines)) if isinstance(event, kinds)]
 
 
 def _lines(file: IO[bytes], *, partial: bool = False) -> Iterator[tuple[bytes, int]]:

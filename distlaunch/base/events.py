@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from distlaunch.base import strict_json
-from distlaunch.base.plain_types import fits
+from distlaunch.base.plain_types import fits, is_dict
 from distlaunch.base.secret_mask import SecretMask
 
 Logs = dict[str, float]
@@ -86,7 +86,7 @@ class Event:
         try:
             data = json.loads(line)
             cls = Event.kinds[data.pop("event")]
-            if isinstance(logs := data.get("logs"), dict):
+            if is_dict(logs := data.get("logs")):
                 data["logs"] = {name: strict_json.number(value) for name, value in logs.items()}
             # a later version may have written more
             wanted = _types_of(cls)

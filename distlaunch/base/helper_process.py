@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from distlaunch.base.plain_types import is_dict
 from distlaunch.base.secret_mask import SecretMask
 
 ANSWER = "{answer}"
@@ -83,7 +84,7 @@ def run_helper(
         # it has ended before it answered
         except (OSError, ValueError):
             answer = None
-    if isinstance(answer, dict):
+    if is_dict(answer):
         # for people; all else are names and numbers
         answer |= {name: mask.inside(answer[name]) for name in ("message", "problems") if name in answer}
     return Answer(done.returncode, answer, output)

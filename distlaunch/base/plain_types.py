@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import types
 import typing
-from typing import Any
+from typing import Any, TypeGuard
 
 _LARGEST = 2**63
+
+
+def is_dict(value: Any) -> TypeGuard[dict[Any, Any]]:
+    """Return True for a dict; type checkers then know of its keys and values that they are of any type."""
+    return isinstance(value, dict)
+
+
+def is_list(value: Any) -> TypeGuard[list[Any]]:
+    """Return True for a list; see `is_dict`."""
+    return isinstance(value, list)
+
+
+def is_tuple(value: Any) -> TypeGuard[tuple[Any, ...]]:
+    """Return True for a tuple; see `is_dict`."""
+    return isinstance(value, tuple)
 
 
 def fits(value: Any, kind: Any) -> bool:
@@ -19,9 +34,9 @@ def fits(value: Any, kind: Any) -> bool:
     if origin is typing.Literal:
         return value in arguments
     if origin in (list, tuple):
-        return isinstance(value, (list, tuple)) and all(fits(each, arguments[0]) for each in value)
+        return (is_list(value) or is_tuple(value)) and all(fits(each, arguments[0]) for each in value)
     if origin is dict:
-        return isinstance(value, dict) and all(fits(each, arguments[1]) for each in value.values())
+        return is_dict(value) and all(fits(each, arguments[1]) for each in value.values())
     # in Python a truth value is a number, and numbers have no end
     if kind in (int, float) and isinstance(value, int):
         return not isinstance(value, bool) and abs(value) < _LARGEST

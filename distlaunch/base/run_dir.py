@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from distlaunch.base.errors import ExitCode, UsageError, code_of_os_error
 from distlaunch.base.folders import make_folder
+from distlaunch.base.plain_types import is_dict
 from distlaunch.base.regular_files import read_json, read_regular
 from distlaunch.base.run_files.run_lock import Owner, lock_run, owner_of
 from distlaunch.base.run_files.submission import Submission
@@ -230,9 +231,7 @@ class RunDir:
             known = read_json(self._secrets)
         except (OSError, ValueError):
             return {}
-        return (
-            {name: value for name, value in known.items() if isinstance(value, str)} if isinstance(known, dict) else {}
-        )
+        return {name: value for name, value in known.items() if isinstance(value, str)} if is_dict(known) else {}
 
     def keep_secrets(self, variables: Mapping[str, str]) -> None:
         """Keep the values of variables until the run is done, for this user alone."""

@@ -10,6 +10,8 @@ from binascii import b2a_base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from distlaunch.base.plain_types import is_dict, is_list, is_tuple
+
 MASKED_ENV = "DISTLAUNCH_MASKED"
 """Values, as a list in JSON, that a task must not print, whatever its variables are called."""
 REFERENCES_ENV = "DISTLAUNCH_REFERENCES"
@@ -164,9 +166,9 @@ class SecretMask:
             return value
         if isinstance(value, str):
             return self.whole(value)
-        if isinstance(value, dict):
+        if is_dict(value):
             return {key: self.inside(inner) for key, inner in value.items()}
-        return [self.inside(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return [self.inside(inner) for inner in value] if is_list(value) or is_tuple(value) else value
 
     @functools.cached_property
     def _pattern(self) -> re.Pattern[bytes]:
@@ -221,7 +223,7 @@ def _listed(text: str) -> list[str]:
         found = json.loads(text)
     except ValueError:
         return []
-    return [value for value in found if isinstance(value, str) and value] if isinstance(found, list) else []
+    return [value for value in found if isinstance(value, str) and value] if is_list(found) else []
 
 
 def credentials_in(value: str) -> Iterator[str]:

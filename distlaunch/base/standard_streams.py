@@ -6,7 +6,7 @@ import errno
 import io
 import os
 import sys
-from typing import Any
+from typing import Any, cast
 
 
 def open_missing_streams() -> None:
@@ -23,8 +23,9 @@ def open_missing_streams() -> None:
             os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(fd, True)
     # a name that is not UTF-8, or a letter that the terminal's encoding does not have, is no reason to fail
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")
+    stdout: Any = sys.stdout
+    if isinstance(stdout, io.TextIOWrapper) and stdout.errors == "strict":
+        stdout.reconfigure(errors="backslashreplace")
     for name, fd, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(fd, mode, encoding="utf-8", closefd=False))
@@ -53,11 +54,11 @@ def keep_going_without_readers() -> None:
     `output_error` returns what was lost.
     """
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
+        stream: Any = getattr(sys, name)
         # a stream that a test has put in its place is its own affair
         if isinstance(stream, io.TextIOWrapper) and stream is getattr(sys, f"__{name}__"):
             stream.flush()
-            setattr(sys, name, _with_raw(stream, _Output(stream.fileno())))
+            setattr(sys, name, _with_raw(cast(io.TextIOWrapper, stream), _Output(stream.fileno())))
 
 
 def _with_raw(stream: io.TextIOWrapper, raw: _Output) -> io.TextIOWrapper:

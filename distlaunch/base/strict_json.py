@@ -6,6 +6,8 @@ import json
 import math
 from typing import Any
 
+from distlaunch.base.plain_types import is_dict, is_list, is_tuple
+
 _NAMES = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -16,9 +18,9 @@ def dumps(value: Any, **options: Any) -> str:
 
 def named(value: Any) -> Any:
     """Replace numbers that JSON does not have by their names in plain data."""
-    if isinstance(value, dict):
+    if is_dict(value):
         return {key: named(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
+    if is_list(value) or is_tuple(value):
         return [named(inner) for inner in value]
     return str(float(value)) if isinstance(value, float) and not math.isfinite(value) else value
 

@@ -52,7 +52,7 @@ _FINDER = _UserFinder()
 
 def _importing_file() -> str:
     """Return the file whose import statement is being executed."""
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
     while frame is not None and frame.f_code.co_filename.startswith(_IMPORTERS):
         frame = frame.f_back
     return "" if frame is None else os.path.abspath(frame.f_code.co_filename)

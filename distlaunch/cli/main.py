@@ -79,7 +79,7 @@ class LazyGroup(click.Group):
 
             close = difflib.get_close_matches(args[0], COMMANDS, n=1)
             if close:
-                error.message += f" Did you mean '{close[0]}'?"
+                raise click.UsageError(f"{error.message} Did you mean '{close[0]}'?", ctx) from None
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

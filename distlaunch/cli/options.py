@@ -21,7 +21,7 @@ OVERRIDES = click.option(
 JSON_EVENTS = click.option("--json", "as_json", is_flag=True, help="Print only events, as JSON lines.")
 
 
-class CheckpointName(click.ParamType):
+class CheckpointName(click.ParamType[Any]):
     """A step, or the word for the best epoch."""
 
     name = "step"
@@ -34,7 +34,7 @@ class CheckpointName(click.ParamType):
         return int(value)
 
 
-class RunPath(click.ParamType):
+class RunPath(click.ParamType[Any]):
     """A run directory. Completion in the shell offers the runs in `runs`, or else folders."""
 
     name = "run"
@@ -49,7 +49,7 @@ class RunPath(click.ParamType):
         return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="dir")]
 
 
-class FolderPath(click.ParamType):
+class FolderPath(click.ParamType[Any]):
     """A folder, which need not be there yet. Completion in the shell offers folders."""
 
     name = "folder"

@@ -86,11 +86,11 @@ def ask_driver() -> _Driver | None:
 
 
 def _present() -> _Driver | None:
-    import pynvml
+    import pynvml  # pyright: ignore[reportMissingTypeStubs]
 
     try:
         pynvml.nvmlInit()
-    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_FunctionNotFound):
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_FunctionNotFound):  # pyright: ignore
         return _without_nvml()
     except pynvml.NVMLError:  # the module is not loaded, or of another version than the library
         return _Driver()

@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from distlaunch.base.errors import UsageError
 
@@ -109,7 +110,7 @@ def _listeners() -> list[tuple[int, int | None]]:
     import psutil  # only where it is needed: it costs 20 ms
 
     try:
-        found = psutil.net_connections("tcp")
+        found: list[Any] = psutil.net_connections("tcp")
     except (psutil.Error, OSError):
         return []
     return [(each.laddr.port, each.pid) for each in found if each.status == psutil.CONN_LISTEN]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distlaunch.base.errors import UsageError
+from distlaunch.base.plain_types import is_dict, is_list
 from distlaunch.cluster.spec import JOBS, ClusterSpec, Task
 
 
@@ -44,9 +45,9 @@ def from_tf_config(text: str) -> tuple[ClusterSpec, Task]:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise UsageError(f"TF_CONFIG is not JSON: {error}; received {text[:80]!r}") from None
-    cluster = data.get("cluster") if isinstance(data, dict) else None
-    task = data.get("task") if isinstance(data, dict) else None
-    if not isinstance(cluster, dict) or not isinstance(task, dict):
+    cluster = data.get("cluster") if is_dict(data) else None
+    task = data.get("task") if is_dict(data) else None
+    if not is_dict(cluster) or not is_dict(task):
         raise UsageError(
             'TF_CONFIG: expected {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}; '
             f"received {text[:120]!r}"
@@ -70,7 +71,7 @@ def from_tf_config(text: str) -> tuple[ClusterSpec, Task]:
 def _addresses(job: str, addresses: Any) -> tuple[str, ...]:
     if job not in JOBS:
         raise UsageError(f"TF_CONFIG: unknown job {job!r}; expected one of {', '.join(JOBS)}")
-    if not isinstance(addresses, list) or not addresses:
+    if not is_list(addresses) or not addresses:
         raise UsageError(f"TF_CONFIG: {job}: expected a list of host:port; received {addresses!r}")
     for address in addresses:
         host, _, port = str(address).rpartition(":")

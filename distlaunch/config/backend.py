@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from distlaunch.base.errors import ConfigError, Problem, UsageError
+from distlaunch.base.plain_types import is_dict
 
 Backend = Literal["tensorflow", "jax"]
 
@@ -50,7 +51,7 @@ def _check_settings() -> None:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return
-    if not isinstance(settings, dict):
+    if not is_dict(settings):
         raise UsageError(f"{path}: expected an object such as {{}}; correct or remove the file")
     for name, allowed in _SETTINGS.items():
         if (got := settings.get(name, allowed[0])) not in allowed:

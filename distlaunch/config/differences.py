@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from distlaunch.base import strict_json
+from distlaunch.base.plain_types import is_dict, is_list
 
 OF_THE_MODEL = ("model.", "compile.", "precision", "data.preprocessing", "strategy.kind", "strategy.partitioner")
 """Keys that decide which variables there are, by how they begin."""
@@ -45,10 +46,10 @@ def _are_same(old: str | None, new: str | None, is_same: IsSame) -> bool:
     if old == new or old is None or new is None:
         return old == new
     before, now = json.loads(old), json.loads(new)
-    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+    if is_list(before) and is_list(now) and len(before) == len(now):
         pairs = zip(before, now, strict=True)
         return all(_are_same(json.dumps(each), json.dumps(other), is_same) for each, other in pairs)
-    if isinstance(before, dict) and isinstance(now, dict) and before.keys() == now.keys():
+    if is_dict(before) and is_dict(now) and before.keys() == now.keys():
         return all(_are_same(json.dumps(before[key]), json.dumps(now[key]), is_same) for key in before)
     return isinstance(before, str) and isinstance(now, str) and is_same(before, now)
 
@@ -63,7 +64,7 @@ def _as_json(config: Mapping[str, Any]) -> Any:
 
 
 def _flat(value: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    if isinstance(value, dict) and value:
+    if is_dict(value) and value:
         for name, inner in value.items():
             yield from _flat(inner, (*key, name))
     else:

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from distlaunch.base.plain_types import is_dict, is_list
 from distlaunch.config.read.scalars import escape, is_filled_in_later, resolve
 from distlaunch.config.read.tree import Key
 from distlaunch.config.run import RunConfig
@@ -28,7 +29,9 @@ def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
     """Quotes text that would read back as something else, by our rules or by YAML 1.1's."""
     # double quotes are the only style of YAML with escapes
     style = '"' if _UNUSUAL.search(value) else None if _reads_as_text(value) else "'"
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+    return dumper.represent_scalar(  # pyright: ignore[reportUnknownMemberType]
+        "tag:yaml.org,2002:str", value, style=style
+    )
 
 
 def _reads_as_text(value: str) -> bool:
@@ -47,7 +50,9 @@ class _Written(str):
 
 
 def _written(dumper: yaml.SafeDumper, value: _Written) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", str(value), style="'" if value.is_text else None)
+    return dumper.represent_scalar(  # pyright: ignore[reportUnknownMemberType]
+        "tag:yaml.org,2002:str", str(value), style="'" if value.is_text else None
+    )
 
 
 _Dumper.add_representer(str, _text)
@@ -72,9 +77,9 @@ def dump_plain(config: Mapping[str, Any]) -> str:
 
 
 def _escaped(value: Any, secrets: Secrets, key: Key = ()) -> Any:
-    if isinstance(value, dict):
+    if is_dict(value):
         return {name: _escaped(inner, secrets, (*key, name)) for name, inner in value.items()}
-    if isinstance(value, list):
+    if is_list(value):
         return [_escaped(inner, secrets, (*key, index)) for index, inner in enumerate(value)]
     if (found := secrets.reference(key, value)) is not None:
         written = _Written(found.text)

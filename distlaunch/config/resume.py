@@ -12,6 +12,7 @@ from typing import Any
 from distlaunch.base.errors import ConfigError
 from distlaunch.base.event_files import read_all_events_of, read_events_of
 from distlaunch.base.events import Evaluated, Exported, RunEnded, TrainingStarted
+from distlaunch.base.plain_types import is_dict, is_list
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.ownership import check_ownership, ownership_of
 from distlaunch.base.run_files.run_facts import RunFacts
@@ -166,6 +167,6 @@ def _below(value: Any, folder: str) -> Any:
     if isinstance(value, str):
         # `folder/../model.py` is not below the folder
         return os.path.normpath(value).removeprefix(folder) if value.startswith("/") else value
-    if isinstance(value, dict):
+    if is_dict(value):
         return {name: _below(inner, folder) for name, inner in value.items()}
-    return [_below(inner, folder) for inner in value] if isinstance(value, list) else value
+    return [_below(inner, folder) for inner in value] if is_list(value) else value

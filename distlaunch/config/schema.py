@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from distlaunch.base.plain_types import is_dict, is_list
 from distlaunch.config.run import RunConfig
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -29,9 +30,9 @@ def schema_text() -> str:
 
 
 def _with_variables(schema: Any, name: str = "") -> Any:
-    if isinstance(schema, list):
+    if is_list(schema):
         return [_with_variables(part) for part in schema]
-    if not isinstance(schema, dict):
+    if not is_dict(schema):
         return schema
     inner = {
         # values, not schemas: nothing in them is a type

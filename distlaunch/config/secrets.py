@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from distlaunch.base.plain_types import is_dict, is_list
 from distlaunch.base.secret_mask import (
     MASK,
     credentials_in,
@@ -48,8 +49,8 @@ class Secrets:
         variables: values of the variables that they name, as far as these are set.
     """
 
-    references: Mapping[Key, Reference] = field(default_factory=dict)
-    variables: Mapping[str, str] = field(default_factory=dict)
+    references: Mapping[Key, Reference] = field(default_factory=dict[Key, Reference])
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def reference(self, key: Key, value: Any) -> Reference | None:
         """Return where the value at a key comes from; None: it is what was written."""
@@ -66,9 +67,9 @@ class Secrets:
 
         References have the place of their values, and `***` that of other secrets, such as passwords in URLs.
         """
-        if isinstance(value, dict):
+        if is_dict(value):
             return {name: self.public(inner, (*key, name)) for name, inner in value.items()}
-        if isinstance(value, list):
+        if is_list(value):
             return [self.public(inner, (*key, index)) for index, inner in enumerate(value)]
         if (found := self.reference(key, value)) is not None:
             return found.public
@@ -116,10 +117,10 @@ def secrets_in(root: Node, environ: Mapping[str, str], *, all_references: bool =
 
 
 def _scalars(node: Node, key: Key) -> Iterator[tuple[Key, str, Any]]:
-    if isinstance(node.value, dict):
+    if is_dict(node.value):
         for name, inner in node.value.items():
             yield from _scalars(inner, (*key, name))
-    elif isinstance(node.value, list):
+    elif is_list(node.value):
         for index, inner in enumerate(node.value):
             yield from _scalars(inner, (*key, index))
     elif node.text is not None and "${" in node.text:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from distlaunch.base.errors import UsageError
+from distlaunch.base.plain_types import is_dict, is_list
 from distlaunch.base.regular_files import read_regular
 from distlaunch.base.run_files.ownership import folders_in, trusted_of
 from distlaunch.config.read.words import listed, show
@@ -42,7 +43,7 @@ def _trusted_by_settings(path: Path) -> tuple[Path, ...]:
     if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UsageError(f"{path}: others can write to it; it must be yours, with mode 0600")
     folders = _read(path).get("trust", [])
-    if not isinstance(folders, list) or not all(isinstance(each, str) and each for each in folders):
+    if not is_list(folders) or not all(isinstance(each, str) and each for each in folders):
         raise UsageError(f"{path}: trust: got {show(folders)}; expected a list of folders, such as [/data/team/runs]")
     return tuple(folder for each in folders for folder in folders_in(each))
 
@@ -57,8 +58,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: not valid YAML: {reason}") from None
     if found is None:
         return {}
-    if not isinstance(found, dict) or set(found) - set(_ALLOWED):
-        wrong = sorted(map(str, set(found) - set(_ALLOWED))) if isinstance(found, dict) else found
-        got = listed(wrong) if isinstance(wrong, list) else show(wrong)
+    if not is_dict(found) or set(found) - set(_ALLOWED):
+        wrong = sorted(map(str, set(found) - set(_ALLOWED))) if is_dict(found) else found
+        got = listed(wrong) if is_list(wrong) else show(wrong)
         raise UsageError(f"{path}: got {got}; expected {listed(_ALLOWED)}")
     return found

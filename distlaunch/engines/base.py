@@ -32,7 +32,7 @@ class Needs:
     num_tasks: int = 1
     num_addresses: int = 0
     num_computing: int = 1
-    jobs: Mapping[str, int] = field(default_factory=dict)
+    jobs: Mapping[str, int] = field(default_factory=dict[str, int])
     ports: Sequence[int] | Literal["auto"] = "auto"
     failure_window_s: float | None = None
     spares_failed: bool = True
@@ -48,7 +48,7 @@ class HostFiles:
     """
 
     code: Sequence[str] = ()
-    data: Mapping[str, str] = field(default_factory=dict)
+    data: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def _load_for(request: JobRequest, machine: Machine) -> tuple[RunConfig, Locate]
     try:
         return _load(target, request.overrides, machine)
     except ConfigError:
-        kept = _kept_secrets(request, machine) if target.is_file() else {}
+        kept: Mapping[str, str] = _kept_secrets(request, machine) if target.is_file() else {}
         if not kept.keys() - machine.environ.keys():
             raise
         return _load(target, request.overrides, machine, {**kept, **machine.environ})

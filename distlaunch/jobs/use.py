@@ -111,7 +111,7 @@ def check_has_validation(run: RunDir, config: RunConfig, command: str) -> None:
     Args:
         command: that needs them, such as `evaluate`.
     """
-    read = [event for event in read_events_of(run.events, DataResolved) if isinstance(event, DataResolved)]
+    read = read_events_of(run.events, DataResolved)
     if not read or "validation" in read[-1].examples or "validation" in read[-1].seen:
         return
     if _may_have_changed(config, since=read[-1].time):

@@ -96,7 +96,7 @@ def plan_script(
     place_of, addresses = places_of(everyone, places), [place.address for place in places if place.address]
     shares = {task: share for gpus, here in by_host(place_of) for task, share in _gpu_shares(job, here, gpus).items()}
     cluster = ClusterSpec({}) if job.jax else cluster_at(job.counts, addresses)
-    plans = []
+    plans: list[TaskPlan] = []
     for task in everyone:
         files = run.task(attempt, str(task))
         # without parameter servers a worker trains by itself, and ends by itself

@@ -87,7 +87,7 @@ def stragglers(timed: Mapping[str, StepsTimed]) -> dict[str, float]:
 
 def _slower(values: Mapping[str, float]) -> dict[str, float]:
     """Return the tasks whose value is clearly above the median of the others, with the factor."""
-    found = {}
+    found: dict[str, float] = {}
     for task, value in values.items():
         others = [other for name, other in values.items() if name != task]
         usual = statistics.median(others) if others else 0.0

@@ -152,7 +152,7 @@ def _values(facts: RunFacts, current: AttemptFacts) -> Logs:
     if not current.epochs_done:
         return current.logs
     ended = (event for event in reversed(facts.epochs) if event.epoch + 1 == current.epochs_done)
-    return next((event.logs for event in ended), {})
+    return next((event.logs for event in ended), Logs())
 
 
 def _began(run: RunDir, events: Sequence[Event]) -> float:

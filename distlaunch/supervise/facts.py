@@ -6,10 +6,13 @@ import enum
 import functools
 import signal
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from distlaunch.agent.messages import Order
 from distlaunch.base.errors import ExitCode
-from distlaunch.plan.train import LaunchPlan
+
+if TYPE_CHECKING:  # `report` reads events without the config
+    from distlaunch.plan.train import LaunchPlan
 
 PREEMPTION_CODE = 42
 """Exit code of TensorFlow's preemption handler. As with codes from 128 on, a restart is worthwhile."""

@@ -118,4 +118,6 @@ def facts_of(event: Event, now: float) -> list[Fact]:
         case RunEnded() if event.task != LAUNCHER:
             # a task that stopped has ended its part without having finished it
             return [Finished(now, event.task) if event.status == "done" else Closed(now, event.task)]
+        case _:
+            pass
     return []

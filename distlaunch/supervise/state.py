@@ -134,6 +134,8 @@ class RunState:
                 self.signals.append(fact)
             case Sent(at, order, to):
                 self._order(at, order, to)
+            case _:
+                pass
 
     def _start(self, at: float, task: str) -> None:
         if task in self.spawned:

@@ -117,7 +117,10 @@ class Attempt:
         """Start all tasks; none of them is left when the block ends."""
         for task in self.plan.tasks:
             task.files.path.mkdir(parents=True, exist_ok=True)
-        show = lambda task, line: self.lines.append((task, line))  # noqa: E731
+
+        def show(task: str, line: str) -> None:
+            self.lines.append((task, line))
+
         with self.allocation.starting(self.plan, show, time.monotonic) as self.starter:
             for task in self.plan.tasks:
                 self.start(str(task.task))

@@ -53,7 +53,7 @@ def task_lines(variables: Variables) -> list[str]:
     for variable in variables:
         for part in variable["parts"]:
             counts[part["task"]] += 1
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for task, total in totals.items():
         slots = of_optimizer.get(task, 0)
         sizes = (words.size(size) for size in (total - slots, slots, total))

@@ -92,7 +92,7 @@ def _restarts(attempts: Sequence[AttemptReport]) -> str:
 
 
 def _attempt_lines(attempts: Sequence[AttemptReport]) -> list[str]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for attempt in attempts:
         steps = f"{attempt.first_step:,} to {attempt.last_step:,}" if attempt.first_step is not None else ""
         took = words.duration(attempt.seconds) if attempt.seconds is not None else ""

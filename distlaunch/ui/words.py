@@ -22,7 +22,7 @@ def value(logged: object) -> str:
 
 def metrics(logs: Mapping[str, float]) -> str:
     """Format metrics, each with its validation value: `loss 0.1234, val 0.2345  accuracy 0.9876`."""
-    parts = []
+    parts: list[str] = []
     for name in dict.fromkeys(name.removeprefix("val_") for name in logs):
         train, validation = logs.get(name), logs.get(f"val_{name}")
         if train is None and validation is not None:

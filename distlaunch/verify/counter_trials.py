@@ -39,7 +39,7 @@ class Suspect:
 
 def suspects(planned: PlannedTrial, facts: ModelFacts) -> list[Suspect]:
     """Return the suspects that this strategy and model have."""
-    found = []
+    found: list[Suspect] = []
     if on_replicas(planned):
         if facts.batch_norm:
             reason = (

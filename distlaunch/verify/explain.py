@@ -16,7 +16,7 @@ _CLOSE = 0.02  # relative: how near to a multiple counts as one
 def explain(planned: PlannedTrial, judgement: Judgement, trial: Record, reference: Record) -> tuple[str, ...]:
     """Return the causes of a deviation that the numbers or data show, each with its remedy."""
     facts = reference.facts
-    causes = []
+    causes: list[str] = []
     if trial.shards and planned.processes > 1:
         causes.append(
             "the data pipeline takes a shard of the examples for each worker by itself, so that each batch is another "
@@ -74,7 +74,7 @@ _REMEDY = (
 
 
 def _of_replicas(replicas: int, judgement: Judgement, trial: Series, reference: Series, facts: ModelFacts) -> list[str]:
-    causes = []
+    causes: list[str] = []
     if judgement.metrics and not (judgement.losses or judgement.gradients_differ or judgement.weights_differ):
         return [_wrong_metric(judgement, replicas, trial, reference)]
     is_keras_step = facts.own_step.endswith(".train_step")
@@ -103,7 +103,7 @@ def _of_replicas(replicas: int, judgement: Judgement, trial: Series, reference: 
 
 def _scaled(replicas: int, trial: Series, reference: Series) -> str:
     """Return what is too large by the number of replicas in the first step, where the weights are equal."""
-    found = []
+    found: list[str] = []
     # of the first step alone: later ones begin from other weights
     pairs = zip(trial.gradients[0], reference.gradients[0], strict=False) if trial.gradients else ()
     if any(_is_multiple(own, expected, replicas) for own, expected in pairs):

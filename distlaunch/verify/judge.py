@@ -112,7 +112,7 @@ def judge(trial: Series, reference: Series, noise: Sequence[Series], rows: Seque
     losses = {name: _compare(trial, reference, noise, [_log(name)]) for name in names if is_loss(name)}
     optimizers = range(len(reference.gradients[0]) if reference.gradients and trial.gradients else 0)
     gradients = _compare(trial, reference, noise, [_gradient(index) for index in optimizers])
-    metrics = {}
+    metrics: dict[str, _Compared] = {}
     for name in names:
         if name not in losses:
             compared = _compare(trial, reference, noise, [_log(name)])

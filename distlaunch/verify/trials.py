@@ -84,7 +84,7 @@ def trial_config(config: RunConfig, strategy: dict[str, Any], cluster: dict[str,
     return config.model_copy(
         update={
             "strategy": _STRATEGY.validate_python(strategy),
-            "cluster": Cluster(**{**cluster, **timeouts, "evaluator": False, "ports": "auto"}),
+            "cluster": Cluster.model_validate({**cluster, **timeouts, "evaluator": False, "ports": "auto"}),
             "train": train,
             "checkpoint": checkpoint,
             "validation": None,

@@ -16,6 +16,7 @@ from distlaunch.agent.remote.outbox import Outbox
 from distlaunch.agent.remote.run_copy import RunCopy
 from distlaunch.base.errors import UsageError
 from distlaunch.base.folders import make_folder
+from distlaunch.base.plain_types import is_dict, is_list
 from distlaunch.base.plural import count
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.cores import NumaShares, pool_sizes
@@ -75,7 +76,7 @@ class HostAttempt:
                 self._copy.follow(self._name(log))
             self._copy.follow(self._name(files.events), whole_lines=True)
         argv, env, preload = frame.fields.get("argv"), frame.fields.get("env"), frame.fields.get("preload")
-        if not isinstance(argv, list) or not isinstance(env, dict) or not argv:
+        if not is_list(argv) or not is_dict(env) or not argv:
             raise FrameError(f"start: {name}: expected a command and an environment")
         environ = {**self._environ, **{str(key): str(value) for key, value in env.items()}}
         environ |= direct_paths(environ)
@@ -209,6 +210,6 @@ def _plain(task: HostTask) -> list[Any]:
 
 
 def _preload(plain: Any) -> Preload | None:
-    if not isinstance(plain, dict):
+    if not is_dict(plain):
         return None
     return Preload(str(plain["module"]), tuple(plain["arguments"]), tuple(plain["late_env"]))

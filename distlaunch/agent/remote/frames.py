@@ -10,6 +10,8 @@ import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from distlaunch.base.plain_types import is_dict
+
 PROTOCOL = 1
 GREETING = b"\n\x02distlaunch-agent\x03\n"
 """Comes before the first message of an agent. What is printed before it, by shell start-up files, is no message."""
@@ -124,6 +126,6 @@ def _parse(text: bytes, payload: bytes) -> Frame:
     # deeply nested JSON exceeds the recursion limit
     except (ValueError, RecursionError):
         raise FrameError(f"got a message whose header is not JSON: {text[:80]!r}") from None
-    if not isinstance(header, dict) or not isinstance(kind := header.pop("kind", None), str):
+    if not is_dict(header) or not isinstance(kind := header.pop("kind", None), str):
         raise FrameError(f"got a message without a kind: {text[:80]!r}")
     return Frame(kind, header, payload)

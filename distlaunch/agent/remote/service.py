@@ -26,7 +26,7 @@ from distlaunch.agent.remote.reach import Prober, Target
 from distlaunch.agent.remote.run_copy import RunCopy, is_shared
 from distlaunch.agent.warm_starts import WarmStarts
 from distlaunch.base.errors import UsageError
-from distlaunch.base.plain_types import fits
+from distlaunch.base.plain_types import fits, is_list
 from distlaunch.base.plural import count
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.ports import ReservedPorts, listening_ports, pick_ports, reserve_ports
@@ -198,7 +198,7 @@ class Agent:
     def _on_reserve(self, frame: Frame) -> None:
         self._ports.release()
         ports = frame.fields.get("ports")
-        if isinstance(ports, list):
+        if is_list(ports):
             if len(ports) > _MOST_PORTS or not all(type(port) is int and 0 < port < 65536 for port in ports):
                 raise FrameError(
                     f"reserve: ports: got {ports!r:.80}; expected at most {_MOST_PORTS:,} from 1 to 65,535"
@@ -223,7 +223,7 @@ class Agent:
         if not fits(frame.fields.get("targets"), list[list[str | int]]):
             raise FrameError("probe: targets: expected a list of addresses, ports and tokens")
         targets = [Target(*each) for each in frame.fields["targets"]]
-        if not all(isinstance(each.port, int) and 0 < each.port < 65536 for each in targets):
+        if not all(type(port) is int and 0 < port < 65536 for _, port, _ in targets):
             raise FrameError("probe: targets: expected ports from 1 to 65,535")
         # what it listens on is open, too
         allow_open_files(len(targets) + len(self._ports.numbers), count(len(targets), "connection"))

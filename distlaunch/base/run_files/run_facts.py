@@ -95,6 +95,8 @@ class AttemptFacts:
                 self.logs = event.logs or self.logs
             case Evaluated() | Predicted() | Exported():
                 self.has_result = True
+            case _:
+                pass
 
     def _reach(self, step: int, epochs_done: int, step_in_epoch: int = 0, logs: Logs | None = None) -> None:
         self.step, self.epochs_done, self.step_in_epoch = step, epochs_done, step_in_epoch
@@ -167,6 +169,8 @@ class RunFacts:
                 self.export_failure = event.reason
             case RunEnded():
                 self.ended, self.finished = event, event.status == "done"
+            case _:
+                pass
 
     @property
     def start(self) -> TrainingStarted | None:
@@ -178,4 +182,4 @@ class RunFacts:
     @property
     def restarts(self) -> Counter[str]:
         """Return the number of restarts of each task while the others continued."""
-        return sum((attempt.restarts for attempt in self.attempts.values()), Counter())
+        return sum((attempt.restarts for attempt in self.attempts.values()), Counter[str]())

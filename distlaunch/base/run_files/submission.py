@@ -35,12 +35,12 @@ class Submission(NamedTuple):
     def read(path: Path) -> Submission | None:
         """What `to_plain` has made of it; None: there is none."""
         try:
-            plain = read_json(path)
+            plain: dict[str, Any] = read_json(path)
             made = Submission(plain["engine"], plain["job"], plain["time"], plain.get("cluster", ""))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
         # they become arguments of the queue's commands
-        texts = (made.engine, made.job, made.cluster)
+        texts: tuple[Any, ...] = (made.engine, made.job, made.cluster)
         fit = all(isinstance(text, str) and _TEXT.fullmatch(text) for text in texts) and made.engine and made.job
         return made if fit and fits(made.time, float) and 0 <= made.time < _LATEST else None
 

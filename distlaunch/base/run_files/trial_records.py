@@ -40,8 +40,9 @@ class TrialOrder:
 
     @staticmethod
     def from_json(text: str) -> TrialOrder:
-        plain = json.loads(text)
-        return TrialOrder(**{**plain, "without": tuple(plain["without"])})
+        plain: dict[str, Any] = json.loads(text)
+        plain["without"] = tuple(plain["without"])
+        return TrialOrder(**plain)
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import reduce
 from importlib.metadata import EntryPoint
-from operator import or_
-from typing import TYPE_CHECKING, Annotated, NamedTuple, get_args
+from operator import or_  # pyright: ignore[reportUnknownVariableType]
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
 
 from pydantic import Discriminator, GetCoreSchemaHandler, Tag
 from pydantic_core import CoreSchema
 
 from distlaunch.base.errors import UsageError
+from distlaunch.base.plain_types import is_dict
 from distlaunch.config.base import Words
 from distlaunch.config.engines.base import EngineSection
 
@@ -107,7 +108,7 @@ def installed() -> Kinds:
 
 def _kind_of(section: object) -> str | None:
     """Return the kind of a section as written, or of a model."""
-    kind = section.get("kind", DEFAULT) if isinstance(section, Mapping) else getattr(section, "kind", None)
+    kind: Any = section.get("kind", DEFAULT) if is_dict(section) else getattr(section, "kind", None)
     return kind if isinstance(kind, str) else None
 
 
@@ -117,7 +118,8 @@ class AnyEngine:
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         members = [Annotated[model, Tag(kind)] for kind, model in installed().models.items()]
-        return handler.generate_schema(Annotated[reduce(or_, members), Discriminator(_kind_of)])
+        union = reduce(or_, members)  # pyright: ignore[reportUnknownArgumentType]
+        return handler.generate_schema(Annotated[union, Discriminator(_kind_of)])
 
 
 if TYPE_CHECKING:

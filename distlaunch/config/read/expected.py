@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import types
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, MinLen
 from pydantic.fields import FieldInfo
 
+from distlaunch.base.plain_types import is_dict, is_list
 from distlaunch.config import engines, strategies
 from distlaunch.config.base import Section, Words
 from distlaunch.config.read.tree import Key
@@ -85,7 +86,7 @@ class Expected:
         """Return the section among the alternatives that a mapping was meant to be."""
         types_ = [part.type for part in self.alternatives()]
         models = [model for model in types_ if isinstance(model, type) and issubclass(model, Section)]
-        if not models or not isinstance(value, dict):
+        if not models or not is_dict(value):
             return models[0] if models else None
         # a union of strategies or engines: the kind decides which
         for kinds, default in ((strategies.MODELS, None), (engines.installed().models, engines.DEFAULT)):
@@ -103,7 +104,7 @@ class Expected:
         if section is not None:
             info = section.model_fields.get(part) if isinstance(part, str) else None
             return of_field(info) if info else None
-        container = list if isinstance(part, int) and not isinstance(value, dict) else dict
+        container = list if isinstance(part, int) and not is_dict(value) else dict
         for alternative in self.alternatives():
             if get_origin(alternative.type) is container:
                 return Expected(get_args(alternative.type)[-1])
@@ -127,9 +128,9 @@ def at(key: Key, data: Any) -> Expected | None:
 
 def inside(data: Any, part: str | int) -> Any:
     """Return the value at a key or index, or None."""
-    if isinstance(data, dict):
+    if is_dict(data):
         return data.get(part)
-    return data[part] if isinstance(data, list) and isinstance(part, int) and part < len(data) else None
+    return data[part] if is_list(data) and isinstance(part, int) and part < len(data) else None
 
 
 def _describe(part: Expected) -> str:
@@ -144,7 +145,8 @@ def _describe(part: Expected) -> str:
         return "a mapping" if inner is Any else f"a mapping to {Expected(inner).describe()}"
     if isinstance(part.type, type) and issubclass(part.type, Section):
         return f"a section with {listed(part.type.model_fields, 6)}"
-    return _number(part) if part.type in (int, float) else _WORDS.get(part.type, "a value")
+    kind: Any = cast(Any, part.type)
+    return _number(part) if kind in (int, float) else _WORDS.get(kind, "a value")
 
 
 def _number(part: Expected) -> str:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from yaml import YAMLError
 
 from distlaunch.base.errors import ConfigError, Problem, UsageError
+from distlaunch.base.plain_types import is_dict
 from distlaunch.base.secret_mask import SHORTEST, SecretMask, masked_arguments, secrets_of
 from distlaunch.cluster.machine import Machine
 from distlaunch.config.checks.config import cross_check
@@ -157,7 +158,7 @@ def _checked(
     num_gpus: int | None,
     modules_folder: Path | None = None,
 ) -> LoadedConfig:
-    if not isinstance(root.value, dict):
+    if not is_dict(root.value):
         message = f"got {show(root.plain())} at the top; expected `key: value` lines such as `model:` and `data:`"
         raise ConfigError(Problem((), message, root.source))
     early = builder.problems + override.apply(root, overrides, environ)
@@ -217,7 +218,7 @@ def parse_resolved(text: str, name: str, environ: Mapping[str, str] | None = Non
 
 
 def _validate(data: Any) -> tuple[RunConfig | None, list[Problem]]:
-    if not isinstance(data, dict):
+    if not is_dict(data):
         return None, [Problem((), f"got {show(data)} at the top; expected a config")]
     try:
         return RunConfig.model_validate(data), []
@@ -250,12 +251,12 @@ def _given_sizes(config: RunConfig, environ: Mapping[str, str]) -> dict[str, int
 
 
 def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+    return value if is_dict(value) else {}
 
 
 def _pruned(data: Any, key: Key) -> Any:
     """Return a copy without a key, or without the whole list around it, so that no index changes."""
-    if not isinstance(data, dict) or key[0] not in data:
+    if not is_dict(data) or key[0] not in data:
         return data
     if len(key) == 1 or isinstance(key[1], int):
         return {name: value for name, value in data.items() if name != key[0]}
@@ -264,7 +265,7 @@ def _pruned(data: Any, key: Key) -> Any:
 
 def _name(root: Node, path: Path) -> None:
     """Return the name of the run: that of the config file unless the config has one. A stream has no name."""
-    assert isinstance(root.value, dict)
+    assert is_dict(root.value)
     if is_stream(path):
         return
     name = root.value.get("name")

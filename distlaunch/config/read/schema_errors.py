@@ -9,6 +9,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from distlaunch.base.errors import Problem
+from distlaunch.base.plain_types import is_dict, is_list
 from distlaunch.config import engines, strategies
 from distlaunch.config.base import Section
 from distlaunch.config.read import expected
@@ -58,7 +59,7 @@ def _problem(kind: str, location: Key, data: dict[str, Any]) -> Problem | None:
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         name = str(location[0])
         section = data[name]
-        return _kind_problem(name, section) if isinstance(section, dict) else _wrong_type((name,), data)
+        return _kind_problem(name, section) if is_dict(section) else _wrong_type((name,), data)
     if location and location[-1] == "[key]":
         return Problem(key, _key_type(key))
     if kind == "missing":
@@ -94,9 +95,7 @@ def _is_member(part: str | int, data: Any, expect: Expected | None, *, last: boo
     if isinstance(part, int) or expect is None or len(expect.alternatives()) < 2:
         return False
     # how pydantic names members of a union that are no models
-    if not isinstance(data, dict) or any(
-        part.startswith(word) for word in ("list[", "dict[", "literal[", "constrained-")
-    ):
+    if not is_dict(data) or any(part.startswith(word) for word in ("list[", "dict[", "literal[", "constrained-")):
         return True
     return part not in data and not (last and expect.section(data) is not None and part in _fields(expect, data))
 
@@ -108,16 +107,16 @@ def _fields(expect: Expected, data: Any) -> Any:
 
 def _accepts_kind(expect: Expected | None, data: Any) -> bool:
     """Return True if one of the members has the value's type, so that its mistakes are the ones to report."""
-    if expect is None or not isinstance(data, dict | list):
+    if expect is None or not (is_dict(data) or is_list(data)):
         return False
-    return expect.accepts(type(data)) or (isinstance(data, dict) and expect.section(None) is not None)
+    return expect.accepts(type(data)) or (is_dict(data) and expect.section(None) is not None)
 
 
 def _is_meant(member: str, data: Any, expect: Expected | None) -> bool:
     """Return True if a list or mapping was meant to be this member of a union."""
-    if isinstance(data, list):
+    if is_list(data):
         return member.startswith("list[")
-    if not isinstance(data, dict) or expect is None:
+    if not is_dict(data) or expect is None:
         return False
     if expect.section(data) is None:
         return member.startswith("dict[")
@@ -169,7 +168,7 @@ def unknown_key(key: Key, data: dict[str, Any]) -> str:
 
 def _of_other_kinds(key: Key) -> str:
     """Name the kinds that have a key that this kind of strategy or engine has not."""
-    models = _kinds(key[0]) if len(key) == 2 else {}
+    models: Mapping[str, type[Section]] = _kinds(key[0]) if len(key) == 2 else {}
     kinds = [kind for kind, model in models.items() if key[-1] in model.model_fields]
     return f"; it belongs to {' or '.join(f'`kind: {kind}`' for kind in kinds)}" if kinds else ""
 
@@ -235,9 +234,9 @@ def _hint(value: Any, expect: Expected) -> str:
         return f"; write {int(value)}"
     if isinstance(value, bool | int | float) and expect.accepts(str):
         return f"; put it in quotes if it is text: '{str(value).lower() if isinstance(value, bool) else value}'"
-    if isinstance(value, dict) and accepts_list:
+    if is_dict(value) and accepts_list:
         return "; begin each item with '- '"
-    if isinstance(value, list) and not accepts_list:
+    if is_list(value) and not accepts_list:
         return "; remove the '-'" if is_section or expect.accepts(dict) else "; remove the brackets or the '-'"
     return ""
 

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.base.plain_types import is_dict, is_list
 from distlaunch.config.read.scalars import Scalar, UnsetError, is_filled_in_later, resolve, substitute, unusable
 from distlaunch.config.read.yaml_errors import MAX_DEPTH
 from distlaunch.config.read.yaml_nodes import PLAIN, line_of
@@ -36,9 +37,9 @@ class Node:
 
     def plain(self) -> object:
         """Return the value without its sources."""
-        if isinstance(self.value, dict):
+        if is_dict(self.value):
             return {key: node.plain() for key, node in self.value.items()}
-        if isinstance(self.value, list):
+        if is_list(self.value):
             return [node.plain() for node in self.value]
         return self.value
 
@@ -60,21 +61,21 @@ class Node:
         return node
 
     def children(self) -> Iterable[Node]:
-        if isinstance(self.value, dict):
+        if is_dict(self.value):
             return self.value.values()
-        return self.value if isinstance(self.value, list) else ()
+        return self.value if is_list(self.value) else ()
 
     def walk(self, key: Key = ()) -> Iterator[tuple[Key, Node]]:
         """Yield each node within this one, with its key from here."""
-        entries = self.value.items() if isinstance(self.value, dict) else enumerate(self.children())
+        entries = self.value.items() if is_dict(self.value) else enumerate(self.children())
         for part, inner in entries:
             yield (*key, part), inner
             yield from inner.walk((*key, part))
 
     def child(self, part: str | int) -> Node | None:
-        if isinstance(self.value, dict):
+        if is_dict(self.value):
             return self.value.get(part)
-        if isinstance(self.value, list) and isinstance(part, int) and 0 <= part < len(self.value):
+        if is_list(self.value) and isinstance(part, int) and 0 <= part < len(self.value):
             return self.value[part]
         return None
 
@@ -156,7 +157,7 @@ class TreeBuilder:
                 )
                 continue
             node = self._build(source, key, line_of(source))
-            assert isinstance(node.value, dict)
+            assert is_dict(node.value)
             found = {**node.value, **found}  # the first wins
         return found
 
@@ -198,10 +199,10 @@ class TreeBuilder:
 
 def texts_in(value: Any, key: Key) -> Iterator[tuple[Key, str]]:
     """Yield the texts in plain data of a config, each with its key."""
-    if isinstance(value, dict):
+    if is_dict(value):
         for name, inner in value.items():
             yield from texts_in(inner, (*key, name))
-    elif isinstance(value, list):
+    elif is_list(value):
         for index, inner in enumerate(value):
             yield from texts_in(inner, (*key, index))
     elif isinstance(value, str):

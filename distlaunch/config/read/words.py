@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+from distlaunch.base.plain_types import is_dict, is_list
+
 _LONGEST = 60  # characters of a value in a message
 SHOWN = _LONGEST - 3
 """Number of characters of a long value that are shown."""
@@ -20,9 +22,9 @@ def show(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, str):
         return repr(value if len(value) <= _LONGEST else value[:SHOWN] + "...")
-    if isinstance(value, dict):
+    if is_dict(value):
         return f"a mapping with {listed(value)}" if value else "an empty mapping {}"
-    if isinstance(value, list):
+    if is_list(value):
         return f"a list of {len(value)}" if value else "an empty list []"
     return str(value)
 

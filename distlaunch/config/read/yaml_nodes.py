@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from yaml.composer import Composer, ComposerError
@@ -76,7 +76,7 @@ class _NodeLoader(_Loader):
     """Composes nodes, and refuses what a config cannot be."""
 
     def __init__(self, stream: str, name: str) -> None:
-        super().__init__(stream)
+        super().__init__(stream)  # pyright: ignore[reportUnknownMemberType]
         self.anchors: dict[str, yaml.Node] = {}
         self._name = name
         self._open: list[str | None] = []
@@ -88,7 +88,7 @@ class _NodeLoader(_Loader):
         is_key = isinstance(parent, yaml.MappingNode) and index is None
         if isinstance(event, yaml.AliasEvent):
             self._check_alias(str(event.anchor), line)
-            node = super().compose_node(parent, index)
+            node = self._composed(parent, index)
             self._check_key(node, line, is_key=is_key)
             return node
         # `!` alone makes a scalar text
@@ -98,18 +98,21 @@ class _NodeLoader(_Loader):
             raise _error(self._name, line, message + hint)
         self.anchors.pop(event.anchor, None)  # it may be defined again
         if isinstance(event, yaml.ScalarEvent):
-            return super().compose_node(parent, index)
+            return self._composed(parent, index)
         self._check_key(event, line, is_key=is_key)
         self._open.append(event.anchor)
         if len(self._open) > MAX_DEPTH:
             raise _error(self._name, line, TOO_DEEP)
-        node = super().compose_node(parent, index)
+        node = self._composed(parent, index)
         self._open.pop()
         return node
 
+    def _composed(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        return cast(yaml.Node, super().compose_node(parent, index))  # pyright: ignore[reportUnknownMemberType]
+
     def compose_scalar_node(self, anchor: str | None) -> yaml.ScalarNode:
         event = self.peek_event()
-        node = super().compose_scalar_node(anchor)
+        node = cast(yaml.ScalarNode, super().compose_scalar_node(anchor))  # pyright: ignore[reportUnknownMemberType]
         node.value = node.value.translate(_RESTORED)
         node.tag = PLAIN if event.implicit[0] and event.tag is None else _TEXT
         return node

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from distlaunch.base.errors import Problem
+from distlaunch.base.plain_types import is_dict, is_list
 from distlaunch.config.read.tree import Key
 from distlaunch.config.run import RunConfig
 
@@ -88,9 +89,9 @@ def with_given_arguments(config: RunConfig, folder: Path, is_given: Callable[[Ke
 def _each(value: Any, key: Key, change: Callable[[Key, str], str]) -> Any:
     if isinstance(value, str):
         return change(key, value)
-    if isinstance(value, dict):
+    if is_dict(value):
         return {name: _each(inner, (*key, name), change) for name, inner in value.items()}
-    if isinstance(value, list):
+    if is_list(value):
         return [_each(inner, (*key, number), change) for number, inner in enumerate(value)]
     return value
 

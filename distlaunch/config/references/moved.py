@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from distlaunch.base.errors import Problem
+from distlaunch.base.plain_types import is_dict, is_list
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.read.tree import Key
 from distlaunch.config.references.modules import ModuleMissingError, find_source
@@ -149,16 +150,16 @@ def _shown(path: Path) -> str:
 
 def _at(plain: Any, key: Key) -> Any:
     for part in key:
-        plain = plain.get(part) if isinstance(plain, dict) else None
+        plain = plain.get(part) if is_dict(plain) else None
     return plain
 
 
 def _move_texts(value: Any, key: Key, folder: Path, found: Moved) -> None:
     """Find the arguments that lead into the config's former folder."""
-    if isinstance(value, dict):
+    if is_dict(value):
         for name, inner in value.items():
             _move_texts(inner, (*key, name), folder, found)
-    elif isinstance(value, list):
+    elif is_list(value):
         for index, inner in enumerate(value):
             _move_texts(inner, (*key, index), folder, found)
     elif isinstance(value, str) and value.startswith(f"{folder}/") and found.folder is not None:

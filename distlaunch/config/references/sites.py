@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from distlaunch.base.errors import Problem
+from distlaunch.base.plain_types import is_dict, is_list
 from distlaunch.config.read.tree import Key, texts_in
 from distlaunch.config.run import Component, OptimizerComponent, RunConfig
 
@@ -65,10 +66,10 @@ def _named(value: Any, key: Key, role: Role) -> Iterator[Site]:
         yield Site(key, value, role, {}, key)
     elif isinstance(value, (Component, OptimizerComponent)) and value.name is not None:
         yield Site((*key, "name"), value.name, role, value.args, (*key, "args"))
-    elif isinstance(value, list):
+    elif is_list(value):
         for index, inner in enumerate(value):
             yield from _named(inner, (*key, index), role)
-    elif isinstance(value, dict):
+    elif is_dict(value):
         for name, inner in value.items():
             yield from _named(inner, (*key, name), role)
 

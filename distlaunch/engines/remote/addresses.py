@@ -5,7 +5,9 @@ from __future__ import annotations
 import ipaddress
 import secrets
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 
+from distlaunch.agent.remote.frames import Frame
 from distlaunch.agent.remote.reach import TOKEN_BYTES
 from distlaunch.base.errors import UsageError
 from distlaunch.engines.remote.answers import raise_for, refusals
@@ -112,7 +114,8 @@ def _probe(
     links: Sequence[Link], addresses: Mapping[str, str], ports: Mapping[str, Sequence[int]], tokens: Mapping[str, str]
 ) -> dict[str, list[tuple[str, int]]]:
     """Return for each host that is not reached by all: from which host, and at which port."""
-    pending, targets = {}, {}
+    pending: dict[str, Future[Frame]] = {}
+    targets: dict[str, list[tuple[str, int]]] = {}
     seconds = _PROBE_S + len(addresses) // _PROBES_PER_S
     for number, link in enumerate(links):
         # also itself: TensorFlow connects to its own address
@@ -124,7 +127,8 @@ def _probe(
     raise_for(refusals(pending, seconds + _ANSWER_S))
     failed: dict[str, list[tuple[str, int]]] = {}
     for source, answer in pending.items():
-        for number in answer.result().fields["missed"]:
+        missed: list[int] = answer.result().fields["missed"]
+        for number in missed:
             if number >= len(targets[source]):
                 raise UsageError(f"{source}: reports a connection that it was not asked to try")
             name, port = targets[source][number]

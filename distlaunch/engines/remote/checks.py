@@ -69,7 +69,7 @@ def check_hosts(
 
 
 def _code_problems(answers: Mapping[str, Future[Frame]]) -> dict[str, str]:
-    wrong = {}
+    wrong: dict[str, str] = {}
     for name, answer in answers.items():
         fields = answer.result().fields
         if fields["count"]:

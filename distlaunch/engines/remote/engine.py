@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +13,7 @@ from typing import Self
 
 from distlaunch import __version__
 from distlaunch.agent.host_state import is_there
+from distlaunch.agent.remote.frames import Frame
 from distlaunch.agent.remote.host_facts import package_files
 from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.base.plural import count, listed
@@ -256,7 +258,7 @@ def _slots(link: Link) -> int:
 def _reserve(links: Mapping[str, Link], chosen: Sequence[str], needs: Needs) -> dict[str, Sequence[int]]:
     """Reserve ports on each host, in the order of its tasks."""
     with_address = list(chosen[: needs.num_addresses])
-    pending = {}
+    pending: dict[str, Future[Frame]] = {}
     for name, link in links.items():
         mine = [number for number, host in enumerate(with_address) if host == name]
         wanted = len(mine) if needs.ports == "auto" else [needs.ports[number] for number in mine]

@@ -6,7 +6,7 @@ from typing import Any
 
 from distlaunch import __version__
 from distlaunch.agent.remote.frames import PROTOCOL, Frame, FrameError
-from distlaunch.base.plain_types import fits
+from distlaunch.base.plain_types import fits, is_dict, is_list
 from distlaunch.base.signs import Signs
 
 _MOST_ITEMS = 100_000
@@ -61,7 +61,7 @@ def check_reply(request: str, frame: Frame) -> None:
 def signs_of(plain: Any) -> Signs:
     """Return the signs of life that a message has. Raises FrameError."""
     kinds = (int, int, int | None, bool, bool)
-    if not isinstance(plain, list) or len(plain) != len(kinds) or not all(map(fits, plain, kinds)):
+    if not is_list(plain) or len(plain) != len(kinds) or not all(map(fits, plain, kinds)):
         raise FrameError(f"signs of life: got {plain!r:.80}")
     return Signs(*plain)
 
@@ -69,5 +69,5 @@ def signs_of(plain: Any) -> Signs:
 def _check(what: str, fields: dict[str, Any], kinds: dict[str, Any]) -> None:
     for name, kind in kinds.items():
         value = fields.get(name)
-        if not fits(value, kind) or (isinstance(value, list | dict) and len(value) > _MOST_ITEMS):
+        if not fits(value, kind) or ((is_list(value) or is_dict(value)) and len(value) > _MOST_ITEMS):
             raise FrameError(f"{what}: {name}: got {value!r:.80}")

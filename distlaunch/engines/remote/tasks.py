@@ -123,7 +123,7 @@ class RemoteTasks:
         for log in (task.files.stdout_log, task.files.stderr_log):
             with contextlib.suppress(OSError):  # a full disk
                 log.touch()
-        fields = {
+        fields: dict[str, Any] = {
             "task": name,
             "attempt": self._plan.attempt,
             "argv": list(task.argv),
@@ -255,7 +255,8 @@ class RemoteTasks:
     def _note_beat(self, frame: Frame) -> None:
         suspended: Sequence[str] = frame.fields.get("suspended") or ()
         with self._lock:
-            for name, signs in (frame.fields.get("signs") or {}).items():
+            beats: dict[str, Any] = frame.fields.get("signs") or {}
+            for name, signs in beats.items():
                 if (task := self._tasks.get(name)) is not None:
                     task.shown = signs_of(signs)
                     task.suspended = name in suspended

@@ -117,7 +117,7 @@ def _squeue(cluster: str, jobs: Sequence[str]) -> dict[str, JobState]:
         if "Invalid job id" in str(error):
             return {}
         raise
-    found = {}
+    found: dict[str, JobState] = {}
     for line in output.splitlines():
         job, _, rest = line.strip().partition("|")
         word, _, why = rest.partition("|")

@@ -61,8 +61,10 @@ _KINDS = {
 }
 
 
-_PACKAGES = {"PIL": "pillow", "cv2": "opencv-python", "sklearn": "scikit-learn", "skimage": "scikit-image"}
-_PACKAGES |= {"yaml": "pyyaml", "bs4": "beautifulsoup4", "dateutil": "python-dateutil"}
+_PACKAGES = {
+    "PIL": "pillow", "cv2": "opencv-python", "sklearn": "scikit-learn", "skimage": "scikit-image", "yaml": "pyyaml",
+    "bs4": "beautifulsoup4", "dateutil": "python-dateutil",
+}  # fmt: skip
 """Modules whose packages have other names."""
 _INSTALLED = ("tensorflow", "keras", "numpy", "jax", "distlaunch")
 """Names of installed modules, of which a missing one may be a misspelling."""

@@ -112,9 +112,9 @@ class Traces:
     codes: dict[str, int] = field(default_factory=dict)
     suspended: dict[str, bool] = field(default_factory=dict)
     beating: dict[str, bool] = field(default_factory=dict)
-    hosts: Mapping[str, str] = field(default_factory=dict)
+    hosts: Mapping[str, str] = field(default_factory=dict[str, str])
     spawn_errors: dict[str, str] = field(default_factory=dict)
-    steps: Mapping[str, int] = field(default_factory=dict)
+    steps: Mapping[str, int] = field(default_factory=dict[str, int])
     reached: dict[str, int | None] = field(default_factory=dict)
     ooms: dict[str, bool | None] = field(default_factory=dict)
 

@@ -61,6 +61,8 @@ def event_line(event: Event, epochs: int) -> Text | None:
             return _warning(event.message)
         case Notice():
             return Text(event.message)
+        case _:
+            pass
     return None
 
 

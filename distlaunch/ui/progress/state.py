@@ -43,6 +43,8 @@ class ProgressState(RunFacts):
                 self._time(event)
             case EpochEnded():
                 self._reported_at = None
+            case _:
+                pass
 
     @property
     def step(self) -> int:
