@@ -36,7 +36,7 @@ class Peers(Protocol):
         ...
 
 
-def compared(
+def compare_data(
     config: RunConfig, peers: Peers, train: Split, validation: Split | None, emit: Callable[[Event], None]
 ) -> tuple[Split, Split | None]:
     """Return the splits if all processes see the same data; process-local splits get the agreed length.
@@ -80,7 +80,7 @@ def compared(
     return train, validation
 
 
-def described(config: RunConfig, train: Split, validation: Split | None) -> dict[str, str]:
+def describe_data(config: RunConfig, train: Split, validation: Split | None) -> dict[str, str]:
     """Return a description of the splits by the chief, for `what_changed` in a later attempt."""
     descriptions = {}
     for name, split in {"train": train, "validation": validation}.items():

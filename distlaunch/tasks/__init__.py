@@ -1,0 +1,1 @@
+"""The programs that run as tasks, and those that run beside them."""

@@ -1,6 +1,6 @@
 """`python -m distlaunch.tasks.debug CONFIG`: trains in this process, on one device, without graphs, with the terminal.
 
-For `distlaunch train --debug`, which becomes this process: a debugger has its input, its output and Ctrl-C.
+`distlaunch train --debug` becomes this process, so that a debugger has its input, its output and Ctrl-C.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from distlaunch.notebook import train_here
 from distlaunch.tasks.no_terminal import asks_in_terminal
 from distlaunch.tasks.process_end import end_process
 
-_STDERR = 2  # its descriptor
+_STDERR = 2  # file descriptor
 
 
 def main() -> None:
@@ -69,7 +69,7 @@ def _debug(loaded: LoadedConfig, name: str) -> ExitCode:
     config, warnings = with_argument_paths(loaded.config)
     for warning in warnings:
         print(f"warning: {warning}", flush=True)
-    config = for_debugging(config)
+    config = debug_config(config)
     choose_backend(config.strategy.backend)
     begin_program(program_of(config))
     _run_eagerly(tensorflow=config.strategy.runs_tensorflow)
@@ -86,8 +86,8 @@ def _debug(loaded: LoadedConfig, name: str) -> ExitCode:
     return ExitCode.DONE
 
 
-def for_debugging(config: RunConfig) -> RunConfig:
-    """The same training, at the same global batch, on one device and in one process."""
+def debug_config(config: RunConfig) -> RunConfig:
+    """Return the config of the same training, at the same global batch, on one device and in one process."""
     return config.model_copy(
         update={
             "strategy": config.strategy.on_one_device(),
@@ -96,7 +96,7 @@ def for_debugging(config: RunConfig) -> RunConfig:
             "train": config.train.model_copy(update={"steps_per_call": 1}),
             "compile": config.compile and config.compile.model_copy(update={"jit_compile": False}),
             "resume": "never",
-            "export": [],  # it needs graphs
+            "export": [],  # exports need graphs
         }
     )
 
@@ -114,12 +114,12 @@ def _run_eagerly(*, tensorflow: bool) -> None:
 
         jax.config.update("jax_disable_jit", True)
     keep_in_memory()
-    # both: many write `import pdb; pdb.set_trace()`
+    # both, since many programs call `pdb.set_trace()`
     sys.breakpointhook = pdb.set_trace = _stop_at_values
 
 
 def _stop_at_values(*args: Any, **kwargs: Any) -> Any:
-    """A prompt; not where code is only traced, to learn shapes: there are no values to look at."""
+    """Open a prompt, except while code is only traced to learn shapes: there are no values to look at."""
     frame = sys._getframe(1)
     if _is_traced(frame):
         return None
@@ -129,7 +129,7 @@ def _stop_at_values(*args: Any, **kwargs: Any) -> Any:
 
 
 _NEVER_ENTERED = ("jax._src.lib",)
-"""Modules whose code runs at any moment: JAX has Python call it at each garbage collection."""
+"""Modules that the debugger does not step into: JAX makes Python call them at each garbage collection."""
 
 
 def _is_traced(frame: FrameType) -> bool:
@@ -139,7 +139,7 @@ def _is_traced(frame: FrameType) -> bool:
         return not tf.executing_eagerly()
     import jax
 
-    try:  # a gradient is traced too, with values
+    try:  # a gradient is traced too, but with values
         for value in jax.tree.leaves(list(frame.f_locals.values())):
             if isinstance(value, jax.core.Tracer):
                 bool(jax.numpy.any(value))
@@ -149,13 +149,16 @@ def _is_traced(frame: FrameType) -> bool:
 
 
 class _Debugger(pdb.Pdb):
-    has_quit = False  # of any of them: each `breakpoint()` makes one
+    has_quit = False  # shared by all debuggers: each `breakpoint()` makes one
 
     def do_quit(self, arg: str) -> bool | None:
-        """`data.map` runs in a thread of TensorFlow's, whose exceptions it turns into its own."""
+        """Interrupt the main thread too.
+
+        `data.map` runs in a thread of TensorFlow, which replaces exceptions by its own.
+        """
         _Debugger.has_quit = True
         if threading.current_thread() is not threading.main_thread():
-            # TensorFlow logs the exception of a function with its traceback, in native code
+            # hides the traceback that TensorFlow's native code logs for a function's exception
             os.dup2(os.open(os.devnull, os.O_WRONLY), _STDERR)
             _thread.interrupt_main()
         return super().do_quit(arg)
@@ -165,7 +168,10 @@ class _Debugger(pdb.Pdb):
 
 @contextlib.contextmanager
 def _never_stop() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C is the debugger's, and else ends the run, as `q` does, whatever TensorFlow makes of its exception."""
+    """Yield a function that never asks to stop: Ctrl-C belongs to the debugger.
+
+    Elsewhere Ctrl-C ends the run, as `q` does, even if TensorFlow turns its exception into another.
+    """
     stderr = os.dup(_STDERR)
     try:
         yield lambda: False

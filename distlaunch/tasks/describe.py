@@ -1,9 +1,9 @@
 """Finds the facts of `distlaunch plan` that need TensorFlow.
 
-`python -m distlaunch.tasks.describe WHAT CONFIG GPUS ANSWER`; WHAT is `variables`: builds the config's model and finds
-where its variables go; or `data`: reads its data and finds who reads what. GPUS: how many a run would see. Writes one
-JSON object to the file ANSWER: `variables` and `mesh`, as VariablesPlaced has them, what `data/overview.py` finds, or
-`problems`. Servers run inside this process and nothing is trained.
+`python -m distlaunch.tasks.describe WHAT CONFIG GPUS ANSWER`. WHAT is `variables` to build the config's model and find
+where its variables are placed, or `data` to read its data and find which process reads what. GPUS is the number of GPUs
+that a run would see. The file ANSWER gets one JSON object: `variables` and `mesh` as in VariablesPlaced, the result of
+`data/overview.py`, or `problems`. Servers run inside this process, and nothing is trained.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def _describe(
         config = load_resolved(path, os.environ)
         choose_backend(config.strategy.backend)
         begin_program(program_of(config))
-        # in the launcher's folder, which goes even if this process is killed
+        # in the launcher's folder, which is deleted even if this process is killed
         with tempfile.TemporaryDirectory(dir=Path(path).parent) as folder:
             return ExitCode.DONE, describe(config, RunDir(folder))
     except ConfigError as error:
         return ExitCode.USAGE, {"problems": [problem.to_plain() for problem in error.problems]}
-    except Exception:  # the user's functions may raise anything; the last line is what is shown
+    except Exception:  # the user's functions may raise anything; the launcher shows the last line
         traceback.print_exc()
         return ExitCode.FAILED, None
 

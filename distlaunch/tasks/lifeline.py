@@ -10,13 +10,13 @@ from distlaunch.base.protocol import LIFELINE_FD
 
 
 def hold_lifeline() -> None:
-    """When the launcher is gone, the pipe ends, and so does this task with everything it started."""
-    # taken out: processes that the task starts must not think it theirs
+    """Kill this task and everything it started when the pipe ends, because the launcher is gone."""
+    # removed, so that processes started by the task do not use it
     number = os.environ.pop(LIFELINE_FD, None)
     if number is None:
         return
     fd = int(number)
-    # nor may they inherit it
+    # nor inherit it
     os.set_inheritable(fd, False)
 
     def wait() -> None:

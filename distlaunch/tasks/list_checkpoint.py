@@ -1,7 +1,7 @@
 """`python -m distlaunch.tasks.list_checkpoint FOLDER WHICH ANSWER`: lists the contents of a checkpoint.
 
-For `distlaunch report --checkpoint`; needs no framework. WHICH is a step, `best` or `newest`. Writes one JSON object to
-the file ANSWER: `path`, `step`, `epoch` and `variables`, or `message`.
+Used by `distlaunch report --checkpoint`; needs no framework. WHICH is a step, `best` or `newest`. The file ANSWER gets
+one JSON object: `path`, `step`, `epoch` and `variables`, or `message`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from distlaunch.checkpoints.store import CheckpointStore
 def main() -> None:
     folder, which, answer = sys.argv[1:]
     try:
-        result = _listed(CheckpointStore(Path(folder)), which)
+        result = _list_checkpoint(CheckpointStore(Path(folder)), which)
     except CheckpointError as error:
         result = {"message": str(error)}
     Path(answer).write_text(strict_json.dumps(result), encoding="utf-8")
 
 
-def _listed(store: CheckpointStore, which: str) -> dict[str, Any]:
+def _list_checkpoint(store: CheckpointStore, which: str) -> dict[str, Any]:
     if which == "newest":
         saved = store.newest_good()
         if saved is None:
@@ -49,7 +49,7 @@ def _listed(store: CheckpointStore, which: str) -> dict[str, Any]:
 
 
 def _norm(value: np.ndarray) -> float | None:
-    """The square root of the sum of squares; None for what is no number."""
+    """Return the square root of the sum of squares, or None for values that are not numbers."""
     try:
         return float(np.linalg.norm(np.abs(value).astype(np.float64).ravel()))
     except (TypeError, ValueError):

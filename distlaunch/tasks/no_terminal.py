@@ -1,4 +1,4 @@
-"""A task has no terminal: a debugger or any other prompt gets an error that says what to do instead."""
+"""Replaces the terminal, which a task does not have: a prompt raises an error that names the alternative."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OTHERS = tuple(
     f"{folder}/" for folder in (Path(__file__).parents[1], *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
 )
 _LOCAL = ("", "pdb.set_trace")
-"""Values of PYTHONBREAKPOINT that mean a prompt in the terminal; others name a debugger that needs none, or `0`."""
+"""Values of PYTHONBREAKPOINT that open a prompt in the terminal; others name a debugger that needs none, or are `0`."""
 
 
 class NoTerminalError(DistlaunchError):
@@ -25,14 +25,14 @@ class NoTerminalError(DistlaunchError):
 
 
 def refuse_input() -> None:
-    """From here on `breakpoint()`, and reading standard input, raise NoTerminalError."""
-    # `input()` asks `sys.stdin` too, when it is no file
+    """Make `breakpoint()` and reading from standard input raise NoTerminalError."""
+    # `input()` reads from `sys.stdin` if that is not a file
     sys.stdin = _NoInput()
     sys.breakpointhook = _breakpoint
 
 
 def asks_in_terminal() -> bool:
-    """Whether the user has left `breakpoint()` to Python."""
+    """Return whether `breakpoint()` would open Python's own prompt."""
     return os.environ.get("PYTHONBREAKPOINT", "") in _LOCAL
 
 
@@ -43,7 +43,7 @@ def _breakpoint(*args: Any, **kwargs: Any) -> Any:
 
 
 class _NoInput(io.TextIOBase):
-    """In place of standard input, which is empty."""
+    """Replacement of standard input that raises NoTerminalError."""
 
     def readable(self) -> bool:
         return True
@@ -58,12 +58,12 @@ class _NoInput(io.TextIOBase):
 def _refuse(what: str) -> NoReturn:
     raise NoTerminalError(
         f"{_place()}{what}: a task has no terminal; `distlaunch train --debug CONFIG` runs the config in one process "
-        "that has it"
+        "with a terminal"
     )
 
 
 def _place() -> str:
-    """File and line in the user's code that asked."""
+    """Return the file and line of the user's code that asked for input, as a prefix of a message."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file, line = frame.f_code.co_filename, frame.f_lineno

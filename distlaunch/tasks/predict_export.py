@@ -1,6 +1,7 @@
 """`python -m distlaunch.tasks.predict_export`: predictions of an exported model for a file or a dataset.
 
-For `distlaunch predict EXPORT`. Needs neither the run nor its config. Writes its result as JSON to the file `--answer`.
+Used by `distlaunch predict EXPORT`. Needs neither the run nor its config. Writes its result as JSON to the file
+`--answer`.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ _TFDS = "tfds:"
 def main() -> None:
     arguments = _parse()
     refuse_input()
-    # what libraries and data functions print must not come between the predictions
+    # output of libraries and data functions must not mix with the predictions
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     code, answer = ExitCode.DONE, {}
     try:
         answer = {"shapes": _predict(arguments, lines)}
     except BrokenPipeError:
-        pass  # nobody reads any more, as in `distlaunch predict ... --output - | head`
+        pass  # the reader has ended, as in `distlaunch predict ... --output - | head`
     except DistlaunchError as error:
         code, answer = error.exit_code, {"message": str(error)}
     Path(arguments.answer).write_text(json.dumps(answer), encoding="utf-8")
@@ -55,7 +56,7 @@ def _parse() -> argparse.Namespace:
 
 
 def _predict(arguments: argparse.Namespace, lines: TextIO) -> dict[str, list[int]]:
-    """The shapes of what was predicted, by name."""
+    """Write the predictions, and return their shapes by name."""
     choose_backend("tensorflow")
     from distlaunch.patches.tensorflow_autograph import keep_in_memory
 
@@ -71,7 +72,7 @@ def _predict(arguments: argparse.Namespace, lines: TextIO) -> dict[str, list[int
         return _print(outputs, lines)
     from distlaunch.training.predictions import write_arrays
 
-    arrays = _joined(list(outputs))
+    arrays = _concatenate(list(outputs))
     write_arrays(Path(arguments.output), arrays)
     return {name: list(array.shape) for name, array in arrays.items()}
 
@@ -82,15 +83,15 @@ def _open(path: Path) -> ExportedModel:
     except NotAnExportError as error:
         raise UsageError(f"{path}: {error}") from error
     if model.inputs is None:
-        raise UsageError(f"{path}: the file does not say what inputs the model takes; export it as saved_model")
+        raise UsageError(f"{path}: the file does not describe the model's inputs; export it as saved_model")
     return model
 
 
 def _call(model: ExportedModel, batch: Arrays, path: Path) -> Arrays:
-    """Predictions for some rows; a single output is called `predictions`, as in a run's."""
+    """Return predictions for some rows; a single output is called `predictions`, as in a run's predictions."""
     try:
         outputs = model(batch)
-    except Exception as error:  # whatever the model's operations raise
+    except Exception as error:  # the model's operations may raise anything
         message = f"{path}: the model fails on these inputs: {first_line(error)}; {takes(model.inputs or ())}"
         raise UsageError(message) from error
     rows = len(next(iter(batch.values())))
@@ -98,7 +99,7 @@ def _call(model: ExportedModel, batch: Arrays, path: Path) -> Arrays:
         # the file of predictions has one row for each row of the input
         if array.shape[:1] != (rows,):
             raise UsageError(
-                f"{path}: {name} has the shape {list(array.shape)} for {rows} rows; expected one value a row"
+                f"{path}: {name} has the shape {list(array.shape)} for {rows} rows; expected one value per row"
             )
     return {"predictions": outputs["output_0"]} if list(outputs) == ["output_0"] else outputs
 
@@ -109,18 +110,18 @@ def _slices(arrays: Arrays, size: int) -> Iterator[Arrays]:
         yield {name: array[start : start + size] for name, array in arrays.items()}
 
 
-def _joined(batches: list[Arrays]) -> Arrays:
+def _concatenate(batches: list[Arrays]) -> Arrays:
     names = list(batches[0])
     for name in names:
         shapes = sorted({batch[name].shape[1:] for batch in batches})
         if len(shapes) > 1:
             message = f"{name} differs in shape from batch to batch: {shapes[0]} and {shapes[1]} for one row"
-            raise UsageError(f"{message}; use --output - for lines of JSON")
+            raise UsageError(f"{message}; use --output - for JSON lines")
     return {name: np.concatenate([batch[name] for batch in batches]) for name in names}
 
 
 def _print(batches: Iterator[Arrays], lines: TextIO) -> dict[str, list[int]]:
-    """One JSON object a row."""
+    """Write one JSON object per row, and return the shapes by name."""
     shapes: dict[str, list[int]] = {}
     for batch in batches:
         rows = {name: _plain(array) for name, array in batch.items()}
@@ -134,15 +135,15 @@ def _print(batches: Iterator[Arrays], lines: TextIO) -> dict[str, list[int]]:
 
 
 def _plain(array: np.ndarray) -> list[Any]:
-    """As JSON has it: texts as such, numbers in as many digits as they need, no infinities."""
+    """Return values for JSON: text as such, numbers with as many digits as they need, null for infinities and NaN."""
     if array.dtype.kind in "biu":
         return array.tolist()
     if array.dtype.kind in "OS":
         flat: list[Any] = [value.decode(errors="replace") for value in array.reshape(-1)]
     else:
-        # through its text: float32 0.1 becomes 0.1, not 0.10000000149011612
+        # by way of text: float32 0.1 becomes 0.1, not 0.10000000149011612
         flat = [float(str(value)) if np.isfinite(value) else None for value in array.reshape(-1)]
-    # filled in afterwards: `np.array` of texts would make another type
+    # filled in afterwards: `np.array` would convert strings to another dtype
     values = np.empty(len(flat), object)
     values[:] = flat
     return values.reshape(array.shape).tolist()
@@ -159,7 +160,7 @@ def _dataset_batches(reference: str, split: str | None, model: ExportedModel, si
 
 
 def _read_split(reference: str, split: str | None) -> tuple[Any, str]:
-    """The split asked for; else that for validation, else the only one there is."""
+    """Return a split and its name for messages: the requested one, else validation, else the only one."""
     from distlaunch.config.run import Data, TfdsSource
     from distlaunch.data.splits import read_splits
 
@@ -175,12 +176,12 @@ def _read_split(reference: str, split: str | None) -> tuple[Any, str]:
     name = split or ("validation" if splits.validation is not None else "train")
     data = splits.validation if name == "validation" else splits.train
     if data is None:
-        raise UsageError(f"--data {reference}: there is no {name} split in what it gives; use --split train")
+        raise UsageError(f"--data {reference}: there is no {name} split in its result; use --split train")
     return data, f"--data {reference} ({name})"
 
 
 def _of_structure(data: Any, where: str, model: ExportedModel) -> Arrays:
-    """Arrays by input, from `(x, y)` or the like."""
+    """Return arrays by input name from a structure such as `(x, y)`."""
     from distlaunch.serving.exported_model import by_name
 
     x = data[0] if isinstance(data, (tuple, list)) else data
@@ -191,12 +192,12 @@ def _of_structure(data: Any, where: str, model: ExportedModel) -> Arrays:
 
 
 def _pipeline_batches(dataset: Any, where: str, model: ExportedModel, size: int) -> Iterator[Arrays]:
-    """Examples are put into batches; batches, which have a dimension more, stay as they are."""
+    """Yield batches of a dataset; examples are batched, batches, which have one more dimension, stay as they are."""
     import keras
     import tensorflow as tf
 
     if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
-        raise UsageError(f"{where}: it repeats for ever")
+        raise UsageError(f"{where}: the dataset repeats forever")
     spec = keras.tree.flatten(keras.utils.unpack_x_y_sample_weight(dataset.element_spec)[0])[0]
     inputs = model.inputs
     assert inputs is not None
@@ -208,7 +209,7 @@ def _pipeline_batches(dataset: Any, where: str, model: ExportedModel, size: int)
         x = keras.utils.unpack_x_y_sample_weight(element)[0]
         yield _of_structure((tf.nest.map_structure(lambda tensor: tensor.numpy(), x),), where, model)
     if empty:
-        raise UsageError(f"{where}: there are no rows in it")
+        raise UsageError(f"{where}: the dataset has no rows")
 
 
 if __name__ == "__main__":

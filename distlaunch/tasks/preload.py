@@ -1,6 +1,6 @@
-"""What every task imports: for a process that tasks are forked from. Creates nothing, and starts no thread.
+"""Imports what every task needs, in a process that tasks are forked from. Creates nothing, and starts no thread.
 
-After that no tensor, no variable and no device may have been asked for: neither framework survives a fork then.
+The imports must not create any tensor, variable or device: after that, neither framework survives a fork.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from distlaunch.patches.tensorflow_lite import without_jax
 from distlaunch.tasks.threads import num_threads
 
 _POOLS_OF_THEIR_OWN = ("numpy", "scipy.linalg")
-"""Each brings an OpenBLAS, which starts a thread for each core when it is loaded, and survives forks."""
+"""Packages with an OpenBLAS of their own, which starts a thread per core when it is loaded, and survives forks."""
 _TASKS = (
     "config.read.load",
     "tasks.process_end",
@@ -32,25 +32,25 @@ _TASKS = (
 )
 _STEPS = ("strategies.replica.program:ReplicaProgram._make_call.<locals>.call",
           "strategies.parameter_server.program:CoordinatorProgram._make_call.<locals>.call")  # fmt: skip
-"""Given to TensorFlow themselves; the others are called by what it converts."""
+"""Functions that are passed to TensorFlow directly; the others are called by converted functions."""
 _ORDERS = ("data.split:Split.training_source.<locals>.one_pass",)
 _READS = ("data.sources.indexed:Indexed.read", "data.split:Split.load", "data.rows:_loaded.<locals>.load")
 _TRACED = {"evaluate": (_READS, _STEPS), "predict": (_READS,), "export": ()}
 _TRACED_IN_TRAINING = (_ORDERS, _READS, _STEPS)
-"""Functions that TensorFlow traces in most tasks, by what the task does, and that AutoGraph has to convert for that."""
+"""Functions that TensorFlow traces in most tasks that train, so that AutoGraph has to convert them."""
 
 
 def main(arguments: Sequence[str]) -> str:
-    """Imports for tasks of a backend.
+    """Import the modules for tasks of a backend.
 
     Args:
-        arguments: the backend; what the tasks do, if they do not train.
+        arguments: the backend; then the tasks' mode, if they do not train.
 
     Returns:
         Why this process must not be forked; empty if it may.
     """
     backend, *words = arguments
-    # first, and not counted: their threads are there already when `num_threads` counts
+    # first, so that their threads are not counted below
     for name in _POOLS_OF_THEIR_OWN:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -73,11 +73,11 @@ def main(arguments: Sequence[str]) -> str:
         implementation(MODELS[kind])
     used = next((_TRACED[word] for word in words if word in _TRACED), _TRACED_IN_TRAINING)
     if all(FUNCTIONAL_STEP in MODELS[kind].step_forms for kind in strategies):
-        # TensorFlow reads the data, and runs nothing else
+        # TensorFlow only reads the data
         used = tuple(group for group in used if group in (_ORDERS, _READS))
     _convert_ahead(used)
     os.register_at_fork(after_in_child=_new_random_numbers)
-    # only the forking thread lives on in a child: a lock that another holds would stay locked
+    # only the forking thread exists in a child: a lock held by another thread would stay locked
     more = num_threads() - threads
     return f"importing has started {count(more, 'thread')}" if more > 0 else ""
 
@@ -90,5 +90,5 @@ def _convert_ahead(groups: Sequence[Sequence[str]]) -> None:
 
 
 def _new_random_numbers() -> None:
-    """As in a fresh process: Python seeds its own anew after a fork, NumPy does not."""
+    """Reseed NumPy as in a fresh process; Python reseeds its own generator after a fork."""
     sys.modules["numpy"].random.seed()

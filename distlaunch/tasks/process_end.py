@@ -1,4 +1,4 @@
-"""How a task's process ends: the user's exit hooks run, for a short time; the frameworks' own do not."""
+"""The end of a task's process: the user's exit hooks run, for a limited time; the frameworks' own do not."""
 
 from __future__ import annotations
 
@@ -12,43 +12,48 @@ import weakref
 from typing import NoReturn
 
 HOOKS_S = 3.0
-"""How long exit hooks may take, all together: less than a launcher waits for a task that has nothing to save."""
+"""Time in seconds for all exit hooks: less than a launcher waits for a task that has nothing to save."""
 
 
 class ProcessEnd:
-    """Ends this process with an exit code that nothing on the way can change or hold up.
+    """Ends this process with an exit code that nothing can change or delay.
 
-    Python's own way waits for threads that are not daemons, and TensorFlow and JAX wait at their exit for peers that
-    may be gone; JAX ends the process itself when one is.
+    Python itself waits for threads that are not daemons, and TensorFlow and JAX wait at exit for peers that may be
+    gone; JAX
+    ends the process itself when one is.
     """
 
     def __init__(self) -> None:
         self._code: int | None = None
 
     def skip_earlier_hooks(self) -> None:
-        """To be called when the frameworks are imported and the user's code is not: hooks run in reverse order, so
-        those registered before this call are never reached. Python's own are moved behind it."""
+        """Skip the exit hooks that were registered before this call, except Python's own.
+
+        Call it after the frameworks are imported, and before the user's code is. Exit hooks run in reverse order, so
+        the earlier
+        ones are never reached. Python's own are registered again.
+        """
         atexit.register(self._leave)
         for own in (logging.shutdown, weakref.finalize._exitfunc):  # such as buffered logs and temporary directories
             atexit.unregister(own)
             atexit.register(own)
 
     def __call__(self, code: int) -> None:
-        """Does not return, but in a signal handler that comes while the process is ending already."""
+        """Run the exit hooks and end the process; return only if it is ending already (signal handlers)."""
         if self._code is not None:
             return
         # first: a second call, from a signal handler, returns at once
         self._code = code
         _flush()
         watchdog = threading.Timer(HOOKS_S, self._cut_short)
-        # it must not be what this process waits for
+        # this process must not wait for it
         watchdog.daemon = True
         watchdog.start()
-        atexit._run_exitfuncs()  # prints what a hook raises, and goes on with the next
+        atexit._run_exitfuncs()  # prints the errors of a hook, and continues with the next
         self._exit()
 
     def _leave(self) -> None:
-        if self._code is not None:  # not in a fork of this process, which ends as Python does
+        if self._code is not None:  # a fork of this process ends as Python does
             self._exit()
 
     def _cut_short(self) -> None:
@@ -64,9 +69,11 @@ class ProcessEnd:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # a full disk, or closed: the exit code says how it went
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # a full disk, or a closed stream; the exit code still tells the result
             stream.flush()
 
 
 end_process = ProcessEnd()
-"""Of this process."""
+"""The end of this process."""

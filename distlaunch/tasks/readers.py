@@ -1,7 +1,7 @@
 """`python -m distlaunch.tasks.readers FD`: reads examples of a Python object for a task.
 
-`data/examples/reader_pool.py` starts it. This process takes the object and forks; it has one thread, and so its copies
-begin in a state that is whole.
+Started by `data/examples/reader_pool.py`. This process receives the object and forks; it has one thread, so that the
+state of its forks is consistent.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ _WORD = 0xFFFFFFFF
 
 
 def main() -> None:
-    """Takes the object, and forks a reader whenever it is asked to; ends with the task."""
+    """Receive the object, and fork a reader on each request; end with the task."""
     connection = socket.socket(fileno=int(sys.argv[1]))
-    # the task decides when reading ends: at a stop it may still need rows for the step that all have agreed on
+    # the task decides when reading ends: after a stop request it may still need rows for an agreed step
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     refuse_input()
-    # that JAX has threads, which it says of every fork; those that are there are counted
+    # JAX warns about threads at every fork; this process counts its threads itself
     warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
     try:
         setup, _ = receive(connection)
         threads = num_threads()
-        items = _taken(setup)
+        items = _load_items(setup)
         if num_threads() > threads:
             cause = "importing its module starts threads, as TensorFlow's operations do"
             items = Failed(f"{cause}, and a process with threads must not fork")
         send(connection, items if isinstance(items, Failed) else None)
         if not isinstance(items, Failed):
             gc.collect()
-            gc.freeze()  # a collection in a reader must not touch, and so copy, what is shared
+            gc.freeze()  # a collection in a reader must not touch, and so copy, shared pages
             _serve(connection, items, setup.seed)
     except (EOFError, BrokenPipeError):  # the task has ended
         return
 
 
-def _taken(setup: Setup) -> Any:
+def _load_items(setup: Setup) -> Any:
     sys.path[:], sys.argv = setup.path, list(setup.argv)
     for folder in setup.folders:
         add_folder(folder)
@@ -72,7 +72,7 @@ def _taken(setup: Setup) -> Any:
 
 
 class _Files(importlib.abc.MetaPathFinder):
-    """Finds files that a config names, under the names by which the task has imported them."""
+    """Finds files that a config names, under the module names by which the task has imported them."""
 
     def __init__(self, files: dict[str, str]) -> None:
         self._files = files
@@ -95,9 +95,9 @@ def _serve(connection: socket.socket, items: Any, seed: int) -> None:
         pid = os.fork()
         if pid == 0:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != own:  # it ended before it could be watched
+            if os.getppid() != own:  # the parent ended before prctl
                 os._exit(1)
-            connection.close()  # else the task would not see this process's parent end
+            connection.close()  # else the task would not notice the end of the parent
             _read(socket.socket(fileno=fds[0]), items, seed)
             os._exit(0)
         os.close(fds[0])
@@ -105,7 +105,7 @@ def _serve(connection: socket.socket, items: Any, seed: int) -> None:
 
 
 def _read(connection: socket.socket, items: Any, seed: int) -> None:
-    """Answers with examples, until the task has ended."""
+    """Answer requests for examples until the task has ended."""
     try:
         while True:
             request, _ = receive(connection)
@@ -113,18 +113,18 @@ def _read(connection: socket.socket, items: Any, seed: int) -> None:
             try:
                 send(connection, answer)
             except (TypeError, AttributeError, pickle.PicklingError) as error:
-                send(connection, Failed(f"what it holds cannot be sent: {type(error).__name__}: {error}"))
+                send(connection, Failed(f"its content cannot be sent: {type(error).__name__}: {error}"))
     except (EOFError, BrokenPipeError):
         return
 
 
 def _answer(items: Any, request: ReadRequest, seed: int) -> Any:
-    # what is random in an example is the same whichever process reads it, and another in each epoch
+    # the random numbers of an example do not depend on the reading process, and differ between epochs
     random.seed(f"{seed} {request.number_of_pass} {request.index}")
     np.random.seed([seed & _WORD, request.number_of_pass & _WORD, request.index & _WORD])
     try:
         return as_arrays(items[request.index])
-    except BaseException as error:  # SystemExit too: a reader that ends is taken for a killed one
+    except BaseException as error:  # SystemExit too: a reader that exits would look like a killed one
         return Failed(f"{type(error).__name__}: {error}{user_line(error)}")
 
 

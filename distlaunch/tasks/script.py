@@ -1,11 +1,12 @@
 """Runs a user's script as a task, as Python itself would; its arguments are `--NAME=VALUE ... -- SCRIPT ARGS`.
 
 Adds what the launcher needs: the lifeline, heartbeats, stacks on request, and `error.json`. The script sees its
-own argv, path and `__main__`, gets signals as without it, and decides the exit code.
+own argv, path and `__main__`, receives signals as usual, and decides the exit code.
 
-Every script waits for what is imported here, and may be one of many on a host: only what each run needs, and nothing
-that takes long (measured: with argparse, dataclasses and the classes of events it was four times Python's own start,
-with json, re, pathlib and typing three times, with signal, threading and `python -m` twice).
+Every script waits for the imports of this module, and may be one of many on a host. So it imports only what each run
+needs, and nothing slow. Measured: with argparse, dataclasses and the event classes, it took four times as long as
+Python
+alone to start; with json, re, pathlib and typing, three times; with signal, threading and `python -m`, twice.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
 _PATH = list(sys.path)
-"""Without the folder of the script."""
+"""The module search path without the script's folder."""
 _Program = tuple[types.CodeType, types.ModuleType]
 
 
 def main() -> None:
-    """Runs the script; returns or raises SystemExit as the script does, so that Python ends as it would."""
+    """Run the script; return or raise SystemExit as the script does, so that Python ends as it would."""
     split = sys.argv.index("--")
-    # the launcher's own words are `--NAME=VALUE`
+    # the launcher's own arguments are `--NAME=VALUE`
     own = dict(word.removeprefix("--").split("=", 1) for word in sys.argv[1:split])
     folder, program = own["task-dir"], sys.argv[split + 1]
-    # first of all: whatever hangs below ends with the launcher
+    # first: even if something below hangs, the task ends with the launcher
     hold_lifeline()
     faulthandler.enable()
     faulthandler.register(SIGUSR2, all_threads=True)
@@ -59,7 +60,7 @@ def main() -> None:
         exec(code, module.__dict__)
     except SystemExit:
         raise
-    except BaseException as raised:  # KeyboardInterrupt too: nobody but the script can have raised it
+    except BaseException as raised:  # KeyboardInterrupt too: only the script can have raised it
         error = raised
     if error is not None:
         _end_with(error, folder)
@@ -70,50 +71,50 @@ _KEPT: list[types.ModuleType] = []
 
 
 def report_start(folder: str, attempt: int, task: str) -> None:
-    """A `TaskStarted` in the task's event file, written without its class, and without `json`."""
+    """Write a `TaskStarted` event to the task's event file, without its class and without `json`."""
     stamp = f'"event":"TaskStarted","time":{time.time()!r},"attempt":{attempt},"task":{_quoted(task)}'
     host = f'"format_version":{EVENT_FORMAT},"host":{_quoted(os.uname().nodename)},"pid":{os.getpid()}'
     path, line = os.path.join(folder, EVENTS), f"{{{stamp},{host}}}\n".encode()
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         size = os.fstat(fd).st_size
-        # the task's last process may have left half a line, on a disk that was full
+        # a previous process of the task may have left half a line on a full disk
         line = b"\n" + line if size and os.pread(fd, 1, size - 1) != b"\n" else line
         is_written = os.write(fd, line) == len(line)
         os.close(fd)
     except OSError:
         is_written = False
-    if not is_written:  # a full disk; the launcher takes it for a task that does not come
+    if not is_written:  # a full disk; to the launcher, the task does not start
         print(f"{path} cannot be written", file=sys.stderr)
 
 
 def _quoted(text: str) -> str:
-    """As JSON has it."""
+    """Return a string as JSON."""
     safe = (char if (char.isascii() and char.isalnum()) or char in ":-._" else _escaped(ord(char)) for char in text)
     return f'"{"".join(safe)}"'
 
 
 def _escaped(code: int) -> str:
-    """JSON's escapes have 16 bits: what is beyond becomes a surrogate pair, as in UTF-16."""
+    """Return JSON's escape of a character; beyond 16 bits, a surrogate pair as in UTF-16."""
     if code > 0xFFFF:
         return _escaped(0xD7C0 + (code >> 10)) + _escaped(0xDC00 + (code & 0x3FF))
     return f"\\u{code:04x}"
 
 
 def _load_script(path: str) -> _Program:
-    """As `python PATH`."""
-    # with PYTHONSAFEPATH Python puts no folder first
+    """Load a script like `python PATH`."""
+    # with PYTHONSAFEPATH Python inserts no folder
     if not sys.flags.safe_path:
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     absolute = os.path.abspath(path)
     with io.open_code(absolute) as file:
         code = compile(file.read(), absolute, "exec", dont_inherit=True)
-    loader = type(__loader__)("__main__", absolute)  # this file was loaded from its source, too
+    loader = type(__loader__)("__main__", absolute)  # this file was loaded from source too
     return code, _main_module(absolute, loader, None)
 
 
 def _load_module(name: str) -> _Program:
-    """As `python -m NAME`, whose sys.path begins with the current directory."""
+    """Load a module like `python -m NAME`, for which sys.path begins with the current directory."""
     import importlib.util
 
     if not sys.flags.safe_path:
@@ -139,8 +140,8 @@ def _main_module(path: str | None, loader: object, spec: ModuleSpec | None) -> t
 
 
 def _end_with(error: BaseException, folder: str) -> None:
-    """Tells the launcher and the log of an exception, and ends as Python does after one."""
-    # the script's folder may hold files with the names of modules that are imported here
+    """Report an exception to the launcher and the log, and exit as Python does after one."""
+    # the script's folder may contain files with the names of modules that are imported here
     theirs, sys.path[:] = list(sys.path), _PATH
     from pathlib import Path
 
@@ -154,14 +155,14 @@ def _end_with(error: BaseException, folder: str) -> None:
     if isinstance(error, KeyboardInterrupt):
         import signal
 
-        # dies of the signal, as Python does: shells distinguish that from exit code 130
+        # ends by the signal, as Python does: shells distinguish that from exit code 130
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     sys.exit(1)
 
 
 def _without_own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """A syntax error in the script has no other frames: its own line is shown."""
+    """Return the traceback without frames of this file; for a syntax error in the script none is left."""
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return trace

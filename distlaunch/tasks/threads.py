@@ -1,4 +1,4 @@
-"""Threads of this process: how many there are, and how many OpenBLAS may start.
+"""The threads of this process: their number, and a limit for OpenBLAS.
 
 OpenBLAS reads its number of threads when it is loaded, so a forked task sets it again.
 """
@@ -12,13 +12,13 @@ import re
 
 _SETTERS = ("openblas_set_num_threads", "openblas_set_num_threads64_", "scipy_openblas_set_num_threads",
             "scipy_openblas_set_num_threads64_")  # fmt: skip
-"""Builds with 64-bit integers have a suffix, those of NumPy's and SciPy's wheels a prefix."""
+"""Names of the setter: builds with 64-bit integers have a suffix, those in NumPy's and SciPy's wheels a prefix."""
 _NAMES = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
-"""In the order in which OpenBLAS looks (its README, "Setting the number of threads at runtime")."""
+"""Environment variables in OpenBLAS's own order (its README, "Setting the number of threads at runtime")."""
 
 
-def heed_num_threads() -> None:
-    """Gives each OpenBLAS that is loaded as many threads as the environment says."""
+def limit_openblas_threads() -> None:
+    """Set each loaded OpenBLAS to the number of threads that the environment asks for."""
     number = next((int(text) for name in _NAMES if (text := os.environ.get(name, "")).isdecimal() and int(text)), None)
     if number is None:
         return
@@ -31,7 +31,7 @@ def heed_num_threads() -> None:
 
 
 def num_threads() -> int:
-    """Return how many threads this process has, those of native code too, which Python does not list.
+    """Return the number of threads of this process, including those of native code, which Python does not list.
 
     A process that forks must have only one: another might hold a lock.
     """

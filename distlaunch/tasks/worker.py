@@ -41,17 +41,17 @@ from distlaunch.config.run import RunConfig
 from distlaunch.tasks.lifeline import hold_lifeline
 from distlaunch.tasks.no_terminal import refuse_input
 from distlaunch.tasks.process_end import end_process
-from distlaunch.tasks.threads import heed_num_threads
+from distlaunch.tasks.threads import limit_openblas_threads
 
 if TYPE_CHECKING:
     from distlaunch.base.process import Process
 
 
 class StopFlag:
-    """Remembers that this process was asked to stop.
+    """Records that this process was asked to stop.
 
     Args:
-        on_check: called whenever somebody looks at it, which is before each graph call.
+        on_check: called each time the flag is checked, which is before each graph call.
     """
 
     def __init__(self, on_check: Callable[[], None]) -> None:
@@ -65,38 +65,38 @@ class StopFlag:
         return self.event.is_set()
 
     def install(self) -> None:
-        """Takes the stop signals over, after TensorFlow has installed a handler of its own: the later one counts."""
+        """Install the handler of the stop signals; call it after TensorFlow has installed its own."""
         self._handler = lambda *_: self.event.set()
         for number in STOP_SIGNALS:
             signal.signal(number, self._handler)
 
     def hold(self) -> None:
-        """Take the stop signals back from code of the user's that has handled, ignored or blocked them."""
+        """Install the handler again if the user's code has handled, ignored or blocked the stop signals."""
         if threading.current_thread() is not threading.main_thread():
-            return  # only the main thread may
+            return  # only the main thread may set handlers
         for number in STOP_SIGNALS:
             if signal.getsignal(number) is not self._handler:
                 signal.signal(number, self._handler)
         if any(number in STOP_SIGNALS for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-        # with it, the exit codes of helper processes are lost
+        # ignoring SIGCHLD would lose the exit codes of helper processes
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _end_at_once(number: int, frame: Any) -> None:
-    """Handle a stop signal as long as there is nothing to save."""
+    """Handle a stop signal while there is nothing to save."""
     end_process(ExitCode.PREEMPTED)
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the task and ends the process at once: TensorFlow's own shutdown can wait for peers that are gone."""
+    """Run the task, and end the process at once: TensorFlow's own shutdown can wait for peers that are gone."""
     arguments = _parse(argv)
     for number in STOP_SIGNALS:  # until there is something to save
         signal.signal(number, _end_at_once)
     hold_lifeline()
     refuse_input()
-    heed_num_threads()
+    limit_openblas_threads()
     # a crash of native code then leaves the Python stacks in the log
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
@@ -112,12 +112,12 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--checkpoint", type=_step_or_best, help="step of the checkpoint, or best; default: the newest good one"
     )
-    parser.add_argument("--config-sha256", help="hash of the attempt's config.yaml, which must be that")
+    parser.add_argument("--config-sha256", help="expected hash of the attempt's config.yaml")
     parser.add_argument("--split", choices=("train", "validation"), default="validation")
     parser.add_argument("--output", type=Path, help="file for predictions; default: below the run directory")
     parser.add_argument("--wait-for-chief", action="store_true", help="a server: end when the coordinator is gone")
     parser.add_argument("--formats", type=lambda text: text.split(","), help="default: those of the config")
-    parser.add_argument("--unchecked", action="store_true", help="do not load what is exported after training")
+    parser.add_argument("--unchecked", action="store_true", help="do not check the exports after training")
     parser.add_argument("--trial", type=TrialOrder.from_json, help="what a trial of `verify` does")
     return parser.parse_args(argv)
 
@@ -127,7 +127,7 @@ def _step_or_best(text: str) -> int | BestName:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """The exit code. Whatever goes wrong is written to error.json."""
+    """Run the task, and return its exit code; errors are written to error.json."""
     run, task = RunDir(arguments.run_dir), arguments.task
     files = run.task(arguments.attempt, str(task))
     heartbeat = Heartbeat(files.heartbeat)
@@ -139,14 +139,14 @@ def _run(arguments: argparse.Namespace) -> int:
         after_user_code(stop.hold)
         return _play(arguments, config, run, emit, stop, heartbeat)
     except ConfigError as error:
-        write_problems(files, error.problems)  # the launcher shows them, once
+        write_problems(files, error.problems)  # the launcher prints them once
         return ExitCode.USAGE
-    # also SystemExit of the user's code: a task that ends so has failed
+    # also SystemExit from the user's code: such a task has failed
     except BaseException as error:
         user_error = isinstance(error, DistlaunchError)  # the launcher prints its whole message
         if not user_error:
             print(format_exception(error), end="", file=sys.stderr)
-        # the exit code as well: on a full disk the file may not be written
+        # the exit code carries this too: on a full disk the file may be missing
         is_outside = isinstance(error, OSError) and code_of_os_error(error) is ExitCode.TEMPORARY
         with contextlib.suppress(OSError):
             write_exception(files, error, step=heartbeat.step, user_error=user_error)
@@ -154,10 +154,14 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def read_config(path: Path, sha256: str | None) -> RunConfig:
-    """Read the config of the attempt. Raises DistlaunchError if it is not what was written for it."""
+    """Read the config of the attempt.
+
+    Raises:
+        DistlaunchError: the file is not the one that was written for this attempt.
+    """
     text = read_text(path)
     if sha256 is not None and hashlib.sha256(text.encode()).hexdigest() != sha256:
-        raise DistlaunchError(f"{path} was changed after it was written for this attempt; it is not used")
+        raise DistlaunchError(f"{path} was modified after it was written for this attempt, so it is not used")
     return parse_resolved(text, str(path), os.environ)
 
 
@@ -165,13 +169,13 @@ def _prepare_process(config: RunConfig, task: Task) -> None:
     choose_backend(config.backend_of(task.job))
     threads = (config.data.threads or 0) * (config.cluster.num_workers if config.cluster.hosting == "in_process" else 1)
     if config.strategy.has_coordinator and threads > num_visible_cores():
-        # its workers load batches outside of pipelines, which may have pools of their own, in TensorFlow's pool
+        # its workers load batches outside of pipelines, and so in TensorFlow's own thread pool
         os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(threads + num_visible_cores()))
     from distlaunch.patches.tensorflow_autograph import keep_in_memory
 
     end_process.skip_earlier_hooks()
     keep_in_memory()
-    # after the frameworks: an optional package that they look for must not be a file of the user's
+    # after the frameworks, which must not import a user's file in place of an optional package
     begin_program(program_of(config))
 
 
@@ -180,14 +184,14 @@ def _emitter(writer: EventWriter) -> Callable[[Event], None]:
         was_behind = writer.behind
         writer.write(event)
         if writer.behind and not was_behind:
-            print(f"{writer.path} cannot be written; events are written when there is room again", file=sys.stderr)
+            print(f"{writer.path} cannot be written; events are kept until there is space again", file=sys.stderr)
 
     return emit
 
 
 def _play(arguments: argparse.Namespace, config: RunConfig, run: RunDir, emit: Callable[[Event], None],
           stop: StopFlag, heartbeat: Heartbeat) -> ExitCode:  # fmt: skip
-    """Play the task's part in the attempt."""
+    """Run the task's part in the attempt."""
     from distlaunch.base.process import Process
     from distlaunch.data.examples.read_failures import data_errors_raised
     from distlaunch.training.server import is_server
@@ -215,7 +219,7 @@ def _train_or_use(arguments: argparse.Namespace, config: RunConfig, run: RunDir,
     from distlaunch.training.session import Session
 
     began, is_training = time.monotonic(), arguments.mode == "train"
-    # what only uses a run leaves nothing in it
+    # a mode that only reads the run leaves nothing in it
     compiled = None if is_training else run.attempt_compiled(arguments.attempt)
     session = Session.build(config, run, arguments.task, process, compiled=compiled)
     status = "done"
@@ -229,7 +233,7 @@ def _train_or_use(arguments: argparse.Namespace, config: RunConfig, run: RunDir,
         session.predict(arguments.split, arguments.checkpoint, arguments.output)
     else:
         session.export_checkpoint(arguments.formats or (), arguments.checkpoint)
-    # after the end was reported: it waits for the other tasks
+    # after the end is reported, since it waits for the other tasks
     session.leave()
     return ExitCode.DONE if status == "done" else ExitCode.PREEMPTED
 
@@ -253,7 +257,7 @@ def _follow_checkpoints(arguments: argparse.Namespace, config: RunConfig, run: R
     from distlaunch.training.evaluator import Evaluator, evaluator_config
     from distlaunch.training.session import Session
 
-    # what it builds is told by the tasks that train
+    # the tasks that train report the same notices
     silent = dataclasses.replace(process, emit=lambda event: None)
     session = Session.build(evaluator_config(config), run, arguments.task, silent)
     Evaluator(session, run, arguments.attempt, process.emit).follow(stop.event)
@@ -266,7 +270,7 @@ def _serve(arguments: argparse.Namespace, config: RunConfig, run: RunDir, proces
 
     def serving() -> None:
         process.on_connected()
-        # only now: a server that dies before this every time is not started again for ever
+        # only now: a server that dies before this counts as not started, so that restarts are limited
         process.emit(_started())
 
     waits = arguments.wait_for_chief
@@ -275,16 +279,16 @@ def _serve(arguments: argparse.Namespace, config: RunConfig, run: RunDir, proces
 
 
 def _event_file(run: RunDir, arguments: argparse.Namespace) -> Any:
-    """Return the file of a task's events: every task but the chief writes beside its logs.
+    """Return the file of a task's events: all tasks except the chief write next to their logs.
 
-    The chief writes the run's own events, or those of its attempt if that only uses what the run has trained.
+    The chief writes the run's own events, or, in an attempt that only reads the run, those of the attempt.
     """
     from distlaunch.cluster.spec import ClusterSpec
     from distlaunch.cluster.tf_config import from_tf_config
 
     text = os.environ.get("TF_CONFIG")
     spec = from_tf_config(text)[0] if text else ClusterSpec({})
-    # without a cluster that is worker:0, the only task
+    # without a cluster it is worker:0, the only task
     if arguments.task == spec.chief:
         return run.attempt_events(arguments.attempt) if arguments.mode in READ_MODES else run.events
     return run.task(arguments.attempt, str(arguments.task)).events

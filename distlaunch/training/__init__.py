@@ -1,0 +1,1 @@
+"""One task's part in a run: the model, its training loop, evaluation and export."""

@@ -1,4 +1,4 @@
-"""Makes the model, its optimizer, losses and metrics, with all their variables, before the first step is traced."""
+"""Builds the model, its optimizer, losses and metrics, with all their variables, before the first step is traced."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from distlaunch.patches.keras_private import (
     restart_names,
 )
 from distlaunch.strategies.module_model import ModuleModel
-from distlaunch.strategies.patches.keras_dry_step import assignments_undone, make_variables_by
+from distlaunch.strategies.patches.keras_dry_step import make_variables_by, undo_assignments
 from distlaunch.strategies.protocol import Strategy
-from distlaunch.strategies.variables import has_own, plain_values_kept
+from distlaunch.strategies.variables import has_own, keep_plain_values
 from distlaunch.training.checks.labels import LabelRule, label_rules
 from distlaunch.training.checks.loss_fit import check_loss, shape_text
 from distlaunch.training.precision import check_precision, policy
@@ -37,12 +37,12 @@ _GET = {"optimizers": keras.optimizers.get, "losses": keras.losses.get, "metrics
 
 @dataclass
 class Findings:
-    """What building a model has found out about it.
+    """Facts and warnings that building a model brings up.
 
     Attributes:
-        warnings: what may be wrong.
-        rules: which labels its losses take.
-        rows: examples that it can be called with.
+        warnings: problems that do not stop training.
+        rules: labels that its losses accept.
+        rows: examples that the model can be called with.
     """
 
     warnings: list[str] = field(default_factory=list)
@@ -53,18 +53,18 @@ class Findings:
 def build_model(config: RunConfig, strategy: Strategy, rows: Batch, findings: Findings | None = None,
                 check: Callable[[keras.Model], None] = lambda model: None,
                 more_rows: Callable[[int], Batch] | None = None) -> keras.Model:  # fmt: skip
-    """Calls the model's function under the strategy, compiles, and creates every variable.
+    """Call the model's function under the strategy, compile the model, and create every variable.
 
     Args:
         rows: a few examples, to learn shapes from.
-        findings: gets what is found out.
-        check: called with the model before it is given any rows.
-        more_rows: return up to so many examples, for a model that cannot be called with `rows`.
+        findings: receives warnings, label rules and rows.
+        check: called with the model before it is called on any rows.
+        more_rows: returns up to the given number of examples, for a model that cannot be called with `rows`.
 
     Raises:
         ConfigError: the function returns no Keras model, or what `compile` names does not exist.
     """
-    # automatic names count from here, whatever layers the data function made: checkpoints know variables by name
+    # automatic names count from here, even if the data function made layers: checkpoints know variables by name
     restart_names()
     with strategy.scope(), policy(config.precision):
         model = _model(config, rows)
@@ -80,12 +80,12 @@ def build_model(config: RunConfig, strategy: Strategy, rows: Batch, findings: Fi
 
 
 def has_own_step(config: RunConfig, model: keras.Model) -> bool:
-    """Whether a step of the user's trains the model, so that only it knows what its losses compare."""
+    """Return whether a step written by the user trains the model; then only that step knows what its losses compare."""
     return config.train.step is not None or has_own(model, "train_step")
 
 
 def can_be_tested(model: keras.Model) -> bool:
-    """Whether there is anything to evaluate: a loss, or an evaluation step of the model's own."""
+    """Return whether the model can be evaluated: it has a loss, or an evaluation step of its own."""
     if not model.compiled:
         return False
     if has_own(model, "test_step") or has_own(model, "compute_loss"):
@@ -106,12 +106,12 @@ def _model(config: RunConfig, rows: Batch) -> keras.Model:
         hint = f"strategy {config.strategy.kind} needs a keras.Model; use dtensor, or another strategy"
         raise ConfigError(Problem(("model", "function"), f"{message}; {hint}"))
     check_formats_of_module(config.export)
-    made(keras.utils.unpack_x_y_sample_weight(rows)[0])  # some modules make their variables now
+    made(keras.utils.unpack_x_y_sample_weight(rows)[0])  # some modules create their variables in their first call
     return ModuleModel(made)
 
 
 def check_formats_of_module(formats: Sequence[str]) -> None:
-    """Raises ConfigError for formats that only a Keras model can have: nobody could load them into a `tf.Module`."""
+    """Raise ConfigError for export formats that need a Keras model: nothing could load them into a `tf.Module`."""
     for name, what in (("keras", "which a .keras file cannot hold"), ("weights", "which has no load_weights")):
         if name in formats:
             message = f"got '{name}', but the model is a tf.Module, {what}; use saved_model or tflite"
@@ -129,7 +129,7 @@ def compile_model(model: keras.Model, config: Compile) -> None:
     }
     named = {name: value for name, value in named.items() if value is not None}
     try:
-        # Keras builds its losses with the first batch: what does not fit shapes shows in `_build_losses`
+        # Keras builds its losses with the first batch: wrong shapes are found in `_build_losses`
         if model.compiled:
             _compile_again(model, named)
         else:
@@ -139,7 +139,7 @@ def compile_model(model: keras.Model, config: Compile) -> None:
 
 
 def _optimizer(model: keras.Model, given: str | OptimizerComponent | None) -> Any:
-    """The optimizer that the config names, or the model's own with other arguments; None: it says nothing."""
+    """Return the optimizer that the config names, or the model's own with other arguments; None to keep the model's."""
     key = ("compile", "optimizer")
     if given is None or isinstance(given, str):
         return given and component(given, "optimizers", key)
@@ -168,19 +168,19 @@ def _optimizer(model: keras.Model, given: str | OptimizerComponent | None) -> An
 
 
 def _compile_again(model: keras.Model, named: dict[str, Any]) -> None:
-    """Replace some of the arguments that a model was compiled with."""
+    """Compile a model again with some arguments replaced."""
     arguments = {**compiled_with(model), **named}
     own = type(model).compile
     if own is keras.Model.compile or _takes(model.compile, arguments):
         model.compile(**arguments)
         return
-    # Keras's part alone: the model's own `compile` has been called by its function, with arguments that are not here
+    # Keras's part alone: the model's function has called its own `compile`, with arguments that are not known here
     accepted = inspect.signature(own).parameters
     for name in ("optimizer", "loss", "loss_weights"):
         if name in named and name not in accepted:
             taken = ", ".join(list(accepted)[1:])
             message = (
-                f"the compile of {type(model).__name__} takes {taken}, and not {name}; set it in the model's function"
+                f"compile() of {type(model).__name__} takes {taken}, but not {name}; set it in the model's function"
             )
             raise ConfigError(Problem(("compile", name), message))
     keras.Model.compile(model, **arguments)
@@ -215,14 +215,14 @@ def _metric(value: NamedMetric, key: Key) -> Any:
     made = component(value, "metrics", key)
     if isinstance(value, MetricComponent) and value.additive is not None:
         if not isinstance(made, keras.metrics.Metric):
-            # a function has no state of its own; Keras wraps it so, too
+            # a function has no state; Keras wraps it in the same way
             made = keras.metrics.MeanMetricWrapper(made, name=made.__name__)
         made.additive = value.additive
     return made
 
 
 def component(value: Named, group: str, key: Key) -> Any:
-    """A Keras object from its name and arguments, or what a function of the user's returns."""
+    """Return a Keras object made from its name and arguments, or the result of a user's function."""
     component = value if isinstance(value, Component) else Component(name=value, args={})
     args = _arguments(component.args, key)
     try:
@@ -250,7 +250,7 @@ def _arguments(given: dict[str, Any], key: Key) -> dict[str, Any]:
 
 
 def _schedule(value: Any) -> Any:
-    """A learning-rate schedule given as `{name: CosineDecay, args: {...}}`."""
+    """Return a learning-rate schedule for `{name: CosineDecay, args: {...}}`, and any other value unchanged."""
     if (
         isinstance(value, dict)
         and set(value) == {"name", "args"}
@@ -261,7 +261,7 @@ def _schedule(value: Any) -> Any:
 
 
 def _takes_predictions(function: Any, args: dict[str, Any]) -> bool:
-    """Whether a function wants two arguments more, so that it is the loss itself and none that makes it."""
+    """Return whether a function lacks exactly two arguments, so that it is the loss itself and not a factory."""
     if not inspect.isfunction(function):
         return False
     parameters = inspect.signature(function).parameters.values()
@@ -276,17 +276,17 @@ def _with_args(function: Any, args: dict[str, Any]) -> Any:
 
 
 def fixed_batch(model: keras.Model) -> int | None:
-    """Return the number of rows that the inputs of a model declare; None if that is left open."""
+    """Return the number of rows that the inputs of a model declare, or None if they leave it open."""
     sizes = [tensor.shape[0] for tensor in (model.inputs or () if is_functional(model) else ())]
     return next((size for size in sizes if size is not None), None)
 
 
 class _Probe:
-    """The examples that a model is called with before it is trained: a few, or as many as it needs.
+    """The examples that a model is called with before training: a few, or a whole batch if it needs that many.
 
     Attributes:
         given: the examples.
-        rows: the same, as the model takes them.
+        rows: the same examples in the form that the model takes.
     """
 
     def __init__(self, config: RunConfig, rows: Batch, more_rows: Callable[[int], Batch] | None) -> None:
@@ -295,19 +295,19 @@ class _Probe:
         self._take(rows)
 
     def call(self, model: keras.Model, *, declared: int | None = None) -> Any:
-        """The model's predictions, not in training: nothing is drawn, and no statistics move."""
+        """Return the model's predictions with `training=False`, so that no random numbers and no statistics change."""
         if declared is not None and self._more_rows is not None:
             self._take(self._more_rows(declared))
         try:
             return self._predicted(model)
-        # whatever the user's layers raise of as few rows, such as a top_k over the batch
+        # the user's layers may raise anything for so few rows, such as a top_k over the batch
         except Exception:
             if declared is not None or not self.take_batch():
                 raise
             return self._predicted(model)
 
     def take_batch(self) -> bool:
-        """Take as many rows as a global batch has; return True if these are others than before."""
+        """Replace the rows by a whole global batch; return True if it differs from the rows so far."""
         more, self._more_rows = self._more_rows, None
         if more is None:
             return False
@@ -315,7 +315,7 @@ class _Probe:
         return True
 
     def _predicted(self, model: keras.Model) -> Any:
-        with assignments_undone(), plain_values_kept(model):
+        with undo_assignments(), keep_plain_values(model):
             return model(keras.utils.unpack_x_y_sample_weight(self.rows)[0], training=False)
 
     def _take(self, rows: Batch) -> None:
@@ -329,18 +329,21 @@ class _Probe:
 def _create_variables(
     model: keras.Model, probe: _Probe, strategy: Strategy, config: RunConfig, findings: Findings
 ) -> None:
-    """A variable created while the first step is traced fails under tf.distribute, so all are created here."""
+    """Create all variables of the model, its optimizer, losses and metrics.
+
+    Under tf.distribute, a variable that is created while the first step is traced is an error.
+    """
     own_step = has_own_step(config, model)
     predictions = None
     if not model.built or model.compiled:
-        # a model that is trained by a step of the user's may have no forward pass, or one of other inputs (a GAN)
+        # a model with a step of the user's may have no forward pass, or one with other inputs (a GAN)
         with contextlib.suppress(Exception) if own_step else contextlib.nullcontext():
             predictions = probe.call(model, declared=fixed_batch(model))
     if config.train.loop == "fit" and has_own(model, "train_step") and config.strategy.runs_tensorflow:
-        # only the step knows what of a batch the model takes
-        with plain_values_kept(model):
+        # only the step knows which part of a batch the model takes
+        with keep_plain_values(model):
             make_variables_by(model, probe.rows)
-    # before the optimizer is built, which makes its variables beside those that this puts into the layers
+    # before the optimizer is built, which creates a variable for each one that this puts into the layers
     strategy.adopt(model)
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
@@ -354,7 +357,7 @@ def _create_variables(
         try:
             _build_losses(model, probe.rows, predictions, key, own_step=own_step)
         except ConfigError:
-            # perhaps it compares more rows with each other than these are
+            # a loss may compare more rows with each other than the probe has
             if not probe.take_batch():
                 raise
             _build_losses(model, probe.rows, probe.call(model), key, own_step=own_step)
@@ -362,7 +365,10 @@ def _create_variables(
 
 
 def _build_losses(model: keras.Model, rows: Batch, predictions: Any, key: Key, *, own_step: bool) -> None:
-    """Makes the variables of losses and metrics. A step of the user's may give them something else, or have none."""
+    """Create the variables of losses and metrics.
+
+    A step written by the user may call them with other values, or not at all, so errors are ignored for it.
+    """
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(rows)
     shapes = f"labels of shape {shape_text(y)} and outputs of shape {shape_text(predictions)}"
     loss = functools.partial(model.compute_loss, x, y, predictions, sample_weight)
@@ -372,7 +378,7 @@ def _build_losses(model: keras.Model, rows: Batch, predictions: Any, key: Key, *
         if name == "loss" and not can_be_tested(model):
             continue
         try:
-            with assignments_undone(), plain_values_kept(model):
+            with undo_assignments(), keep_plain_values(model):
                 compute()
         except (ValueError, TypeError, KeyError, tf.errors.InvalidArgumentError) as error:
             if not own_step:
@@ -380,9 +386,9 @@ def _build_losses(model: keras.Model, rows: Batch, predictions: Any, key: Key, *
                 reason = _without_rows(reason_of(error), int(num_rows(rows)))
                 message = f"the {name} cannot be computed from {shapes}: {type(error).__name__}: {reason}"
                 raise ConfigError(Problem(place, message)) from error
-    model.reset_metrics()  # these rows must not count
+    model.reset_metrics()  # the probe's rows must not count
 
 
 def _without_rows(reason: str, number: int) -> str:
-    """A reason in which a number of rows that only a probe has is no number: (2, 10) becomes (rows, 10)."""
+    """Return a message with the probe's number of rows replaced by a word: (2, 10) becomes (rows, 10)."""
     return re.sub(rf"([(\[]){number}, ", r"\1rows, ", reason.replace(f"({number},)", "(rows,)"))

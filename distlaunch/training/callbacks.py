@@ -1,4 +1,4 @@
-"""Keras callbacks from the config: which run on which task, and what their hooks need."""
+"""Keras callbacks from the config: which task runs which, and what their hooks need."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from distlaunch.data.function_references import load_function
 from distlaunch.patches.keras_private import learning_rate_of
 from distlaunch.strategies.variables import host_value
 
-_WRITERS = ("CSVLogger", "ModelCheckpoint", "RemoteMonitor", "TensorBoard")  # one task is enough, more would clash
+_WRITERS = ("CSVLogger", "ModelCheckpoint", "RemoteMonitor", "TensorBoard")  # in several tasks they would clash
 _MONITORS = ("EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint")
 _TRAIN_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 
 
 EPOCH_HOOKS = ("train_begin", "train_end", "epoch_begin", "epoch_end", "test_begin", "test_end")
-"""Hooks, without `on_`, that all tasks come to together."""
+"""Hooks, without `on_`, that all tasks reach at the same time."""
 
 
 def build_callbacks(configs: list[CallbackConfig], *, is_chief: bool, run: RunDir) -> list[keras.callbacks.Callback]:
-    """The callbacks that run on this task, in the config's order.
+    """Return the callbacks that run on this task, in the config's order.
 
     Args:
-        run: where their relative paths start.
+        run: the run that their relative paths start from.
 
     Raises:
-        ConfigError: a name does not exist, arguments do not fit, or a callback needs a package that is not there.
+        ConfigError: a name does not exist, arguments do not fit, or a callback needs a package that is not installed.
     """
     return [
         _build(config, index, run) for index, config in enumerate(configs) if is_chief or not _only_on_chief(config)
@@ -52,7 +52,7 @@ def _only_on_chief(config: CallbackConfig) -> bool:
 def hints_on_tasks(
     configs: list[CallbackConfig], callbacks: list[keras.callbacks.Callback], num_tasks: int
 ) -> list[str]:
-    """Return hints on callbacks of the user's that run on several tasks without the config saying so."""
+    """Return hints on user callbacks that run on several tasks although the config does not say so."""
     if num_tasks < 2:
         return []
     found = []
@@ -61,7 +61,7 @@ def hints_on_tasks(
         if configs[place].tasks == "auto" and not _is_keras(callback):
             name = f"train.callbacks[{place}] ({type(callback).__name__})"
             message = f"{name} runs on each of the {num_tasks} tasks; if it writes or prints, add `tasks: chief`"
-            found.append(f"{message}, else `tasks: all`, which ends this hint; `distlaunch.task()` tells tasks apart")
+            found.append(f"{message}, else `tasks: all` to silence this hint; `distlaunch.task()` tells tasks apart")
     return found
 
 
@@ -91,13 +91,13 @@ def _build(config: CallbackConfig, index: int, run: RunDir) -> keras.callbacks.C
 def missing_monitor(
     configs: list[CallbackConfig], callbacks: list[keras.callbacks.Callback], logs: Any
 ) -> Problem | None:
-    """Return what is wrong with a callback that watches a value which an epoch does not report, or None.
+    """Return the problem of a callback that watches a value which an epoch does not report, or None.
 
-    Keras's callbacks are judged by the config, so that all tasks come to the same result, whichever has them.
+    Keras's own callbacks are judged by the config, so that all tasks reach the same result, whichever task runs them.
 
     Args:
         callbacks: those of this task.
-        logs: the values of an epoch in which everything was computed, by name.
+        logs: values by name, of an epoch in which everything was computed.
     """
     for index, config in enumerate(configs):
         if ":" in config.name:
@@ -120,29 +120,33 @@ def _monitored(name: str, args: Mapping[str, Any]) -> str | None:
 
 
 def _uses_monitor(callback: keras.callbacks.Callback) -> bool:
-    """Return True for one of Keras's callbacks that do nothing without the value that they watch."""
+    """Return whether this is one of Keras's callbacks that do nothing without the value that they watch."""
     if not isinstance(callback, tuple(getattr(keras.callbacks, name) for name in _MONITORS)):
         return False
     return getattr(callback, "save_best_only", True)
 
 
 def watch_batches(callbacks: list[keras.callbacks.Callback]) -> bool:
-    """Whether a callback of the user's wants to be called at each training batch; Keras's own do with each call."""
+    """Return whether a user callback has a hook for training batches.
+
+    Keras's own callbacks need one call per graph call only.
+    """
     return any(_watches(callback, hook) for callback in callbacks for hook in _TRAIN_HOOKS)
 
 
 def own_epoch_hooks(callbacks: list[keras.callbacks.Callback]) -> list[str]:
-    """Return the hooks of `EPOCH_HOOKS` that a callback of the user's has."""
+    """Return the hooks of `EPOCH_HOOKS` that a user callback defines."""
     return [name for name in EPOCH_HOOKS if any(_watches(callback, f"on_{name}") for callback in callbacks)]
 
 
 def run_alone(
     callbacks: list[keras.callbacks.Callback], hooks: Collection[str], alone: Callable[[], AbstractContextManager[None]]
 ) -> None:
-    """Let some hooks of the callbacks that only the chief has run in a context.
+    """Run some hooks of the chief-only callbacks inside a context.
 
     Args:
-        hooks: of `EPOCH_HOOKS`.
+        hooks: names from `EPOCH_HOOKS`.
+        alone: returns the context.
     """
     for callback in callbacks:
         for name in hooks if getattr(callback, "_distlaunch_only_on_chief", False) else ():
@@ -158,13 +162,13 @@ def _within(context: Callable[[], AbstractContextManager[None]], hook: Callable[
 
 
 def save_intervals(callbacks: list[keras.callbacks.Callback]) -> list[int]:
-    """Return the numbers of steps after which callbacks of Keras's kind save (`ModelCheckpoint(save_freq=50)`)."""
+    """Return the intervals, in steps, after which Keras callbacks save (`ModelCheckpoint(save_freq=50)`)."""
     found = {getattr(callback, "save_freq", None) for callback in callbacks}
     return sorted(number for number in found if isinstance(number, int) and number > 0)
 
 
 def watch_test_batches(callbacks: list[keras.callbacks.Callback]) -> bool:
-    """The same of the batches of validation."""
+    """Return whether a user callback has a hook for validation batches."""
     return any(_watches(callback, hook) for callback in callbacks for hook in _TEST_HOOKS)
 
 
@@ -179,11 +183,12 @@ def _is_keras(callback: keras.callbacks.Callback) -> bool:
 
 
 def continue_log(callback: keras.callbacks.Callback, epoch: int) -> None:
-    """Lets a CSVLogger go on with its file, less the rows of epochs that are trained again. To be called before
-    training begins.
+    """Make a CSVLogger append to its file, and remove the rows of epochs that are trained again.
+
+    Call it before training begins.
 
     Args:
-        epoch: the first to come, from 0.
+        epoch: the next epoch, from 0.
     """
     if not isinstance(callback, keras.callbacks.CSVLogger) or not os.path.exists(callback.filename):
         return
@@ -191,7 +196,7 @@ def continue_log(callback: keras.callbacks.Callback, epoch: int) -> None:
     with open(callback.filename, "rb+") as file:
         lines = file.readlines()
         end, last = len(lines), math.inf
-        # from the end, while numbers fall: what an earlier run appended to the file begins at 0 again
+        # from the end, while numbers fall: each run that appended to the file begins at 0
         while end > 0 and epoch <= (number := _epoch_of(lines[end - 1], callback.sep)) < last:
             end, last = end - 1, number
         if end < len(lines):
@@ -199,7 +204,7 @@ def continue_log(callback: keras.callbacks.Callback, epoch: int) -> None:
 
 
 def _epoch_of(line: bytes, separator: str) -> float:
-    """-1: it has none."""
+    """Return the epoch of a line, or -1 if it has none."""
     first = line.partition(separator.encode())[0].strip(b' "')
     return float(first) if first.isdigit() else -1.0
 
@@ -211,21 +216,21 @@ _PATHS = {
     "OrbaxCheckpoint": "directory",
     "TensorBoard": "log_dir",
 }
-"""The argument of each of Keras's callbacks that is a path."""
+"""For each of Keras's callbacks, the argument that is a path."""
 
 
 def arguments_in(run: RunDir, factory: Any, args: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a callback, with `${run_dir}` filled in.
+    """Return the arguments of a callback, with `${run_dir}` replaced.
 
-    Relative paths start from the run directory where an argument is known to be one: in Keras's callbacks, and in
-    classes that are derived from them.
+    A relative path starts from the run directory where the argument is known to be a path: in Keras's callbacks, and in
+    classes derived from them.
     """
     found = {name: _filled_in(value, str(run.path)) for name, value in args.items()}
     argument = _path_argument(factory)
     if argument == "log_dir":
         found.setdefault(argument, str(run.tensorboard))
     path = found.get(argument)
-    # an address of object storage, such as gs://, is left to Keras
+    # an address of object storage, such as gs://, is passed to Keras
     if isinstance(path, str) and "://" not in path:
         own = run.own(path)
         found[argument] = str(own)
@@ -249,7 +254,7 @@ def _filled_in(value: Any, path: str) -> Any:
 
 
 class _Probe(keras.callbacks.Callback):
-    """Looks at the learning rates after one callback was called."""
+    """Callback that checks the learning rates after another callback has run."""
 
     def __init__(self, look: Callable[[], None]) -> None:
         super().__init__()
@@ -266,18 +271,18 @@ class _Probe(keras.callbacks.Callback):
 
 
 class RateWatch:
-    """Reports the first callback that sets another learning rate before a step uses the new one.
+    """Reports the first callback that overwrites a new learning rate before a step has used it.
 
     Args:
-        rates: optimizers, each with the learning rate that it was given.
-        report: called with what to tell the user.
+        rates: pairs of optimizer and the learning rate that it was given.
+        report: called with the message for the user.
     """
 
     def __init__(self, rates: Sequence[tuple[Any, float]], report: Callable[[str], None]) -> None:
         self._rates, self._report = list(rates), report
 
     def among(self, callbacks: Sequence[keras.callbacks.Callback]) -> Iterator[keras.callbacks.Callback]:
-        """Return the callbacks in their order, each followed by a look at the learning rates."""
+        """Return the callbacks in their order, each followed by a check of the learning rates."""
         for callback in callbacks:
             yield callback
             if self._rates:
@@ -291,8 +296,8 @@ class RateWatch:
                 del self._rates[index]
                 self._report(self._message(callback, rate, now))
 
-    def step_done(self) -> None:
-        """End the watch: what is set from now on follows training, and is no surprise."""
+    def stop_watching(self) -> None:
+        """Stop watching: after a step, a callback is expected to change the rate."""
         self._rates.clear()
 
     def _message(self, callback: keras.callbacks.Callback, rate: float, now: float | None) -> str:

@@ -22,17 +22,17 @@ _CHECK_INTERVAL_S = 0.5
 
 
 def evaluator_config(config: RunConfig) -> RunConfig:
-    """The run's config for one device: an evaluator takes no part in its cluster."""
+    """Return the run's config for one device: an evaluator is not part of the training cluster."""
     return config.model_copy(update={"strategy": OneDevice(kind="one_device"), "cluster": Cluster()})
 
 
 class Evaluator:
-    """Follows the checkpoints of a run.
+    """Evaluates the checkpoints of a run as they are written.
 
     Args:
         session: built with `evaluator_config`.
         attempt: the attempt whose end is awaited.
-        emit: where results go.
+        emit: called with the results.
     """
 
     def __init__(self, session: Session, run: RunDir, attempt: int, emit: Callable[[Event], None]) -> None:
@@ -41,13 +41,13 @@ class Evaluator:
         self._session, self._run, self._attempt, self._emit = session, run, attempt, emit
         self._events, self._ended = EventReader(run.events), False
         self._evaluated = self._evaluated_before()
-        self._unread: set[int] = set()  # those that could not be read once
+        self._unread: set[int] = set()  # steps that could not be read the first time
         self._curve = _curve_writer(run)
 
     def follow(self, asked_to_stop: threading.Event) -> None:
-        """Evaluates checkpoints as they come, until the run has ended and its last one is evaluated."""
+        """Evaluate checkpoints as they come, until the run has ended and its last one is evaluated."""
         while not asked_to_stop.is_set():
-            ended = self._run_has_ended()  # asked first: what was written before the end is seen
+            ended = self._run_has_ended()  # checked first, so that no checkpoint written before the end is missed
             new = [step for step in self._session.store.steps() if step not in self._evaluated]
             for step in new:
                 if asked_to_stop.is_set():
@@ -62,7 +62,7 @@ class Evaluator:
             logs = self._session.evaluate_checkpoint("validation", step)
         except CheckpointError:
             # deleted meanwhile (`checkpoint.keep`), just being replaced by the same step, or damaged, which the trainer
-            # tells when it needs it
+            # reports when it needs the checkpoint
             (self._evaluated if step in self._unread else self._unread).add(step)
             return
         self._evaluated.add(step)
@@ -74,7 +74,7 @@ class Evaluator:
             with self._curve.as_default(step=step):
                 for name, value in logs.items():
                     tf.summary.scalar(f"evaluation_{name}", value)
-            # TensorBoard shows what is in the file
+            # TensorBoard reads the file
             self._curve.flush()
 
     def _run_has_ended(self) -> bool:
@@ -83,13 +83,13 @@ class Evaluator:
         return self._ended
 
     def _evaluated_before(self) -> set[int]:
-        """Steps that evaluators of earlier attempts, or one that was killed, have evaluated."""
+        """Return steps that evaluators of earlier attempts, or one that was killed, have evaluated."""
         paths = self._run.path.glob("attempts/*/evaluator-*/events.jsonl")
         return {event.step for path in paths for event in read_events(path) if isinstance(event, Evaluated)}
 
 
 def _curve_writer(run: RunDir) -> Any:
-    """Writes the curve for TensorBoard too, where that is installed."""
+    """Return a writer for TensorBoard curves, or None if TensorBoard is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
         return None
     return tf.summary.create_file_writer(str(run.tensorboard / "evaluator"))

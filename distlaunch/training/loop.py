@@ -1,7 +1,8 @@
-"""The loop: epochs, graph calls, callbacks, validation, checkpoints. The same for every strategy and both loops.
+"""The training loop: epochs, graph calls, callbacks, validation, checkpoints. All strategies and both loops share it.
 
-Keras's `fit` hooks are called in Keras's order. Keras's own `fit` is not used, even where it runs: it cannot resume
-within an epoch, fails with several steps to a call on replicas, and would be a second way to the same numbers.
+The callbacks' hooks are called in the order of Keras's `fit`. Keras's own `fit` is not used, even where it runs: it
+cannot resume within an epoch, fails with several steps per call on replicas, and would be a second way to the same
+numbers.
 """
 
 from __future__ import annotations
@@ -52,22 +53,22 @@ from distlaunch.training.step_timer import StepTimer
 
 
 @dataclass(frozen=True)
-class Surroundings(Process):
-    """What the loop needs: the process, and the run as this process sees it.
+class LoopHooks(Process):
+    """Hooks of the process that the loop calls, and the run as this process sees it.
 
     Attributes:
-        failures: of the run before this attempt.
-        together: writes checkpoints with other processes; None: the chief writes them.
+        failures: failures of the run before this attempt.
+        parts_writer: writes checkpoints together with other processes; None if the chief writes them.
     """
 
     store: CheckpointStore = field(kw_only=True)
     is_chief: bool = field(kw_only=True)
-    together: PartsWriter | None = field(default=None, kw_only=True)
+    parts_writer: PartsWriter | None = field(default=None, kw_only=True)
     failures: Failures = field(default=Failures(), kw_only=True)
 
     @classmethod
     def of(cls, process: Process, **run: Any) -> Self:
-        """Return the surroundings of a process.
+        """Return the hooks of a process.
 
         Args:
             run: the attributes that `Process` does not have.
@@ -77,7 +78,11 @@ class Surroundings(Process):
 
 @dataclass(frozen=True)
 class LoopEnd:
-    """How training ended. `stopped`: on request, with a checkpoint, to be resumed."""
+    """The end of training.
+
+    Attributes:
+        status: `done`, or `stopped` on request, with a checkpoint to resume from.
+    """
 
     status: Literal["done", "stopped"]
     progress: Progress
@@ -85,23 +90,23 @@ class LoopEnd:
 
 
 class TrainingLoop:
-    """One training run from a given progress to its end, or to a request to stop."""
+    """Trains from a given progress to the end, or until it is asked to stop."""
 
     def __init__(self, config: RunConfig, model: keras.Model, program: Program, train: Split, validation: Split | None,
-                 callbacks: list[keras.callbacks.Callback], around: Surroundings) -> None:  # fmt: skip
-        self._config, self._model, self._program, self._around = config, model, program, around
+                 callbacks: list[keras.callbacks.Callback], hooks: LoopHooks) -> None:  # fmt: skip
+        self._config, self._model, self._program, self._hooks = config, model, program, hooks
         self._train, self._callbacks = train, callbacks
         self._epochs = config.train.epochs
         self._epoch_steps = config.train.steps_per_epoch or train.num_batches
         self._progress, self._first_step = Progress(), 0
         self._longer_epoch: tuple[int, int] | None = None
-        """An epoch that has more steps than others, and their number."""
+        """An epoch that is longer than others, and its number of steps."""
         self._call = CallLength(config.train.steps_per_call, each_batch=watch_batches(callbacks))
         self._best = BestEpoch(config.checkpoint.best)
-        self._saves = save_decision(config.checkpoint, around.failures, around.clock(), [self._best])
-        self._reports = StepReports(around.emit, config.train.log_every_steps, around.clock)
+        self._saves = save_decision(config.checkpoint, hooks.failures, hooks.clock(), [self._best])
+        self._reports = StepReports(hooks.emit, config.train.log_every_steps, hooks.clock)
         # no progress bar: the launcher shows one, from events
-        self._hooks = keras.callbacks.CallbackList(
+        self._callback_list = keras.callbacks.CallbackList(
             callbacks, add_history=True, add_progbar=False, model=model, epochs=self._epochs, steps=self._epoch_steps
         )
         self._validation = validation
@@ -109,32 +114,32 @@ class TrainingLoop:
         self._next_steps = 0
         self._has_checked_monitors = self._has_looked_twice = False
         self._gathering_hooks: set[str] = set()
-        """Hooks in which a callback may predict, so that processes put their parts of the weights together."""
+        """Hooks in which a callback may predict, so that the processes gather the weights for them."""
         self._calls_end: list[Every] = []
-        """Steps at which callbacks of Keras's save, so that a graph call has to end there."""
-        self._nonfinite = NonFinite(config.train.on_nonfinite, around.emit if around.is_chief else lambda event: None)
+        """Steps at which Keras callbacks save, so that a graph call has to end there."""
+        self._nonfinite = NonFinite(config.train.on_nonfinite, hooks.emit if hooks.is_chief else lambda event: None)
         self._saver = Saver(
-            config, model, callbacks, around, around.store, is_chief=around.is_chief, best=self._best,
-            policy=self._saves, on_nonfinite=self._nonfinite.state, together=around.together,
+            config, model, callbacks, hooks, hooks.store, is_chief=hooks.is_chief, best=self._best,
+            policy=self._saves, on_nonfinite=self._nonfinite.state, together=hooks.parts_writer,
         )  # fmt: skip
-        self._timer = StepTimer(around.emit, train, config.data, clock=around.clock)
+        self._timer = StepTimer(hooks.emit, train, config.data, clock=hooks.clock)
         self._optimizers = describe_optimizers(model)
         """Settings as they were built: nothing is restored yet, and no callback was called."""
         self._rate_watch = RateWatch([], self._warn)
 
     def run(self, start: Progress, take_state: Callable[[], State] | None = None) -> LoopEnd:
-        """Trains from `start`; when this is left, what was saved is committed.
+        """Train from `start`; on return, pending checkpoints are committed.
 
         Args:
-            take_state: called once for the checkpoint's values if `start` is not the beginning.
+            take_state: called once for the checkpoint's values, unless `start` is the beginning.
 
         Raises:
-            CheckpointWriteError: the last checkpoint cannot be written: what the run is for would be lost.
+            CheckpointWriteError: the last checkpoint cannot be written, so that the result would be lost.
         """
-        # a callback that predicts does so alone: the other processes are elsewhere, or do the same by themselves
+        # a callback that predicts does so locally: other processes may not call the model at the same time
         with self._saver, calling_within(self._model, METHODS, self._program.alone):
             end = self._run(start, take_state)
-        # after the last step nothing else would report what came since the last interval
+        # nothing else would report the times since the last interval
         self._timer.report()
         return end
 
@@ -144,9 +149,9 @@ class TrainingLoop:
         self._best.check(has_validation=self._validation is not None)
         for warning in mode_warnings(self._config.checkpoint.best):
             self._warn(warning)
-        # from here on an error has a step, and may be worth a restart; see `may_be_temporary`
-        self._around.on_step(start.step)
-        # before the state: a program that has to see what a step logs traces it on a batch
+        # from here on, an error has a step, and a restart may help; see `may_be_temporary`
+        self._hooks.on_step(start.step)
+        # before the state: a program that needs to know a step's logs traces it on a batch
         self._program.set_train_data(self._source(start))
         self._first_step = start.step
         callback_arrays = self._restore(take_state(), start) if start.step > 0 and take_state is not None else {}
@@ -163,12 +168,12 @@ class TrainingLoop:
         watched = self._agreed([EPOCH_HOOKS.index(name) + 1 for name in own_epoch_hooks(self._callbacks)])
         if watched and self._program.is_split:
             self._gathering_hooks = {EPOCH_HOOKS[number - 1] for number in watched}
-            # a call of the model itself is no method that `calling_within` knows
+            # `calling_within` does not cover calls of the model itself
             run_alone(self._callbacks, self._gathering_hooks, self._program.alone)
-        self._hook("train_begin")
-        # after on_train_begin, in which callbacks such as EarlyStopping forget what they have counted
+        self._call_hook("train_begin")
+        # after on_train_begin, in which callbacks such as EarlyStopping reset their counters
         self._saver.restore(start, callback_arrays)
-        # a finished run that is resumed ends with the values it had
+        # a finished run that is resumed ends with its previous values
         logs = {name: values[-1] for name, values in start.history.items() if values}
         first = self._progress.epoch
         while self._progress.epoch < self._epochs and not self._progress.finished:
@@ -176,7 +181,7 @@ class TrainingLoop:
                 self._program.set_train_data(self._source(self._progress))
             ended = self._epoch()
             if ended is None:
-                # waits: nothing of this process is left afterwards that could finish it
+                # waits: this process ends afterwards
                 self._save_if_due(Moment.STOP, otherwise="the run can resume from an older one", wait=True)
                 return LoopEnd("stopped", self._progress, scalars(logs))
             logs = ended
@@ -184,8 +189,8 @@ class TrainingLoop:
         return LoopEnd("done", self._progress, scalars(logs))
 
     def _end(self, logs: Logs) -> None:
-        """Finish the weights as Keras's `fit` does, call the callbacks, and save what there is then."""
-        # a callback had put other weights there at the end, and nothing was trained since
+        """Finish the weights as Keras's `fit` does, call the callbacks, and save the result."""
+        # False: a callback replaced the weights at the end, and nothing was trained since
         finalizes = has_final_weights(self._model) and self._progress.final_weights is not False
         watched = bool(self._config.train.callbacks)
         if finalizes:
@@ -193,13 +198,13 @@ class TrainingLoop:
             self._save_if_due(Moment.END, otherwise=None, wait=True)
             self._program.finalize()
             self._report_averages()
-        elif watched:  # whatever they do at the end, what was trained is kept
+        elif watched:  # keep what was trained, whatever the callbacks do at the end
             self._save_if_due(Moment.END, wait=True)
         before = self._program.snapshot() if finalizes and watched else {}
-        self._hook("train_end", logs)
+        self._call_hook("train_end", logs)
         self._report_end()
         if finalizes:
-            # the checkpoint has the weights of the last step; those of a callback take their place
+            # the checkpoint has the weights of the last step; a callback's weights replace them
             changed = watched and _weights_differ(before, self._program.snapshot())
             if not (watched and self._program.agree(Vote(finish=changed)).finish):
                 return
@@ -208,101 +213,101 @@ class TrainingLoop:
         self._save_if_due(Moment.END, otherwise=None, wait=True)
 
     def _report_averages(self) -> None:
-        if self._around.is_chief:
+        if self._hooks.is_chief:
             message = (
                 "the optimizer has put its final weights into the model (the averages of use_ema), as Keras's fit does"
             )
-            self._around.emit(Notice(level="info", message=message))
+            self._hooks.emit(Notice(level="info", message=message))
 
     def _restore(self, state: State, start: Progress) -> State:
-        """Put the values of a checkpoint back; return those of callbacks, whose time comes later."""
+        """Restore the values of a checkpoint; return those of callbacks, which are restored later."""
         compiled = self._config.compile
         source = "model.function" if compiled is None or compiled.optimizer is None else "compile.optimizer"
         carried = carry_over(self._model, start.optimizers, self._optimizers, state, source)
         self._program.restore(carried.state)
-        for note in carried.notes if self._around.is_chief else ():
-            self._around.emit(Notice(level="info", message=note))
+        for note in carried.notes if self._hooks.is_chief else ():
+            self._hooks.emit(Notice(level="info", message=note))
         self._rate_watch = RateWatch(carried.new_rates, self._warn)
-        self._hooks.callbacks = list(self._rate_watch.among(self._hooks.callbacks))
+        self._callback_list.callbacks = list(self._rate_watch.among(self._callback_list.callbacks))
         return {name: value for name, value in state.items() if name.startswith(CALLBACK)}
 
     def _source(self, start: Progress) -> Any:
-        # where only the validation of an epoch is left, nobody reads the end of its pass any more
+        # if only the validation of an epoch is left, the rest of its pass is not read
         at = (start.epoch, start.step_in_epoch) if start.pending_logs is None else (start.epoch + 1, 0)
-        # a config with fewer epochs than were done
+        # 0 for a config with fewer epochs than were done
         passes = max(self._epochs - at[0], 0)
         if self._epoch_steps is None:
-            # of one's own data a source is one pass: where it ends, only all processes together find out
+            # with process-local data a source is one pass: the processes must agree on where it ends
             return self._train.training_source(
                 *at, ends_visible=True, passes=min(passes, 1) if self._train.own else passes
             )
         if self._longer_epoch is not None:
             at = (at[0], self._epoch_steps - 1)
-        # of the epochs that are left: those that were done may have had other lengths
+        # counted from the end: past epochs may have had other lengths
         left = self._epoch_steps - at[1] + (passes - 1) * self._epoch_steps if passes else 0
         if self._config.train.steps_per_epoch is None:
             return self._train.training_source(*at, ends_visible=False, batches=left)
         if self._train.num_batches:
-            # an epoch of `steps_per_epoch` is no pass over the data: passes follow each other within epochs
+            # with `steps_per_epoch`, an epoch is not a pass over the data: a pass may end within an epoch
             at = divmod(start.step, self._train.num_batches)
             return self._train.training_source(*at, ends_visible=False, batches=left)
         return self._train.training_source(0, 0, ends_visible=False, skip=start.step, batches=left)
 
     def _lengthen_epoch(self, start: Progress) -> None:
-        """Let an epoch that has as many steps as one has now, or more, end after one more, from which its logs come."""
+        """Extend an epoch whose steps are already done under the new settings by one step, which produces its logs."""
         steps = self._epoch_steps
         if steps is None or start.pending_logs is not None or not start.step_in_epoch >= steps:
             return
         self._longer_epoch = start.epoch, start.step_in_epoch + 1
-        done = f"epoch {start.epoch + 1} has {count(start.step_in_epoch, 'step')} already"
-        self._warn(f"{done}, and an epoch has {steps} now: it ends after one more")
+        done = f"epoch {start.epoch + 1} already has {count(start.step_in_epoch, 'step')}"
+        self._warn(f"{done}, but an epoch now has {steps}: it ends after one more step")
 
     @property
     def _steps_of_epoch(self) -> int | None:
-        """Steps of the epoch in progress; None: until its data end."""
+        """Number of steps of the epoch in progress; None if it ends with its data."""
         if self._longer_epoch is not None and self._longer_epoch[0] == self._progress.epoch:
             return self._longer_epoch[1]
         return self._epoch_steps
 
     def _report_end(self) -> None:
         at = self._progress
-        if not self._around.is_chief:
+        if not self._hooks.is_chief:
             return
-        # those of EarlyStopping, which puts its best weights back however training ended
+        # EarlyStopping restores its best weights however training ended
         restored = next((each for each in self._callbacks if getattr(each, "restore_best_weights", False)), None)
         best = None if getattr(restored, "best_weights", None) is None else getattr(restored, "best_epoch", 0) + 1
-        later = "a resume with more epochs continues from them, as `fit` does when it is called again"
+        later = "a resume with more epochs continues from them, like a second call of `fit`"
         if at.epoch < self._epochs and at.finished:
-            # EarlyStopping sets it when it stops, and to 0 when training begins
+            # EarlyStopping sets `stopped_epoch` when it stops, and to 0 when training begins
             who = next((each for each in self._callbacks if getattr(each, "stopped_epoch", 0)), None)
             name = "a callback" if who is None else type(who).__name__
             whose = "" if best is None else f"; the weights are those of epoch {best}"
             if at.step == self._first_step:
-                whose += "; more `train.epochs` train on"
+                whose += "; increase `train.epochs` to continue"
             message = f"{name} ended training after epoch {at.epoch} of {self._epochs}{whose}"
-            self._around.emit(Notice(level="info", message=message))
+            self._hooks.emit(Notice(level="info", message=message))
         elif best is not None and best != at.epoch:
-            message = f"{type(restored).__name__} has put the weights of epoch {best} back; {later}"
-            self._around.emit(Notice(level="info", message=message))
+            message = f"{type(restored).__name__} has restored the weights of epoch {best}; {later}"
+            self._hooks.emit(Notice(level="info", message=message))
 
     def _warn(self, message: str) -> None:
         """Report a warning once for all tasks."""
-        if self._around.is_chief:
-            self._around.emit(Notice(level="warning", message=message))
+        if self._hooks.is_chief:
+            self._hooks.emit(Notice(level="warning", message=message))
 
-    def _hook(self, name: str, *arguments: Any) -> None:
-        """Calls the callbacks, which may write what they keep."""
-        # `ModelCheckpoint` may write for minutes: a task that does is given time to finish
-        with self._around.saving(), self._program.gathered() if name in self._gathering_hooks else nullcontext():
-            getattr(self._hooks, f"on_{name}")(*arguments)
+    def _call_hook(self, name: str, *arguments: Any) -> None:
+        """Call a hook of the callbacks, which may write their files in it."""
+        # `ModelCheckpoint` may write for minutes: the task is given time to finish
+        with self._hooks.saving(), self._program.gathered() if name in self._gathering_hooks else nullcontext():
+            getattr(self._callback_list, f"on_{name}")(*arguments)
 
     # one epoch
 
     def _epoch(self) -> Logs | None:
-        """Returns the epoch's logs, or None if asked to stop within it."""
-        epoch, began = self._progress.epoch, self._around.clock()
+        """Run one epoch; return its logs, or None if asked to stop within it."""
+        epoch, began = self._progress.epoch, self._hooks.clock()
         self._progress = replace(self._progress, final_weights=None)
-        self._hook("epoch_begin", epoch)
+        self._call_hook("epoch_begin", epoch)
         logs = self._progress.pending_logs
         if logs is None:
             if self._progress.step_in_epoch == 0:
@@ -312,62 +317,62 @@ class TrainingLoop:
                 return None
         validation_logs = self._validate(epoch)
         if validation_logs is None:
-            # the steps are done: whoever goes on from here validates first
+            # the steps are done: a resume from here validates first
             self._progress = replace(self._progress, pending_logs=scalars(logs))
             return None
         train_logs = logs
         logs = {**logs, **{f"val_{name}": value for name, value in validation_logs.items()}}
         if not self._has_checked_monitors and (validation_logs or self._validation is None):
             self._check_monitors(logs, train_logs)
-        reported = scalars(logs)  # of now: a callback may change the logs
+        reported = scalars(logs)  # taken before the hook: a callback may change the logs
         self._nonfinite.metrics(reported, epoch)
         known = {name: len(values) for name, values in self._model.history.history.items()}
-        self._hook("epoch_end", epoch, logs)
-        # Keras hands its callbacks a copy, to which one may add, as those do that change the learning rate
+        self._call_hook("epoch_end", epoch, logs)
+        # callbacks get a copy of the logs, to which some add values, such as the learning rate
         added = {name: values[-1] for name, values in self._model.history.history.items() if name not in logs
                  and len(values) > known.get(name, 0)}  # fmt: skip
         at = self._at(Moment.EPOCH_END, epoch=epoch + 1, logs=reported, is_validated=bool(validation_logs))
-        self._finish_epoch(at, {**logs, **scalars(added)}, self._around.clock() - began)
+        self._finish_epoch(at, {**logs, **scalars(added)}, self._hooks.clock() - began)
         return logs
 
     def _validate(self, epoch: int) -> Logs | None:
-        """Return the logs of the evaluation after an epoch (from 0), {} if none is due, None if asked to stop."""
+        """Evaluate after an epoch (from 0); return the logs, {} if no evaluation is due, or None if asked to stop."""
         section = self._config.validation
         last = epoch + 1 == self._epochs
         if self._validation is None or section is None or not ((epoch + 1) % section.every_epochs == 0 or last):
             return {}
-        self._hook("test_begin")
+        self._call_hook("test_begin")
         self._validation_source = self._validation_source or self._validation.evaluation_source()
         # reading the validation data must not count among the times of the training data's examples
         with left_out():
             logs = self._program.evaluate(
-                self._validation_source, section.steps, self._around.should_stop, self._validation_hooks()
+                self._validation_source, section.steps, self._hooks.should_stop, self._validation_hooks()
             )
         if logs is not None:
-            self._hook("test_end", logs)
+            self._call_hook("test_end", logs)
         return logs
 
     def _validation_hooks(self) -> BatchHooks | None:
-        """Return what callbacks of any task want to do around the batches of validation, or None if nothing."""
-        # of all tasks alike, so none of them waits in `agree`
+        """Return hooks around the validation batches for the callbacks of any task, or None if there are none."""
+        # the same in all tasks, so that none of them waits in `agree`
         if not self._config.train.callbacks:
             return None
         mine = watch_test_batches(self._callbacks)
-        # with hooks each batch is a call of its own, which all tasks must make
+        # with hooks, each batch is a separate call, which all tasks must make
         if not self._program.agree(Vote(finish=mine)).finish:
             return None
         return BatchHooks(
-            begin=lambda batch: self._hook("test_batch_begin", batch),
-            end=lambda batch, logs: self._hook("test_batch_end", batch, logs),
+            begin=lambda batch: self._call_hook("test_batch_begin", batch),
+            end=lambda batch, logs: self._call_hook("test_batch_end", batch, logs),
         )
 
     def _check_monitors(self, logs: Logs, train_logs: Logs) -> None:
-        """Refuse a callback that watches a value which is not there: Keras's would never do anything."""
+        """Raise ConfigError for a callback that watches a missing value: Keras's callback would never do anything."""
         self._has_checked_monitors = True
         problem = missing_monitor(self._config.train.callbacks, self._callbacks, logs)
         if problem is None:
             return
-        # only a callback of the user's that runs on the chief alone is unknown to the other tasks, which must save too
+        # all tasks must save; they all know the problem, except of a user callback that runs on the chief alone
         if ":" not in self._config.train.callbacks[int(problem.key[2])].name:
             self._progress = replace(self._progress, pending_logs=scalars(train_logs))
             self._save_if_due(Moment.STOP, wait=True)
@@ -380,38 +385,38 @@ class TrainingLoop:
         while steps is None or self._progress.step_in_epoch < steps:
             wanted = self._steps_to_run()
             first = self._progress.step_in_epoch
-            self._hook("train_batch_begin", first)
-            began = self._around.clock()
-            # asked before the call, so that it can travel with the vote: all must save after the same step
-            asks = self._around.is_chief and self._saves.chief_asks(self._at(Moment.STEP))
-            vote = Vote(self._around.should_stop(), bool(self._model.stop_training), self._next_steps, asks)
+            self._call_hook("train_batch_begin", first)
+            began = self._hooks.clock()
+            # asked before the call, so that the answer is part of the vote: all must save after the same step
+            asks = self._hooks.is_chief and self._saves.chief_asks(self._at(Moment.STEP))
+            vote = Vote(self._hooks.should_stop(), bool(self._model.stop_training), self._next_steps, asks)
             self._timer.begin()
             result = self._program.run_steps(wanted, vote)
             self._timer.add(result.times)
             for note in result.notes:
-                self._around.emit(Notice(level="info", message=note))
-            # what the writing thread has raised ends training here, and not an epoch later
+                self._hooks.emit(Notice(level="info", message=note))
+            # an error of the writing thread ends training here, and not an epoch later
             self._saver.check()
             if result.nonfinite is not None:
                 # the step of the failure, which `error.json` records
-                self._around.on_step(self._progress.step + result.nonfinite)
+                self._hooks.on_step(self._progress.step + result.nonfinite)
                 self._nonfinite.step(result, self._progress, restored_step=self._first_step)
             if result.steps:
                 logs = result.logs
-                self._rate_watch.step_done()
+                self._rate_watch.stop_watching()
                 if self._progress.step == self._first_step:
                     self._best.check_names(logs, is_alike=self._is_alike())
-                self._advance(result, self._around.clock() - began)
-                self._hook("train_batch_end", first + result.steps - 1, logs)
+                self._advance(result, self._hooks.clock() - began)
+                self._call_hook("train_batch_end", first + result.steps - 1, logs)
             here = self._progress.step_in_epoch
             if here and (result.ended if steps is None else here == steps):
-                # a checkpoint of this step must hold them: whoever goes on from it has no step left to learn them from
+                # a checkpoint of this step must hold the logs: a resume from it has no step left to compute them
                 self._progress = replace(self._progress, pending_logs=scalars(logs))
             if result.vote.stop:
                 return None
             if result.ended:
                 self._check_end(result)
-                # none yet: this process has gone on from the last step, which nobody knew to be the last
+                # `logs` is empty if this process resumed after the last step without knowing that it was the last
                 logs = logs or result.logs
                 break
             if result.vote.finish:
@@ -420,11 +425,11 @@ class TrainingLoop:
         return logs
 
     def _agreed(self, numbers: list[int]) -> list[int]:
-        """Return the chief's numbers, in every task: not every task has all callbacks."""
+        """Return the chief's numbers in every task, because not every task has all callbacks."""
         if not self._config.train.callbacks:
             return []
-        length = self._program.agree(Vote(next_steps=len(numbers) if self._around.is_chief else 0)).next_steps
-        own = numbers if self._around.is_chief else [0] * length
+        length = self._program.agree(Vote(next_steps=len(numbers) if self._hooks.is_chief else 0)).next_steps
+        own = numbers if self._hooks.is_chief else [0] * length
         return [self._program.agree(Vote(next_steps=number)).next_steps for number in own]
 
     def _steps_to_run(self) -> int:
@@ -438,39 +443,39 @@ class TrainingLoop:
     def _advance(self, result: CallResult, seconds: float) -> None:
         at = self._progress
         self._progress = replace(at, step=at.step + result.steps, step_in_epoch=at.step_in_epoch + result.steps)
-        self._around.on_step(self._progress.step)
-        self._next_steps = self._call.proposal(result, seconds)
+        self._hooks.on_step(self._progress.step)
+        self._next_steps = self._call.propose(result, seconds)
         self._call.accept(result.vote.next_steps)
         at_end = self._progress.step_in_epoch == self._steps_of_epoch
         self._reports.add(result, seconds, self._progress, at_end=at_end)
 
     def _check_end(self, result: CallResult) -> None:
-        """The data came to its end: expected only where its length was not known."""
+        """Raise ConfigError if the data ended although their length was known, or without any batch."""
         at = self._progress
         if at.step_in_epoch == 0:
-            raise ConfigError(Problem(("data",), "the training data is empty: not one batch came from it"))
+            raise ConfigError(Problem(("data",), "the training data is empty: it has not a single batch"))
         if self._epoch_steps is not None:
-            message = f"the data said it has {self._epoch_steps} batches, but ended after {at.step_in_epoch}"
+            message = f"the data reported {self._epoch_steps} batches, but ended after {at.step_in_epoch}"
             raise ConfigError(Problem(("data",), message))
         self._reports.report_rest(result.logs, at)
 
     def _finish_epoch(self, at: StepContext, logs: Logs, seconds: float) -> None:
-        """Note the values of an epoch, and save a checkpoint if one is due.
+        """Record the values of an epoch, and save a checkpoint if one is due.
 
         Args:
-            at: the values by which the best epoch is found.
-            logs: the same, and what callbacks have added.
+            at: the values that decide on the best epoch.
+            logs: the same values, and those that callbacks have added.
         """
-        asks = self._around.is_chief and self._saves.chief_asks(at)
-        # the supervisor counts meetings as turns: else a slow callback of one task would be nobody's
-        self._around.on_meeting()
+        asks = self._hooks.is_chief and self._saves.chief_asks(at)
+        # the supervisor counts meetings as turns, to attribute a slow callback to its task
+        self._hooks.on_meeting()
         if self._train.running is not None:  # before anything of this epoch is saved
             self._train.running.compare(self._progress.step - self._first_step, self._first_step)
         if not self._has_looked_twice:
             self._has_looked_twice = True
             for warning in self._program.second_look():
-                self._around.emit(Notice(level="warning", message=warning))
-        # a callback may have stopped training in one process alone
+                self._hooks.emit(Notice(level="warning", message=warning))
+        # a callback may have stopped training in one process only
         vote = self._program.agree(Vote(finish=bool(self._model.stop_training), save=asks))
         history = {name: list(values) for name, values in self._progress.history.items()}
         for name, value in scalars(logs).items():
@@ -483,28 +488,28 @@ class TrainingLoop:
             finished=vote.finish,
             pending_logs=None,
         )
-        self._around.emit(EpochEnded(epoch=at.epoch - 1, step=self._progress.step, seconds=seconds, logs=scalars(logs)))
+        self._hooks.emit(EpochEnded(epoch=at.epoch - 1, step=self._progress.step, seconds=seconds, logs=scalars(logs)))
         at = replace(at, is_last=vote.finish or at.epoch == self._epochs, chief_asks=vote.save)
         if not self._saves.should_save(at):
             return
-        is_best = self._around.is_chief and self._best.should_save(at)
+        is_best = self._hooks.is_chief and self._best.should_save(at)
         if is_best:
             self._best.keep(at)
         self._saver.save(self._program, self._progress, best=is_best)
 
     def _at(self, moment: Moment, **facts: Any) -> StepContext:
-        return StepContext(moment, self._progress.step, self._around.clock(), **facts)
+        return StepContext(moment, self._progress.step, self._hooks.clock(), **facts)
 
     def _save_if_due(
         self, moment: Moment, *, otherwise: str | None = "training continues", wait: bool = False,
         chief_asks: bool = False,
     ) -> None:  # fmt: skip
-        """Save a checkpoint if a policy says so; see `Saver.save` for the arguments."""
+        """Save a checkpoint if a policy asks for it; see `Saver.save` for the arguments."""
         if self._saves.should_save(self._at(moment, chief_asks=chief_asks)):
             self._saver.save(self._program, self._progress, otherwise=otherwise, wait=wait)
 
     def _is_alike(self) -> bool:
-        """Whether training and validation report the same values; a model's own steps may do as they like."""
+        """Return whether training and validation report the same values; a model's own steps may differ."""
         return not any(has_own(self._model, name) for name in ("train_step", "test_step"))
 
 
@@ -513,14 +518,14 @@ def _weights_differ(before: State, now: State) -> bool:
 
 
 class CallLength:
-    """How many steps to run in one graph call.
+    """Number of steps per graph call.
 
     Args:
-        wanted: a number, or "auto": as many as take about half a second, measured by the chief.
-        each_batch: a callback watches every batch, so `auto` means 1.
+        wanted: a number, or "auto" for about half a second per call, measured by the chief.
+        each_batch: whether a callback watches every batch, so that `auto` means 1.
     """
 
-    TARGET_S = 0.5  # a wish to stop is heard between two calls, so about that soon
+    TARGET_S = 0.5  # a stop request is noticed between two calls, so within about this time
     LONGEST = 64
 
     def __init__(self, wanted: int | str, *, each_batch: bool) -> None:
@@ -532,8 +537,8 @@ class CallLength:
     def length(self) -> int:
         return self._length
 
-    def proposal(self, result: CallResult, seconds: float) -> int:
-        """The length that this task would choose after a call; the first call compiles and shows nothing."""
+    def propose(self, result: CallResult, seconds: float) -> int:
+        """Return the length that this task would choose after a call; the first call compiles and is ignored."""
         self._calls += 1
         if not self._auto or self._calls == 1 or result.steps == 0:
             return self._length
@@ -541,6 +546,6 @@ class CallLength:
         return max(1, min(fitting, self.LONGEST, 4 * self._length))
 
     def accept(self, length: int) -> None:
-        """Takes over the chief's choice, which reaches all tasks with the votes."""
+        """Adopt the chief's decision, which is broadcast with the votes."""
         if self._auto and length > 0:
             self._length = length

@@ -1,4 +1,4 @@
-"""Keras's dtype policy, from the config, for as long as a model is made."""
+"""Keras's dtype policy from the config, in effect while a model is built."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ from distlaunch.strategies.module_model import ModuleModel
 
 @contextlib.contextmanager
 def policy(name: str | None = None) -> Iterator[None]:
-    """Within it, layers and models get this policy; None: the one there is. What is set within it ends with it.
+    """Set the dtype policy of layers and models that are made in this context, and restore it afterwards.
 
-    Not for the whole process: what the data and preprocessing functions make stays as it is.
+    It does not apply to the whole process: what the data and preprocessing functions make keeps its dtype.
+
+    Args:
+        name: the policy; None to keep the current one.
     """
-    before = current_dtype_policy()  # asking Keras would fix float32 before a model's function may set another floatx
+    before = (
+        current_dtype_policy()
+    )  # Keras's getter would fix float32 before the model's function can set another floatx
     if name is not None:
         keras.config.set_dtype_policy(name)
     try:
@@ -28,15 +33,15 @@ def policy(name: str | None = None) -> Iterator[None]:
 
 
 def check_precision(name: str | None, model: keras.Model) -> None:
-    """Raises ConfigError where the model did not take the policy."""
+    """Raise ConfigError if the model did not take the policy."""
     if name is None:
         return
     if isinstance(model, ModuleModel) and name != "float32":
-        message = f"got '{name}', but a tf.Module computes in the types that it was written with; remove it"
+        message = f"got '{name}', but a tf.Module computes in the dtypes that its code uses; remove this key"
         raise ConfigError(Problem(("precision",), message))
-    # Sequential and functional models compute nothing themselves, and take the policy whatever their layers have
+    # Sequential and functional models compute nothing themselves; their policy says nothing about their layers
     own = [layer for layer in layers_of(model) if not isinstance(layer, keras.Sequential) and not is_functional(layer)]
     found = {layer.dtype_policy.name for layer in own if layer.variables}
     if found and name not in found:
         message = f"got '{name}', but the model's function gives its layers {' and '.join(sorted(found))}"
-        raise ConfigError(Problem(("precision",), f"{message}; remove it, or do not name a dtype there"))
+        raise ConfigError(Problem(("precision",), f"{message}; remove this key, or do not set a dtype there"))

@@ -1,4 +1,4 @@
-"""`distlaunch predict`: which examples, and the file that holds what the model predicts for them."""
+"""Selects the examples of `distlaunch predict`, and writes the file with the predictions."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from distlaunch.data.split import Split
 
 def in_order(config: RunConfig, name: str, train: Split, validation: Split | None, purpose: str
              ) -> tuple[Split, int | None]:  # fmt: skip
-    """Return a split as the data function gives it, and how many batches of it are read; None: all.
+    """Return a split in the data function's order, and the number of its batches to read; None for all.
 
-    It is not shuffled, augmented or weighted; nothing is dropped or skipped.
+    The split is not shuffled, augmented or weighted, and nothing is dropped or skipped.
 
     Args:
-        purpose: what it is read for, such as `predict`, for a message.
+        purpose: the use, such as `predict`, for error messages.
 
     Raises:
         ConfigError: there is no such split.
@@ -40,17 +40,17 @@ def in_order(config: RunConfig, name: str, train: Split, validation: Split | Non
 
 
 def named_arrays(predictions: Any) -> dict[str, np.ndarray]:
-    """The arrays of a structure by name: keys joined by `/`, numbers for lists; `predictions` for a single array."""
+    """Return the arrays of a structure by name: keys and indices joined by `/`; `predictions` for a single array."""
     if isinstance(predictions, np.ndarray):
         return {"predictions": predictions}
     return {"/".join(map(str, path)): leaf for path, leaf in keras.tree.flatten_with_path(predictions)}
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes an .npz file, or an .npy file for one array; readers see the old file or the whole new one.
+    """Write an .npz file, or an .npy file for one array; readers see the old file or the complete new one.
 
     Raises:
-        UsageError: it cannot be written, or there are several arrays for an .npy file.
+        UsageError: the file cannot be written, or there are several arrays for an .npy file.
     """
     if path.suffix == ".npy" and len(arrays) > 1:
         raise UsageError(f"{path}: an .npy file holds one array, but the model predicts {', '.join(arrays)}; use .npz")
@@ -80,17 +80,17 @@ def _write(path: Path, suffix: str, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _write_npz(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
-    """As `np.savez`, which cannot have an array that is called as one of its arguments."""
+    """Write like `np.savez`, which does not accept an array with the name of one of its arguments."""
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
-            # an array's size is not known to zipfile before it is written: without it, 2 GiB is the limit
+            # zipfile does not know an array's size before it is written: without this, the limit is 2 GiB
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
-    """In a type that NumPy's files hold: bfloat16 and the like become float32, texts arrays of bytes."""
-    # texts of TensorFlow come as Python bytes, which only pickle could hold
+    """Return an array in a type that NumPy's files support: bfloat16 becomes float32, text becomes bytes."""
+    # TensorFlow's strings are Python bytes objects, which only pickle could store
     if array.dtype.kind == "O":
         return array.astype(bytes)
     return array if array.dtype.kind in "biufcSU" else array.astype(np.float32)

@@ -1,4 +1,4 @@
-"""A worker or parameter server: it holds the coordinator's variables, and executes the functions that it sends."""
+"""A worker or parameter server: holds the coordinator's variables, and executes the functions that it sends."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from distlaunch.strategies.parameter_server.strategy import start_server
 from distlaunch.strategies.parameter_server.worker_batches import report_failures, report_times
 from distlaunch.training.step_timer import StepTimer
 
-_PROBE_S = 1.0  # between two probes, and for each
-_GONE_AFTER = 3  # probes: a coordinator that does not answer them has ended
+_PROBE_S = 1.0  # interval between probes, and the timeout of each
+_GONE_AFTER = 3  # unanswered probes in a row: the coordinator has ended
 
 
 def is_server(config: RunConfig, task: Task) -> bool:
-    """Whether a task of this run serves a coordinator, instead of training by itself."""
+    """Return whether a task of this run serves a coordinator, instead of training by itself."""
     return task.job in config.strategy.processes(config.cluster) and config.strategy.is_server(task.job)
 
 
 def serve(config: RunConfig, run: RunDir, task: Task, asked_to_stop: threading.Event, on_started: Callable[[], None],
           emit: Callable[[Event], None], *, wait_for_chief: bool) -> None:  # fmt: skip
-    """Serves until the process is asked to stop, or with `wait_for_chief` until the coordinator is gone.
+    """Serve until the process is asked to stop or, with `wait_for_chief`, until the coordinator is gone.
 
     TensorFlow's own `Server.join` never returns, even when the coordinator has ended.
 
     Args:
-        on_started: called when the server runs; TensorFlow has set its signal handlers by then.
-        emit: reports what it waits for, if it has a launcher of its own.
+        on_started: called when the server runs; by then TensorFlow has set its signal handlers.
+        emit: called with a notice of what the server waits for, if it has a launcher of its own.
     """
     spec, _ = from_tf_config(os.environ["TF_CONFIG"])
-    # before the data function is called, which may draw
+    # before the data function is called, which may draw random numbers
     seed_process(config)
     use_one_gpu()
     grow_gpu_memory()
@@ -57,7 +57,7 @@ def serve(config: RunConfig, run: RunDir, task: Task, asked_to_stop: threading.E
         config = with_global_batch(config, train)
         offer_splits(config, splits, train, validation, context)
         timer = StepTimer(emit, train, config.data, reads_ahead=False)
-    # an evaluator is no part of TensorFlow's cluster
+    # an evaluator is not part of TensorFlow's cluster
     jobs = {job: list(addresses) for job, addresses in spec.jobs.items() if job != "evaluator"}
     start_server(tf.train.ClusterSpec(jobs), task)
     on_started()
@@ -65,14 +65,14 @@ def serve(config: RunConfig, run: RunDir, task: Task, asked_to_stop: threading.E
 
     def fail(error: Exception) -> None:
         failures.append(error)
-        # the graph that asked waits for ever, see `worker_batches`; the coordinator notices that this process is gone
+        # the graph that asked waits forever, see `worker_batches`; the coordinator notices that this process is gone
         asked_to_stop.set()
 
     report_failures(fail)
     if timer is not None:
         report_times(timer.add)
     try:
-        _outlast(spec, task, config, asked_to_stop, failures, emit, wait_for_chief=wait_for_chief)
+        _wait_for_end(spec, task, config, asked_to_stop, failures, emit, wait_for_chief=wait_for_chief)
     finally:
         if timer is not None:
             timer.report()
@@ -80,22 +80,32 @@ def serve(config: RunConfig, run: RunDir, task: Task, asked_to_stop: threading.E
         raise failures[0]
 
 
-def _outlast(spec: ClusterSpec, task: Task, config: RunConfig, asked_to_stop: threading.Event,
+def _wait_for_end(spec: ClusterSpec, task: Task, config: RunConfig, asked_to_stop: threading.Event,
              failures: list[Exception], emit: Callable[[Event], None], *, wait_for_chief: bool) -> None:  # fmt: skip
     if not wait_for_chief:
         asked_to_stop.wait()
         return
     chief = spec.address(spec.chief)
     emit(Notice(level="info", message=f"serving at {spec.address(task)}, until the coordinator at {chief} has ended"))
-    outlast_chief(chief, config.cluster.start_timeout_s, asked_to_stop, failures)
+    wait_for_chief_to_end(chief, config.cluster.start_timeout_s, asked_to_stop, failures)
 
 
-def outlast_chief(address: str, start_timeout_s: float, asked_to_stop: threading.Event, failures: list[Exception], *,
-                  clock: Callable[[], float] = time.monotonic,
-                  sleep: Callable[[float], None] = time.sleep) -> None:  # fmt: skip
-    """Returns when the coordinator has come and gone, or reading failed; raises UsageError if it does not come."""
+def wait_for_chief_to_end(
+    address: str,
+    start_timeout_s: float,
+    asked_to_stop: threading.Event,
+    failures: list[Exception],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until the coordinator has started and ended, or until reading has failed.
+
+    Raises:
+        UsageError: the coordinator does not start in time.
+    """
     unanswered, seen, began = 0, False, clock()
-    # a coordinator that has not come yet may take its time
+    # unanswered probes do not count before the coordinator has started
     while not failures and (unanswered < _GONE_AFTER or not seen):
         try:
             socket.create_connection(split_address(address), timeout=_PROBE_S).close()
@@ -105,6 +115,6 @@ def outlast_chief(address: str, start_timeout_s: float, asked_to_stop: threading
         if not seen and asked_to_stop.is_set():
             return
         if not seen and clock() - began > start_timeout_s:
-            raise UsageError(f"the coordinator at {address} did not come within {start_timeout_s:g} s")
-        # not `asked_to_stop`: asked to stop, it still serves until the coordinator has saved
+            raise UsageError(f"the coordinator at {address} did not start within {start_timeout_s:g} s")
+        # not `asked_to_stop.wait`: after a stop request, it still serves until the coordinator has saved
         sleep(_PROBE_S)

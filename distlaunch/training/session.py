@@ -1,4 +1,4 @@
-"""One task's part in a run: sets everything up in the right order, then trains, evaluates or exports."""
+"""One task's part in a run: builds everything in the right order, then trains, evaluates, predicts or exports."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from distlaunch.config.checks.strategy import share_note
 from distlaunch.config.run import ExportFormat, RunConfig
 from distlaunch.data.batches import Batch, Share
 from distlaunch.data.batching import check_not_batched
-from distlaunch.data.comparison import compared, described, what_changed
+from distlaunch.data.comparison import compare_data, describe_data, what_changed
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.data.random_ops import overlap_warnings, random_warnings
 from distlaunch.data.seeds import seed_process
@@ -58,10 +58,10 @@ from distlaunch.strategies.state import State
 from distlaunch.training.build import Findings, build_model, can_be_tested, check_formats_of_module, fixed_batch
 from distlaunch.training.callbacks import build_callbacks, hints_on_tasks
 from distlaunch.training.checks.fixed_batch import check_fixed_batch
-from distlaunch.training.checks.labels import label_errors_explained, with_rules
+from distlaunch.training.checks.labels import explain_label_errors, with_label_checks
 from distlaunch.training.export.session import CHECKED_ROWS, ExportError, Trained, Written, export_all
 from distlaunch.training.export.writers import rebuild
-from distlaunch.training.loop import LoopEnd, Surroundings, TrainingLoop
+from distlaunch.training.loop import LoopEnd, LoopHooks, TrainingLoop
 from distlaunch.training.predictions import in_order, named_arrays, write_arrays
 from distlaunch.training.step_reports import scalars
 from distlaunch.training.steps.functions import make_steps
@@ -72,16 +72,16 @@ SAMPLE_ROWS = 2  # rows to learn the shapes from
 
 @dataclass(eq=False)
 class Session:
-    """What a task has built of a run, and what can be done with it: train, evaluate, predict, export.
+    """The parts of a run that a task has built, and the actions on them: train, evaluate, predict, export.
 
     Attributes:
-        config: the resolved config, with the global batch that the data have.
-        preprocessing: what the inputs of each batch go through before the model.
-        rows: a few examples, which the model can be called with.
+        config: the resolved config, with the actual global batch size of the data.
+        preprocessing: applied to the inputs of each batch before the model.
+        rows: a few examples that the model can be called with.
         store: the run's checkpoints.
-        restorer: brings the values of a checkpoint back.
-        can_be_tested: there is something to evaluate: a loss, or an evaluation step of the model's own.
-        optimizers: their settings, as they were built.
+        restorer: restores the values of a checkpoint.
+        can_be_tested: whether the model has a loss, or an evaluation step of its own.
+        optimizers: settings of the optimizers as they were built.
     """
 
     config: RunConfig
@@ -107,28 +107,28 @@ class Session:
 
         Args:
             on_built: called with the model under the strategy's scope, before its steps are made.
-            compiled: where compiled programs are kept; None: in the run.
+            compiled: folder for compiled programs; None for the run's own.
 
         Raises:
             ConfigError: data, model and config do not fit each other.
         """
-        # first: everything below may draw
+        # first: everything below may draw random numbers
         seed_process(config)
         grow_gpu_memory()
-        # before anything computes: it splits the CPU into devices, and joins the cluster
+        # before any computation: it splits the CPU into devices, and joins the cluster
         strategy: Strategy = create(config, task)
         strategy.keep_compiled(compiled or run.compiled)
         process.on_connected()
-        tell = _Notices(process.emit, strategy)
-        tell.chief("warning", share_note(config, strategy.num_replicas))
+        notices = _Notices(process.emit, strategy)
+        notices.chief("warning", share_note(config, strategy.num_replicas))
         if strategy.is_chief:
-            tell.all("warning", *_new_warnings(run, config.strategy.backend))
-        config, train, validation, preprocessing = _read_data(config, run, strategy, tell)
+            notices.all("warning", *_new_warnings(run, config.strategy.backend))
+        config, train, validation, preprocessing = _read_data(config, run, strategy, notices)
         splits = {"train": train} if validation is None else {"train": train, "validation": validation}
         check_not_batched(splits, config.data, None)
         rows = train.first_rows(SAMPLE_ROWS)
         if strategy.is_chief:
-            tell.all("warning", *random_warnings(config.data, train))
+            notices.all("warning", *random_warnings(config.data, train))
         findings = Findings()
         fits = functools.partial(check_not_batched, splits, config.data)
         model = build_model(config, strategy, rows, findings, fits, train.first_rows)
@@ -136,19 +136,19 @@ class Session:
         replicas = strategy.num_replicas if config.strategy.has_replicas else 1
         sizes = [split.num_examples for split in splits.values()]
         check_fixed_batch(config, model, replicas, sizes, train.first_rows, findings.warnings.append)
-        # now, while the layers still hold the losses that they have added
+        # here, while the layers still hold the losses that they have added
         testable = can_be_tested(model)
-        tell.all("warning", *findings.warnings)
-        train = with_rules(train, findings.rules)
-        validation = None if validation is None else with_rules(validation, findings.rules)
+        notices.all("warning", *findings.warnings)
+        train = with_label_checks(train, findings.rules)
+        validation = None if validation is None else with_label_checks(validation, findings.rules)
         build_used_optimizers(config, strategy, model, rows)
         with strategy.scope():
-            # before the program is made: `verify` adds variables, and nothing can after a step is traced
+            # before the program is made: `verify` adds variables, which is impossible after a step is traced
             on_built(model)
         optimizers = describe_optimizers(model)
         program = strategy.program(make_steps(config, model, train.first_rows))
-        tell.all("info", *strategy.notes())
-        # of a run that may only be read, it is a link, and its target is what users know
+        notices.all("info", *strategy.notes())
+        # for a read-only run it is a link; users know its target
         checkpoints = run.checkpoints.resolve() if run.checkpoints.is_symlink() else run.checkpoints
         store = CheckpointStore(checkpoints, config.checkpoint.keep)
         restorer = Restorer(config, strategy, store, process.emit)
@@ -156,60 +156,61 @@ class Session:
                    restorer, testable, optimizers)  # fmt: skip
 
     def run_training(self, *, check_exports: bool = True) -> LoopEnd:
-        """Trains from the newest good checkpoint, or from the beginning, and exports what the config asks for."""
+        """Train from the newest good checkpoint, or from the beginning, and export what the config asks for."""
         config, strategy, is_chief = self.config, self.strategy, self.strategy.is_chief
-        tell = _Notices(self.process.emit, strategy)
+        notices = _Notices(self.process.emit, strategy)
         start, restored_from = self.restorer.find(archive=True)
         callbacks = build_callbacks(config.train.callbacks, is_chief=is_chief, run=self.run)
         if is_chief:
             tasks = sum(config.strategy.jobs(config.cluster).values()) if config.strategy.in_lockstep else 1
-            tell.all("info", *hints_on_tasks(config.train.callbacks, callbacks, tasks))
-        together = PartsWriter.agree(strategy, self.store)
-        # before this attempt has reported that it trains
+            notices.all("info", *hints_on_tasks(config.train.callbacks, callbacks, tasks))
+        parts_writer = PartsWriter.agree(strategy, self.store)
+        # before this attempt reports that it has started
         counts = is_chief and config.checkpoint.every is not None
         failures = past_failures(read_events(self.run.events)) if counts else Failures()
-        around = Surroundings.of(
-            self.process, store=self.store, is_chief=is_chief, together=together, failures=failures
+        hooks = LoopHooks.of(
+            self.process, store=self.store, is_chief=is_chief, parts_writer=parts_writer, failures=failures
         )
         validation = self.validation if self.can_be_tested else None
         if validation is None and self.validation is not None:
-            tell.all("info", "there is no validation: the model has neither a loss nor a test_step of its own")
-        loop = TrainingLoop(config, self.model, self.program, self.train, validation, callbacks, around)
+            notices.all("info", "there is no validation: the model has neither a loss nor a test_step of its own")
+        loop = TrainingLoop(config, self.model, self.program, self.train, validation, callbacks, hooks)
         self._report_start(start, restored_from)
         if placed := self.program.placement():
             self.process.emit(VariablesPlaced(variables=placed, mesh=self.program.mesh()))
-        with label_errors_explained():
+        with explain_label_errors():
             outcome = self.restorer.with_matching_state(lambda: loop.run(start, self.restorer.take_state))
         if outcome.status == "done":
             self._export_trained(outcome.progress.step, checked=check_exports)
         return outcome
 
     def trained_model(self) -> keras.Model:
-        """The model with its present values on one device, free of the strategy; every task must call it."""
+        """Return the model with its current values on one device, without the strategy; every task must call it."""
         return rebuild(self.config, self.program.snapshot(), self.rows)
 
     def evaluate(self, split: str, step: int | BestName | None) -> None:
-        """Tells the metrics of a checkpoint on one split, every example counted once."""
+        """Evaluate a checkpoint on one split, counting every example once, and report the metrics."""
         logs = self.evaluate_checkpoint(split, step)
         if logs is not None:
             self.process.emit(Evaluated(step=self.restorer.restored_step, split=split, logs=logs))
 
     def evaluate_checkpoint(self, split: str, step: int | BestName | None) -> Logs | None:
-        """The metrics of a checkpoint on one split, every example counted once; None if asked to stop."""
+        """Return the metrics of a checkpoint on one split, counting every example once; None if asked to stop."""
         self.restorer.restore(self.program, step)
-        # all of it, also where training validates on a part only
+        # the whole split, even if training validates on a part of it
         data, steps = in_order(self.config, split, self.train, self.validation, "evaluate on")
         if not self.can_be_tested:
             raise ConfigError(Problem(("compile",), "evaluation needs a loss, or a test_step of the model's own"))
-        with label_errors_explained():
+        with explain_label_errors():
             logs = self.program.evaluate(data.evaluation_source(), steps, self.process.should_stop)
         return None if logs is None else scalars(logs)
 
     def predict(self, split: str, step: int | BestName | None, output: Path | None) -> None:
-        """Writes what a checkpoint's model predicts for one split, every example once and in order; the chief does.
+        """Write the predictions for one split, each example once and in order; the chief writes.
 
         Args:
-            output: the file; None: one below the run directory.
+            step: step of the checkpoint to predict with.
+            output: the file; None for one below the run directory.
         """
         self.restorer.restore(self.program, step)
         data, steps = in_order(self.config, split, self.train, self.validation, "predict")
@@ -222,29 +223,32 @@ class Session:
             write_arrays(path, arrays)
             shapes = {name: list(array.shape) for name, array in arrays.items()}
             self.process.emit(Predicted(step=self.restorer.restored_step, split=split, path=str(path), shapes=shapes))
-        self.program.agree(Vote())  # the others wait until it is written
+        self.program.agree(Vote())  # the other tasks wait until the file is written
 
     def export_checkpoint(self, formats: Sequence[ExportFormat], step: int | BestName | None) -> None:
-        """Writes the model of a checkpoint. Raises ConfigError, before it writes, for formats that it cannot have.
+        """Export the model of a checkpoint.
 
         Args:
-            formats: empty: those of the config; where it has none, what the model allows.
+            formats: if empty, those of the config; if it has none, one that suits the model.
+
+        Raises:
+            ConfigError: the model does not support a format; nothing is written.
         """
         is_module = isinstance(self.model, ModuleModel)
         formats = formats or self.config.export or ["saved_model" if is_module else "keras"]
         if is_module:
             check_formats_of_module(formats)
         self.restorer.restore(self.program, step)
-        state = self.program.snapshot()  # by all: each may hold parts of it
+        state = self.program.snapshot()  # in all tasks: each may hold parts of it
         if self.strategy.is_chief:
             with self.process.saving():
                 self._write_exports(state, formats, self.restorer.restored_step, checked=True)
         self.program.agree(Vote())
 
     def _export_trained(self, step: int, *, checked: bool) -> None:
-        """Write the formats of the config, of the model as it is; the chief does, the others wait for it.
+        """Export the current model in the config's formats; the chief writes, the others wait.
 
-        Whatever keeps it from being exported, it has been trained.
+        An error is reported and not raised: the training itself has succeeded.
         """
         if not self.config.export:
             return
@@ -255,20 +259,20 @@ class Session:
                     with ExitStack() as stack:
                         self._lock_exports(stack)
                         self._write_exports(state, self.config.export, step, checked=checked)
-                except Exception as error:  # of many kinds: the user's code makes the model again
+                except Exception as error:  # any kind: the user's code builds the model again
                     known = isinstance(error, DistlaunchError)
                     reason = str(error) if known else f"{type(error).__name__}: {error}{user_line(error)}"
                     self.process.emit(ExportFailed(step=step, reason=reason))
         self.program.agree(Vote())
 
     def _lock_exports(self, stack: ExitStack) -> None:
-        """Hold the locks of the config's formats until the stack is left; `distlaunch export` may hold some.
+        """Hold the locks of the config's formats until the stack is closed; `distlaunch export` may hold some.
 
         Raises:
             RunBusyError: another process has held one for too long.
         """
 
-        def say(message: str) -> None:
+        def report(message: str) -> None:
             self.process.emit(Notice(level="info", message=message))
 
         def gives_up(waited_s: float) -> bool:
@@ -276,7 +280,7 @@ class Session:
             return self.process.should_stop() or (limit_s is not None and waited_s >= limit_s)
 
         for kind in sorted(self.config.export):
-            lock = lock_when_free(self.run.export_lock(kind), f"the run's export as {kind}", say, gives_up)
+            lock = lock_when_free(self.run.export_lock(kind), f"the run's export as {kind}", report, gives_up)
             stack.enter_context(lock)
 
     def _write_exports(self, state: State, formats: Sequence[ExportFormat], step: int, *, checked: bool) -> None:
@@ -298,7 +302,7 @@ class Session:
                 self.process.emit(Notice(level="warning", message=note))
 
     def leave(self) -> None:
-        """The last call of a task that has not failed: no other task needs it afterwards."""
+        """Leave the cluster; no other task needs this one afterwards. A task that has failed does not call it."""
         self.strategy.leave()
 
     def _report_start(self, start: Progress, restored_from: Path | None) -> None:
@@ -318,7 +322,7 @@ class Session:
                 first_step=start.step,
                 steps_per_epoch=steps,
                 parameters=int(self.model.count_params()) if self.model.built else 0,
-                # of a checkpoint's learning rate the resume reports, which may be another
+                # on a resume the learning rate may differ, and is reported separately
                 optimizer=optimizers_text(self.optimizers, with_rates=not start.step),
                 loss=loss_text(getattr(self.model, "loss", None)),
             )
@@ -326,13 +330,13 @@ class Session:
 
 
 class _Notices:
-    """Tells what is to be said about a run, in the chief alone or in each task."""
+    """Reports notices, from the chief alone or from each task."""
 
     def __init__(self, emit: Callable[[Event], None], strategy: Strategy) -> None:
         self.emit, self._strategy = emit, strategy
 
     def chief(self, level: Literal["info", "warning"], *messages: str) -> None:
-        """Tell what all tasks know; empty messages are none."""
+        """Report what all tasks know, from the chief alone; empty messages are skipped."""
         if self._strategy.is_chief:
             self.all(level, *messages)
 
@@ -342,7 +346,7 @@ class _Notices:
 
 
 def _new_warnings(run: RunDir, backend: Backend) -> list[str]:
-    """Return warnings of versions that are not tested, without those that the run's events have already."""
+    """Return warnings about untested versions, without those that the run's events already have."""
     warnings = untested(frameworks(backend))
     if not warnings:
         return []
@@ -350,36 +354,37 @@ def _new_warnings(run: RunDir, backend: Backend) -> list[str]:
     return [warning for warning in warnings if warning not in reported]
 
 
-def _read_data(config: RunConfig, run: RunDir, strategy: Strategy, tell: _Notices
+def _read_data(config: RunConfig, run: RunDir, strategy: Strategy, notices: _Notices
                ) -> tuple[RunConfig, Split, Split | None, Preprocessing | None]:  # fmt: skip
-    """Read the data, and compare them with those of the other processes and of the attempt before.
+    """Read the data, and compare them with those of the other processes and of the previous attempt.
 
     Returns:
-        The config with the global batch of the data, the splits, and the preprocessing.
+        The config with the actual global batch size, the two splits, and the preprocessing.
     """
     context = first_worker(config)
     share = strategy.share() if config.data.gives_context else Share()
     splits, train, validation = open_splits(config, run, share, context)
     if strategy.is_chief:
-        tell.all("warning", *overlap_warnings(splits), *unused_settings_of(config, splits))
+        notices.all("warning", *overlap_warnings(splits), *unused_settings_of(config, splits))
     given = with_global_batch(config, train)
     if given.cluster.hosting == "in_process":
         offer_splits(given, splits, train, validation, context)
-    train, validation = compared(given, strategy, train, validation, tell.emit)
+    train, validation = compare_data(given, strategy, train, validation, notices.emit)
     both = [train] if validation is None else [train, validation]
     read_by_all = sorted({split.reads_all for split in both if split.reads_all})
     if read_by_all and sum(given.strategy.jobs(given.cluster).values()) > 1:
         why = "each process reads all batches, since their examples cannot be read alone"
-        tell.chief("info", f"{joined(read_by_all)}: {why}")
-    tell.chief("info", *dict.fromkeys(note for split in both for note in split.notes))
+        notices.chief("info", f"{joined(read_by_all)}: {why}")
+    notices.chief("info", *dict.fromkeys(note for split in both for note in split.notes))
     examples = {"train": train.num_examples}
     if validation is not None:
         examples["validation"] = validation.num_examples
     name = given.data.tfds.name if given.data.tfds else str(given.data.function)
-    found = DataResolved(name=name, source=splits.origin, examples=examples, seen=described(given, train, validation))
+    seen = describe_data(given, train, validation)
+    found = DataResolved(name=name, source=splits.origin, examples=examples, seen=seen)
     if strategy.is_chief:
-        tell.all("warning", what_changed(read_events_of(run.events, DataResolved), found))
-    tell.emit(found)
-    if given is not config:  # only now is it known how the devices share a batch
-        tell.chief("warning", share_note(given, strategy.num_replicas))
+        notices.all("warning", what_changed(read_events_of(run.events, DataResolved), found))
+    notices.emit(found)
+    if given is not config:  # the global batch size was not known before
+        notices.chief("warning", share_note(given, strategy.num_replicas))
     return given, train, validation, splits.preprocessing

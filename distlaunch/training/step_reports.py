@@ -1,4 +1,4 @@
-"""The progress of training as events: how many steps were done, in what time, and the values of the last."""
+"""The progress of training as events: the number of steps, their duration, and the latest values."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ REPORT_INTERVAL_S = 0.5  # between two StepsDone events, unless the config says 
 
 @dataclass(frozen=True)
 class Every:
-    """Due at multiples of `steps`; None: never."""
+    """Due at multiples of `steps`; never if None."""
 
     steps: int | None
 
     def steps_until_due(self, step: int) -> int | None:
-        """How many steps may run from `step` before this is due again; None: no limit."""
+        """Return the number of steps from `step` until this is due again, or None for no limit."""
         return None if self.steps is None else self.steps - step % self.steps
 
     def due_at_step(self, step: int) -> bool:
@@ -29,12 +29,12 @@ class Every:
 
 
 class StepReports:
-    """Collects steps, and reports those since the last report when it is time.
+    """Collects steps, and reports those since the last report when one is due.
 
     Args:
-        emit: where the reports go.
-        every: after how many steps; None: about twice a second.
-        clock: monotonic seconds.
+        emit: called with the reports.
+        every: steps between reports; None for about twice a second.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, emit: Callable[[Event], None], every: int | None, clock: Callable[[], float]) -> None:
@@ -44,16 +44,16 @@ class StepReports:
         self._last = clock()
 
     def steps_until_due(self, step: int) -> int | None:
-        """How many steps may run from `step` before the next report; None: no limit."""
+        """Return the number of steps from `step` until the next report, or None for no limit."""
         return self._every.steps_until_due(step)
 
     def add(self, result: CallResult, seconds: float, at: Progress, *, at_end: bool) -> None:
-        """A call has been made.
+        """Record a call.
 
         Args:
-            seconds: that it took.
-            at: where training stands now.
-            at_end: it was the last of an epoch, so that these steps are reported in any case.
+            seconds: duration of the call.
+            at: progress after the call.
+            at_end: whether the call ended an epoch, so that its steps are reported in any case.
         """
         self._steps += result.steps
         self._seconds += seconds
@@ -61,7 +61,7 @@ class StepReports:
             self._report(result.logs, at)
 
     def report_rest(self, logs: Logs, at: Progress) -> None:
-        """Reports steps that were not reported yet, if there are any."""
+        """Report the steps that were not reported yet, if there are any."""
         if self._steps:
             self._report(logs, at)
 
@@ -85,5 +85,5 @@ class StepReports:
 
 
 def scalars(logs: Logs) -> Logs:
-    """The values that are single numbers, as floats that JSON can hold."""
+    """Return the values that are single numbers, as floats that JSON can represent."""
     return {name: float(value) for name, value in logs.items() if np.size(value) == 1}

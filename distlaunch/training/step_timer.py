@@ -1,4 +1,4 @@
-"""Sums up the times of a task's steps, and reports them from time to time."""
+"""Sums up the times of a task's steps, and reports them at intervals."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from distlaunch.data.examples.pending_events import take_events
 from distlaunch.data.split import Split
 from distlaunch.strategies.step_times import StepTimes
 
-INTERVAL_S = 5.0  # seconds; each report is an event in a file
-_LATEST = 1_000  # steps, of which the median and the 99th percentile are reported
-_MISSING_STEPS, _MISSING_SHARE = 2.0, 0.1  # examples that batches may lack: the ends of streams that are nearly equal
+INTERVAL_S = 5.0  # between reports, each of which is an event in a file
+_LATEST = 1_000  # number of steps for the reported median and 99th percentile
+_MISSING_STEPS, _MISSING_SHARE = 2.0, 0.1  # tolerated missing examples, for streams of nearly equal length
 
 
 class StepTimer:
-    """Of one attempt.
+    """Step times of one attempt.
 
     Args:
-        emit: where the reports go.
+        emit: called with the reports.
         train: the data that the steps read.
         reads_ahead: see `StepsTimed`.
-        clock: seconds; for how often it reports.
+        clock: returns seconds, to decide when a report is due.
     """
 
     def __init__(self, emit: Callable[[Event], None], train: Split, config: DataConfig, *, reads_ahead: bool = True,
@@ -45,17 +45,17 @@ class StepTimer:
         self._has_news = False
 
     def begin(self) -> None:
-        """A call begins; what was computed before it was no step."""
+        """Start a call; CPU time used before it is not counted as a step's."""
         self._cpu_before = time.process_time()
 
     def add(self, times: StepTimes) -> None:
-        """A call has ended."""
+        """Record the times of a call that has ended."""
         for skipped in take_events():
             self._emit(skipped)
         if not times.seconds:
             return
         self._calls += 1
-        if self._calls == 1:  # it compiles, and the input begins to be read
+        if self._calls == 1:  # it compiles, and starts reading the input
             self._made_before = measured()
             self._due_at = self._clock() + INTERVAL_S
             self.begin()
@@ -73,10 +73,10 @@ class StepTimer:
             self.report()
 
     def _look_at_sizes(self, examples: float) -> None:
-        """Tells once if batches are smaller than they should be, as where parts of the data end before others.
+        """Warn once if batches are smaller than they should be, because some parts of the data end before others.
 
         Args:
-            examples: in each step of the latest call.
+            examples: examples per step in the latest call.
         """
         if self._largest is None:
             return
@@ -84,14 +84,16 @@ class StepTimer:
         whole = self._largest * self._steps
         if whole - self._examples > self._largest * (_MISSING_STEPS + _MISSING_SHARE * self._steps):
             self._largest = None
-            parts = "streams" if self._config.streams else "the data that workers have"
+            parts = "the streams" if self._config.streams else "the workers' data"
             message = f"{self._examples:,.0f} examples were read in {self._steps:,} steps, and batches of full size "
-            message += f"would have {whole:,.0f}: {parts} end before others, and batches without them are smaller; "
-            message += "to keep batches whole, give each about as many examples"
+            message += (
+                f"would have {whole:,.0f}: some of {parts} end before others, and batches without them are smaller; "
+            )
+            message += "to keep batches whole, give each about the same number of examples"
             self._emit(Notice(level="warning", message=f"data: {message}"))
 
     def report(self) -> None:
-        """Reports now, if there is anything new."""
+        """Report now, if there is anything new."""
         if not self._has_news:
             return
         self._has_news, self._due_at = False, self._clock() + INTERVAL_S
@@ -112,7 +114,7 @@ class StepTimer:
                 batches_s=made.batches_s,
                 threads=num_threads(self._config),
                 reads_ahead=self._reads_ahead,
-                # the preprocessing of whole batches is not measured, and might be what takes the time
+                # the preprocessing of whole batches is not measured, and might take most of the time
                 from_pipeline=not self._train.by_number
                 and self._config.preprocessing is None
                 and not self._train.reads_all,

@@ -1,7 +1,7 @@
 """Builds the optimizers that a model's own step would build with its first batch.
 
-A step that is traced for several devices can make no variables, and a checkpoint's values need variables to go to. So
-the step is traced once, on one device, to learn which variables it gives to which optimizer.
+A step that is traced for several devices cannot create variables, and a checkpoint's values need existing variables.
+So the step is traced once on one device, to learn which variables it passes to which optimizer.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def build_used_optimizers(config: RunConfig, strategy: Strategy, model: keras.Mo
         rows: a few examples.
 
     Raises:
-        ConfigError: an optimizer has no variables yet, the step cannot be traced to learn which it gets, and the
-            strategy cannot build it while it trains.
+        ConfigError: an optimizer has no variables yet, tracing the step does not show which it gets, and the strategy
+            cannot build it during training.
     """
     unbuilt = [optimizer for optimizer in optimizers_of(model) if not optimizer.built]
     own = config.train.step is None
@@ -40,35 +40,35 @@ def build_used_optimizers(config: RunConfig, strategy: Strategy, model: keras.Mo
     on_jax = not config.strategy.runs_tensorflow
     reason: Exception | None = None
     if not on_jax:
-        with _recorded(unbuilt) as applied:
-            reason = _traced(model.train_step if own else make_steps(config, model).train, rows)
+        with _record_applied(unbuilt) as applied:
+            reason = _trace(model.train_step if own else make_steps(config, model).train, rows)
         with strategy.scope():
             for optimizer, variables in applied:
                 if not optimizer.built:
                     optimizer.build(variables)
         unbuilt = [optimizer for optimizer in unbuilt if not optimizer.built]
     with strategy.scope():
-        # one device alone builds an optimizer with the first step
+        # only one device can build an optimizer in the first step
         too_late = config.strategy.is_functional or tf.distribute.has_strategy()
-    # a step that was traced to its end has applied all that it uses
+    # a step that was traced to its end has applied all optimizers that it uses
     if unbuilt and (on_jax or (reason is not None and too_late)):
         raise _not_built(unbuilt[0], reason)
 
 
-def _traced(step: Callable[[Batch], Any], rows: Batch) -> Exception | None:
-    """Trace a step, and return the error with which that ends early."""
+def _trace(step: Callable[[Batch], Any], rows: Batch) -> Exception | None:
+    """Trace a step, and return the error that it raised, or None."""
     specs = tf.nest.map_structure(any_rows, rows)
     try:
         tf.function(step, autograph=False).get_concrete_function(specs)
-    # whatever the user's step raises: it may need a strategy, or more rows
+    # the user's step may raise anything: it may need a strategy, or more rows
     except Exception as error:
         return error
     return None
 
 
 @contextmanager
-def _recorded(optimizers: list[Any]) -> Iterator[list[tuple[Any, list[Any]]]]:
-    """Within it, these optimizers change nothing; it gives those that were applied, and the variables of each."""
+def _record_applied(optimizers: list[Any]) -> Iterator[list[tuple[Any, list[Any]]]]:
+    """Yield a list of the optimizers that are applied, with their variables; they do not update anything meanwhile."""
     applied: list[tuple[Any, list[Any]]] = []
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:

@@ -55,7 +55,7 @@ def test_the_config_decides(tmp_path: Path) -> None:
     assert whole["largest"] == pytest.approx(one["largest"], rel=1e-6)
     assert said == [
         "metric 'largest' does not add up over replicas, so it is computed from the rows of all "
-        "(8 bytes for each example)"
+        "replicas (8 bytes per example)"
     ]
     # against the truth: the maxima of the replicas are added, as the user wants it
     added, said = train(tmp_path, 2, additive=True)

@@ -71,7 +71,7 @@ def test_after_its_last_epoch(tmp_path: Path, strategy: dict[str, Any]) -> None:
     losses, said = trained(tmp_path, (3, 6), strategy, patience=20)
     np.testing.assert_allclose(losses, fitted(((0, 3), (3, 6)), patience=20), rtol=1e-5)
     assert losses[3] > losses[2]  # from the weights of the first epoch
-    assert any("EarlyStopping has put the weights of epoch 1 back" in each for each in said)
+    assert any("EarlyStopping has restored the weights of epoch 1" in each for each in said)
 
 
 @pytest.mark.parametrize(
@@ -92,4 +92,4 @@ def test_after_an_early_end(tmp_path: Path, strategy: dict[str, Any]) -> None:
 def test_without_more_epochs_an_early_end_stays(tmp_path: Path) -> None:
     losses, said = trained(tmp_path, (9, 9), STRATEGIES[0], patience=2)
     assert len(losses) == 3
-    assert said[-1].endswith("the weights are those of epoch 1; more `train.epochs` train on")
+    assert said[-1].endswith("the weights are those of epoch 1; increase `train.epochs` to continue")

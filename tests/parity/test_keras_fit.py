@@ -17,7 +17,7 @@ from distlaunch.data.source import make_split
 from distlaunch.data.splits import read_splits
 from distlaunch.strategies.replica.one_device import OneDevice
 from distlaunch.training.build import build_model
-from distlaunch.training.loop import Surroundings, TrainingLoop
+from distlaunch.training.loop import LoopHooks, TrainingLoop
 from distlaunch.training.steps.functions import make_steps
 from tests.parity.cases import BATCH, CASES
 
@@ -92,9 +92,9 @@ def test_history_and_callbacks(name: str) -> None:
     ours = build_model(config, OneDevice(), train.first_rows(2))
     validation = make_split(splits.validation, config.data, seed=0, training=False)
     own = callbacks()
-    around = Surroundings(lambda event: None, lambda: False, store=CheckpointStore(Path("unused")), is_chief=False)
+    hooks = LoopHooks(lambda event: None, lambda: False, store=CheckpointStore(Path("unused")), is_chief=False)
     program = OneDevice().program(make_steps(config, ours))
-    TrainingLoop(config, ours, program, train, validation, own, around).run(Progress())
+    TrainingLoop(config, ours, program, train, validation, own, hooks).run(Progress())
 
     config, splits, train = prepare(name)
     theirs = build_model(config, OneDevice(), train.first_rows(2))
@@ -138,12 +138,12 @@ def test_what_was_trained_is_kept_when_a_callback_fails_at_the_end(tmp_path: Pat
     config, _, train = prepare("mlp sgd, uneven", steps_per_call=1, callbacks=[{"name": "CSVLogger"}])
     config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"every_steps": 2})})
     store = CheckpointStore(tmp_path)
-    around = Surroundings(lambda event: None, lambda: False, store=store, is_chief=True)
+    hooks = LoopHooks(lambda event: None, lambda: False, store=store, is_chief=True)
 
     def loop(*callbacks: keras.callbacks.Callback) -> TrainingLoop:
         model = build_model(config, OneDevice(), train.first_rows(2))
         program = OneDevice().program(make_steps(config, model))
-        return TrainingLoop(config, model, program, train, None, list(callbacks), around)
+        return TrainingLoop(config, model, program, train, None, list(callbacks), hooks)
 
     with pytest.raises(RuntimeError, match="no"):
         loop(Ends()).run(Progress())

@@ -27,9 +27,9 @@ from distlaunch.strategies.factory import create
 from distlaunch.strategies.parameter_server.numbered_batches import offer_splits
 from distlaunch.strategies.protocol import Strategy
 from distlaunch.training.build import build_model
-from distlaunch.training.loop import Surroundings, TrainingLoop
+from distlaunch.training.loop import LoopHooks, TrainingLoop
 from distlaunch.training.steps.functions import make_steps
-from distlaunch.training.trials.recorder import rounded as moved
+from distlaunch.training.trials.recorder import nudge_weights
 from tests.parity.cases import CASES
 
 Record = dict[str, Any]
@@ -100,7 +100,7 @@ class PreparedCase:
         assert self._is_first_time or self._first is not None
         if rounded or not self._is_first_time:
             first = program.snapshot() if self._first is None else self._first
-            program.restore(moved(first, rounded) if rounded else first)
+            program.restore(nudge_weights(first, rounded) if rounded else first)
         self._is_first_time = False
         train, validation = self._train, self._validation
         if permute:
@@ -113,9 +113,9 @@ class PreparedCase:
             if isinstance(event, EpochEnded):
                 record["epochs"].append(event.logs)
 
-        around = Surroundings(emit, lambda: False, store=CheckpointStore(Path("unused")), is_chief=False)
+        hooks = LoopHooks(emit, lambda: False, store=CheckpointStore(Path("unused")), is_chief=False)
         callbacks: list[keras.callbacks.Callback] = [Validation(record)] if self._is_watched else []
-        TrainingLoop(config, self._model, program, train, validation, callbacks, around).run(Progress())
+        TrainingLoop(config, self._model, program, train, validation, callbacks, hooks).run(Progress())
         state, placement = program.snapshot(), program.placement()
         record["weights"] = {name: value.tolist() for name, value in state.items() if name.startswith("model/")}
         record["shards"] = sum(len(placed["parts"]) > 1 for placed in placement if any(placed.get("layout", [1])))

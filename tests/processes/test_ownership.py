@@ -259,7 +259,7 @@ def test_a_task_refuses_a_config_that_was_swapped(tmp_path: Path) -> None:
     _, sha256 = config_mark(text)
     assert read_config(path, sha256).data.global_batch == 4
     path.write_text(text.replace("m.py:model", "theirs.py:model"))
-    with pytest.raises(DistlaunchError, match="was changed after it was written for this attempt"):
+    with pytest.raises(DistlaunchError, match="was modified after it was written for this attempt"):
         read_config(path, sha256)
     path.write_text(text + "\n")
     with pytest.raises(DistlaunchError) as raised:

@@ -37,7 +37,7 @@ def test_three_meshes_one_run_and_a_saved_model_of_text(tmp_path: Path) -> None:
     found = RunDir(tmp_path / "runs" / "sentiment")
     assert "serve(inputs: string[?]) -> float32[?,2]" in out
     assert "serve(inputs: float32[?,1200]) -> float32[?,2]" in out
-    assert "warning: model.tflite takes what data.preprocessing gives: TFLite has no texts" in out
+    assert "warning: model.tflite takes the output of data.preprocessing: TFLite does not support text" in out
     assert [event.step for event in read_events(found.events) if isinstance(event, Restored)] == [16, 32]
     assert len(list(found.preprocessing("*").parent.glob("*.keras"))) == 1
 

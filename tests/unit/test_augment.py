@@ -30,7 +30,7 @@ from distlaunch.strategies.parameter_server.numbered_batches import offer_splits
 from distlaunch.strategies.replica.mirrored import Mirrored  # noqa: E402
 from distlaunch.strategies.replica.one_device import OneDevice  # noqa: E402
 from distlaunch.training.build import build_model  # noqa: E402
-from distlaunch.training.loop import Surroundings, TrainingLoop  # noqa: E402
+from distlaunch.training.loop import LoopHooks, TrainingLoop  # noqa: E402
 from distlaunch.training.steps.functions import make_steps  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
@@ -184,9 +184,9 @@ def test_training_is_that_of_fit_on_augmented_data(replicas: int) -> None:
         OneDevice() if replicas == 1 else Mirrored(MirroredConfig(kind="mirrored", replicas=replicas), Task("chief", 0))
     )
     ours = model(config, strategy, train.first_rows(2))
-    around = Surroundings(lambda event: None, lambda: False, store=CheckpointStore(Path("unused")), is_chief=False)
+    hooks = LoopHooks(lambda event: None, lambda: False, store=CheckpointStore(Path("unused")), is_chief=False)
     program = strategy.program(make_steps(config, ours))
-    TrainingLoop(config, ours, program, train, validation, [], around).run(Progress())
+    TrainingLoop(config, ours, program, train, validation, [], hooks).run(Progress())
 
     theirs = model(config, OneDevice(), train.first_rows(2))
     logs = []

@@ -105,7 +105,7 @@ def test_a_compile_of_the_models_own() -> None:
     first, second = gan.d_optimizer, gan.g_optimizer
     assert compiled(gan, metrics=["mae"])["logs"] == ["loss", "mae"]
     assert (gan.d_optimizer, gan.g_optimizer) == (first, second)
-    words = "the compile of Gan takes d_optimizer, g_optimizer, and not optimizer; set it in the model's function"
+    words = r"compile\(\) of Gan takes d_optimizer, g_optimizer, but not optimizer; set it in the model's function"
     with pytest.raises(ConfigError, match=words):
         compiled(gan, optimizer="sgd")
     wrapping: Any = own(Wrapping())

@@ -15,7 +15,7 @@ from distlaunch.training.export import check as export_check
     [
         (
             "import os; os.kill(os.getpid(), 9)",
-            "was ended by SIGKILL (perhaps since memory had run out); nothing was replaced",
+            "was ended by SIGKILL (perhaps because memory ran out); nothing was replaced",
         ),
         ("import os; os.kill(os.getpid(), 15)", "was ended by SIGTERM; nothing was replaced"),
         ("import sys; sys.exit('no\\nroom')", "ended with exit code 1; nothing was replaced:\nno\nroom"),

@@ -13,7 +13,7 @@ tf = pytest.importorskip("tensorflow")
 from distlaunch.strategies.module_model import ModuleModel  # noqa: E402
 from distlaunch.strategies.variables import metric_results, named_metrics  # noqa: E402
 from distlaunch.training.trials.inspection import (  # noqa: E402
-    draws,
+    draws_random_numbers,
     gradient_norms,
     norms_by_variable,
     stop_training_of,
@@ -153,5 +153,5 @@ def test_a_gradient_is_known_of_each_variable() -> None:
 
 def test_what_draws_random_numbers() -> None:
     found = [layers.GRUCell(2, recurrent_dropout=0.1), layers.Dropout(0.1), layers.RandomFlip()]
-    assert all(map(draws, found))
-    assert not any(map(draws, [layers.GRUCell(2), layers.Dropout(0.0), layers.Dense(2)]))
+    assert all(map(draws_random_numbers, found))
+    assert not any(map(draws_random_numbers, [layers.GRUCell(2), layers.Dropout(0.0), layers.Dense(2)]))

@@ -14,7 +14,7 @@ from distlaunch.base.errors import ConfigError, DataError
 from distlaunch.config.run import Data
 from distlaunch.data.source import Split, make_split
 from distlaunch.strategies.parameter_server.worker_batches import Offered, fetch, offer
-from distlaunch.training.checks.labels import label_errors_explained, label_rules, with_rules
+from distlaunch.training.checks.labels import explain_label_errors, label_rules, with_label_checks
 from distlaunch.training.checks.loss_fit import check_loss
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
@@ -165,25 +165,25 @@ BAD = [
 def test_labels_in_arrays_are_looked_at_first(labels: np.ndarray, bad: float, options: dict) -> None:
     rules, row = rules_of(SPARSE(from_logits=True, **options)), int(np.argwhere(labels == bad)[0][0])
     with pytest.raises(ConfigError, match=rf"label {bad}\S* in row {row} of the training data.*from 0 to 3"):
-        with_rules(split(labels, arrays=True), rules)
+        with_label_checks(split(labels, arrays=True), rules)
     good = split(np.where(labels == bad, 3, labels), arrays=True)
-    assert with_rules(good, rules) is good
+    assert with_label_checks(good, rules) is good
 
 
 @pytest.mark.parametrize(("labels", "bad", "options"), BAD)
 def test_labels_of_pipelines_are_looked_at_as_they_come(labels: np.ndarray, bad: float, options: dict) -> None:
     rules = rules_of(SPARSE(from_logits=True, **options))
-    checked = with_rules(split(labels, arrays=False), rules)
+    checked = with_label_checks(split(labels, arrays=False), rules)
     zero, batches = tf.constant(0, tf.int64), []
-    with pytest.raises(DataError, match=rf"label {bad}\S* in a batch, but .* from 0 to 3"), label_errors_explained():
+    with pytest.raises(DataError, match=rf"label {bad}\S* in a batch, but .* from 0 to 3"), explain_label_errors():
         batches.extend(checked.batches(zero, zero).map(lambda *rows: checked.load(rows)))
     assert len(batches) == int(np.argwhere(labels == bad)[0][0]) // 2
-    good = with_rules(split(np.where(labels == bad, 3, labels), arrays=False), rules)
+    good = with_label_checks(split(np.where(labels == bad, 3, labels), arrays=False), rules)
     assert len(list(good.batches(zero, zero).map(lambda *rows: good.load(rows)))) == -(-len(labels) // 2)
 
 
 def test_labels_that_another_process_has_read_are_looked_at_in_the_graph() -> None:
-    checked = with_rules(split(NUMBERS, arrays=False), rules_of(SPARSE(from_logits=True))).evaluation_source()
+    checked = with_label_checks(split(NUMBERS, arrays=False), rules_of(SPARSE(from_logits=True))).evaluation_source()
     labels = [NUMBERS, NUMBERS + 1]
     answer = lambda worker, number: (np.zeros((ROWS, 5), "float32"), labels[number])  # noqa: E731
     offer(checked.name, Offered(answer, checked.num_batches, lambda: "{}"))
@@ -197,7 +197,7 @@ def test_labels_that_another_process_has_read_are_looked_at_in_the_graph() -> No
         return y
 
     assert graph(tf.constant(0, tf.int64)).numpy().tolist() == NUMBERS.tolist()
-    with pytest.raises(DataError, match=r"label 4 in a batch, but .* from 0 to 3"), label_errors_explained():
+    with pytest.raises(DataError, match=r"label 4 in a batch, but .* from 0 to 3"), explain_label_errors():
         graph(tf.constant(1, tf.int64))
 
 

@@ -29,7 +29,7 @@ from distlaunch.checkpoints.meta import Progress
 from distlaunch.checkpoints.state_files import FileDamagedError, read_files, write_file
 from distlaunch.checkpoints.store import CheckpointStore, DamagedError
 from distlaunch.checkpoints.writers import PartsWriter, WriteRequest
-from distlaunch.strategies.coordination import AmongPeers, Peers
+from distlaunch.strategies.coordination import MultiProcessStrategy, Peers
 from distlaunch.strategies.mesh.parts import Block, MeshParts, StoredVariable, shares
 from distlaunch.strategies.state import ShardSlice, State
 from tests.unit.test_peers import DEADLINE_S, MemoryStore
@@ -76,7 +76,7 @@ def _block(shape: tuple[int, ...], axes: tuple[int, ...], place: tuple[int, int]
     return tuple(bounds)
 
 
-class Worker(AmongPeers):
+class Worker(MultiProcessStrategy):
     """One process of the mesh."""
 
     def __init__(self, rank: int, store: MemoryStore, values: State) -> None:

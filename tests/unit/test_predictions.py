@@ -18,7 +18,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import RunConfig
 from distlaunch.data.source import open_splits
 from distlaunch.data.splits import Splits
-from distlaunch.strategies.predictions import concatenated, make_predict_call
+from distlaunch.strategies.predictions import concatenate_batches, make_predict_call
 from distlaunch.training.predictions import in_order, named_arrays, write_arrays
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
@@ -54,11 +54,11 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatc
 
 
 def test_batches_are_joined() -> None:
-    assert concatenated([{"a": ONE}, {"a": ONE[:1]}])["a"].shape == (4, 2)
+    assert concatenate_batches([{"a": ONE}, {"a": ONE[:1]}])["a"].shape == (4, 2)
     with pytest.raises(ConfigError, match=r"\(2,\) and \(3,\) for one example"):
-        concatenated([ONE, np.zeros((2, 3))])
+        concatenate_batches([ONE, np.zeros((2, 3))])
     with pytest.raises(ConfigError, match="no examples"):
-        concatenated([])
+        concatenate_batches([])
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from distlaunch.data.splits import PyData, read_splits  # noqa: E402
 from distlaunch.strategies.replica.mirrored import Mirrored  # noqa: E402
 from distlaunch.strategies.replica.one_device import OneDevice  # noqa: E402
 from distlaunch.training.build import build_model  # noqa: E402
-from distlaunch.training.loop import Surroundings, TrainingLoop  # noqa: E402
+from distlaunch.training.loop import LoopHooks, TrainingLoop  # noqa: E402
 from distlaunch.training.steps.functions import make_steps  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
@@ -296,9 +296,9 @@ def test_training_is_that_of_fit(replicas: int) -> None:
     strategy = OneDevice() if replicas == 1 else Mirrored(MirroredConfig(kind="mirrored", replicas=3), Task("chief", 0))
     keras.utils.set_random_seed(0)
     ours = build_model(run_config, strategy, train.first_rows(2))
-    around = Surroundings(lambda event: None, lambda: False, store=CheckpointStore(Path("unused")), is_chief=False)
+    hooks = LoopHooks(lambda event: None, lambda: False, store=CheckpointStore(Path("unused")), is_chief=False)
     program = strategy.program(make_steps(run_config, ours))
-    TrainingLoop(run_config, ours, program, train, validation, [], around).run(Progress())
+    TrainingLoop(run_config, ours, program, train, validation, [], hooks).run(Progress())
 
     keras.utils.set_random_seed(0)
     theirs = build_model(run_config, OneDevice(), train.first_rows(2))

@@ -91,7 +91,7 @@ def test_an_example_that_fails_is_told_with_its_line(pool: ReaderPool) -> None:
         pool.read(0, 7)
     with pytest.raises(DataError, match=r"^SystemExit"):
         pool.read(0, 8)
-    with pytest.raises(DataError, match=r"what it holds cannot be sent"):
+    with pytest.raises(DataError, match=r"its content cannot be sent"):
         pool.read(0, 10)
     assert pool.read(0, 6)[0][0] == 6
 

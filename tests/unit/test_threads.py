@@ -49,7 +49,7 @@ def test_workers_on_the_host_of_a_task() -> None:
 def test_openblas_heeds_what_is_said_after_it_was_loaded() -> None:
     code = """
 import ctypes, os, re, numpy
-from distlaunch.tasks.threads import heed_num_threads
+from distlaunch.tasks.threads import limit_openblas_threads
 paths = re.findall(r"(/\\S*openblas\\S*\\.so\\S*)$", open("/proc/self/maps").read(), re.MULTILINE)
 library = ctypes.CDLL(paths[0])
 names = ("scipy_openblas_get_num_threads64_", "openblas_get_num_threads64_", "openblas_get_num_threads")
@@ -58,7 +58,7 @@ both = {"OPENBLAS_NUM_THREADS": "3", "OMP_NUM_THREADS": "2"}
 for environ in (both, {"OMP_NUM_THREADS": "2"}, {"OMP_NUM_THREADS": "x"}):
     os.environ.pop("OPENBLAS_NUM_THREADS", None)
     os.environ.update(environ)
-    heed_num_threads()
+    limit_openblas_threads()
     print(get())
 """
     if "openblas" not in subprocess.run([sys.executable, "-c", _LOADED], capture_output=True, text=True).stdout:

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("tensorflow")
 
 from distlaunch.base.errors import UsageError
-from distlaunch.training.server import outlast_chief
+from distlaunch.training.server import wait_for_chief_to_end
 
 
 def test_the_time_that_a_connection_takes_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,6 +27,6 @@ def test_the_time_that_a_connection_takes_counts(monkeypatch: pytest.MonkeyPatch
         now += seconds
 
     monkeypatch.setattr(socket, "create_connection", lose_packets)
-    with pytest.raises(UsageError, match="did not come within 30 s"):
-        outlast_chief("10.0.0.1:99", 30.0, threading.Event(), [], clock=lambda: now, sleep=sleep)
+    with pytest.raises(UsageError, match="did not start within 30 s"):
+        wait_for_chief_to_end("10.0.0.1:99", 30.0, threading.Event(), [], clock=lambda: now, sleep=sleep)
     assert now - 100.0 <= 32.0

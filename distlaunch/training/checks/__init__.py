@@ -1,0 +1,1 @@
+"""Checks of a model and its labels before and during training."""

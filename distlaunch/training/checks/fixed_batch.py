@@ -1,4 +1,4 @@
-"""Finds models that take one number of rows only, before a batch of another size ends the training."""
+"""Finds models that accept one batch size only, before a batch of another size ends the training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Batch
 from distlaunch.data.rows import first_row
 from distlaunch.patches.keras_private import layers_of
-from distlaunch.strategies.patches.keras_dry_step import assignments_undone
+from distlaunch.strategies.patches.keras_dry_step import undo_assignments
 from distlaunch.training.build import fixed_batch
 
 
@@ -25,23 +25,23 @@ def check_fixed_batch(
     first_rows: Callable[[int], Batch],
     warn: Callable[[str], None],
 ) -> None:
-    """Try a model whose inputs declare a number of rows with every other number that a replica will get.
+    """Call a model whose inputs declare a number of rows with every other number that a replica will get.
 
     Args:
-        replicas: that share a global batch.
-        examples: of each split; None if unknown.
-        first_rows: return so many examples.
-        warn: gets what may be wrong.
+        replicas: number of replicas that share a global batch.
+        examples: number of examples of each split; None if unknown.
+        first_rows: returns the given number of examples.
+        warn: called with warnings.
 
     Raises:
-        ConfigError: the model does not take them, or keeps the state of rows that several replicas share.
+        ConfigError: the model does not accept them, or it keeps state for rows that several replicas share.
     """
     declared = fixed_batch(model)
     if declared is None:
         return
     stateful = next((layer for layer in layers_of(model) if getattr(layer, "stateful", False)), None)
     if stateful is not None:
-        message = f"layer '{stateful.name}' (stateful=True) begins each batch with the state that it had after the last"
+        message = f"layer '{stateful.name}' (stateful=True) begins each batch with the state after the previous batch"
         if replicas > 1:
             why = f"each of {replicas} replicas would keep its own, and a checkpoint holds one"
             raise ConfigError(Problem(("strategy", "kind"), f"{message}; {why}; use kind: one_device"))
@@ -49,9 +49,9 @@ def check_fixed_batch(
             why = "workers, each of which gets other batches, would share one"
             raise ConfigError(Problem(("strategy", "kind"), f"{message}; {why}; use kind: one_device"))
         if not config.strategy.runs_tensorflow:
-            warn(f"{message}, but Keras drops that on JAX, and begins each with zeros; use kind: one_device")
+            warn(f"{message}, but on JAX, Keras drops the state, and begins each with zeros; use kind: one_device")
     batch = config.data.batch
-    message = f"the model takes {declared} rows at once, as its inputs declare, and"
+    message = f"the model takes exactly {declared} rows, as its inputs declare, and"
     lasts = {number % batch for number in examples if number} - {0}
     for size in (batch, *sorted(lasts)):
         for rows in sorted(_rows_of_replicas(size, replicas) - {declared}, reverse=True):
@@ -69,17 +69,17 @@ def check_fixed_batch(
 
 
 def _rows_of_replicas(batch: int, replicas: int) -> set[int]:
-    """Return the numbers of rows that replicas get of a batch; one without rows gets a row as a stand-in."""
+    """Return the numbers of rows that replicas get of a batch; one without rows gets a stand-in row."""
     firsts = [first_row(batch, replica, replicas) for replica in range(replicas + 1)]
     return {max(after - first, 1) for first, after in itertools.pairwise(firsts)}
 
 
 def _refusal(model: Any, rows: Batch) -> str:
-    """Return the reason for which a model cannot be called with these rows; empty if it can."""
-    with assignments_undone():
+    """Return why a model cannot be called with these rows, or an empty string if it can."""
+    with undo_assignments():
         try:
             model(keras.utils.unpack_x_y_sample_weight(rows)[0], training=False)
-        # whatever its layers raise
+        # its layers may raise anything
         except Exception as error:
             return reason_of(error)
     return ""

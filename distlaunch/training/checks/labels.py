@@ -1,7 +1,7 @@
-"""Labels outside the model's outputs: an error everywhere, where TensorFlow raises on CPU alone and JAX nowhere.
+"""Labels outside the model's outputs, which are an error on every backend.
 
-Labels in arrays are looked at before the first step. Those that come from pipelines are looked at as they come, in the
-input pipeline, before a step is made with them.
+TensorFlow raises on CPU only, JAX nowhere. Labels in arrays are checked before the first step. Labels from a pipeline
+are checked in the input pipeline, before a step uses them.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false
@@ -24,16 +24,16 @@ from distlaunch.data.batches import Batch
 from distlaunch.data.split import Split
 from distlaunch.training.checks.loss_fit import SPARSE, LabelPlace, fitted_losses
 
-_MARK = "distlaunch: label outside"  # what finds our own failure in TensorFlow's text
+_MARK = "distlaunch: label outside"  # identifies this check's failure in TensorFlow's text
 _FOUND = re.compile(rf"\[{_MARK} (.*?)\] \[(\S+?)\]")
 
 
 @dataclass(frozen=True)
 class LabelRule:
-    """Class numbers that one loss takes: 0 to `num_classes` - 1, and `ignored`.
+    """Class numbers that one loss accepts: 0 to `num_classes` - 1, and `ignored`.
 
     Attributes:
-        place: of the labels in their structure.
+        place: position in the structure of the labels.
         text: the rule in words.
     """
 
@@ -44,17 +44,18 @@ class LabelRule:
 
 
 def label_rules(model: keras.Model, y: Any, predictions: Any) -> list[LabelRule]:
-    """The rules of a compiled model.
+    """Return the label rules of a compiled model.
 
     Args:
-        y, predictions: of some rows.
+        y: labels of some rows.
+        predictions: predictions for the same rows.
     """
     rules = []
     for fitted in fitted_losses(model, y, predictions):
         if fitted.loss.kind == SPARSE:
             number, ignored = fitted.num_classes, fitted.loss.ignore_class
             where = f" of output '{fitted.output}'" if fitted.output else ""
-            besides = "" if ignored is None else f", and {ignored} for what is ignored"
+            besides = "" if ignored is None else f", and {ignored} for ignored labels"
             text = (
                 f"{fitted.loss.name}{where} takes class numbers from 0 to {number - 1}{besides}, since the model has "
             )
@@ -63,15 +64,15 @@ def label_rules(model: keras.Model, y: Any, predictions: Any) -> list[LabelRule]
 
 
 def check_arrays(labels: Any, rules: Sequence[LabelRule], split: str) -> None:
-    """Looks at all labels of a split.
+    """Check all labels of a split.
 
     Raises:
-        ConfigError: one is outside a rule.
+        ConfigError: a label violates a rule.
     """
     problems = []
     for rule in rules:
         values = np.asarray(rule.place.of(labels))
-        # floats hold class numbers too: 1.5 is none
+        # floats can hold class numbers too, but 1.5 is not one
         good = (values >= 0) & (values < rule.num_classes) & (values == np.floor(values))
         good |= False if rule.ignored is None else values == rule.ignored
         if not good.all():
@@ -83,24 +84,24 @@ def check_arrays(labels: Any, rules: Sequence[LabelRule], split: str) -> None:
         raise ConfigError(problems)
 
 
-def with_rules(split: Split, rules: Sequence[LabelRule]) -> Split:
-    """The split, whose labels keep the rules, or will stop training: see `label_errors_explained`.
+def with_label_checks(split: Split, rules: Sequence[LabelRule]) -> Split:
+    """Return the split with a check of its labels, which stops training: see `explain_label_errors`.
 
     Raises:
-        ConfigError: a label in arrays is outside a rule.
+        ConfigError: a label in an array violates a rule.
     """
     if not rules:
         return split
     if split.labels is None:
-        return split.with_check(functools.partial(_checked, rules))
+        return split.with_check(functools.partial(_assert_labels, rules))
     check_arrays(split.labels, rules, "training" if split.name == "train" else split.name)
     return split
 
 
-def _checked(rules: Sequence[LabelRule], batch: Batch) -> Batch:
-    """The batch; in a graph, one that fails with a label outside a rule before anything else sees it."""
+def _assert_labels(rules: Sequence[LabelRule], batch: Batch) -> Batch:
+    """Return the batch, with assertions that run in a graph before anything else reads a label."""
     labels = keras.utils.unpack_x_y_sample_weight(batch)[1]
-    # the strings that report it are on no GPU
+    # the strings of the report cannot be on a GPU
     with tf.device("CPU:0"):
         checks = [_assert_within(rule.place.of(labels), rule) for rule in rules]
     with tf.control_dependencies([check for check in checks if check is not None]):
@@ -116,14 +117,14 @@ def _assert_within(labels: Any, rule: LabelRule) -> Any:
     good = (values >= 0) & (values < tf.cast(rule.num_classes, values.dtype))
     if rule.ignored is not None:
         good |= values == tf.cast(rule.ignored, values.dtype)
-    # one is enough: a message with thousands helps nobody
+    # one is enough: a message with thousands would be useless
     first = tf.boolean_mask(values, ~good)[:1]
     return tf.debugging.Assert(tf.reduce_all(good), [f"{_MARK} {rule.text}", tf.strings.as_string(first)], summarize=1)
 
 
 @contextlib.contextmanager
-def label_errors_explained() -> Iterator[None]:
-    """Turns the failure of a pipeline that a label has stopped into a DataError."""
+def explain_label_errors() -> Iterator[None]:
+    """Turn the failure of a pipeline that a label has stopped into a DataError."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:

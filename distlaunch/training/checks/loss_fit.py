@@ -1,7 +1,8 @@
-"""Whether a model's outputs and the labels are what its loss expects: found before the first step, in plain words.
+"""Checks, before the first step, that a model's outputs and the labels are what its loss expects.
 
-Keras gives no warning where a loss for probabilities gets anything else, and on JAX where a label is outside the
-model's outputs. What must be wrong is an error; what may be meant so is a warning.
+Keras gives no warning when a loss for probabilities gets anything else, nor, on JAX, when a label is outside the
+model's
+outputs. What cannot be right is an error; what may be intended is a warning.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from distlaunch.patches.keras_private import is_functional, origin_of
 
 Key = tuple[str | int, ...]
 _SLACK = 1e-3
-"""Probabilities of 16 bits may be outside 0 to 1 by that much."""
+"""Tolerance around 0 to 1 for probabilities that were computed in 16 bits."""
 SPARSE, CATEGORICAL, BINARY, DIFFERENCE = "sparse", "categorical", "binary", "difference"
 _KINDS = {
     "sparse_categorical_crossentropy": SPARSE,
@@ -45,7 +46,7 @@ _PROBABILITIES = (keras.activations.softmax, keras.activations.sigmoid)
 
 @dataclass(frozen=True)
 class LabelPlace:
-    """Where in the structure of the labels an array is; None: it is all there is."""
+    """Position of an array in the structure of the labels; None if the labels are that one array."""
 
     key: str | int | None
 
@@ -55,7 +56,7 @@ class LabelPlace:
 
 @dataclass(frozen=True)
 class KnownLoss:
-    """One of Keras's losses, by the name of its function."""
+    """One of Keras's losses, identified by the name of its function."""
 
     name: str
     from_logits: bool = False
@@ -71,9 +72,10 @@ class Fitted:
     """A loss with the labels and predictions that it compares.
 
     Attributes:
-        output: name of the model's output; empty if it has one only.
-        place: of the labels.
-        labels, predictions: of some rows, as host arrays.
+        output: name of the model's output; empty if there is only one.
+        place: position in the structure of the labels.
+        labels: labels of some rows, as a host array.
+        predictions: predictions for the same rows, as a host array.
     """
 
     output: str
@@ -88,15 +90,16 @@ class Fitted:
 
 
 def check_loss(model: keras.Model, y: Any, predictions: Any, key: Key, warn: Callable[[str], None]) -> None:
-    """Looks at what the compiled losses get.
+    """Check the labels and predictions that the compiled losses get.
 
     Args:
-        y, predictions: of some rows.
-        key: where the config names the loss.
-        warn: gets what may be wrong.
+        y: labels of some rows.
+        predictions: predictions for the same rows.
+        key: the config key that names the loss.
+        warn: called with warnings.
 
     Raises:
-        ConfigError: what must be wrong.
+        ConfigError: labels or predictions cannot be what a loss expects.
     """
     problems = []
     for fitted in fitted_losses(model, y, predictions):
@@ -110,9 +113,9 @@ def check_loss(model: keras.Model, y: Any, predictions: Any, key: Key, warn: Cal
 
 
 def fitted_losses(model: keras.Model, y: Any, predictions: Any) -> Iterator[Fitted]:
-    """Each of Keras's own losses with what it compares, as far as the structures show which is whose."""
+    """Yield each of Keras's own losses with what it compares, as far as the structures make that clear."""
     names = list(getattr(model, "output_names", None) or [])
-    for output, loss, at, tensor in _paired(getattr(model, "loss", None), places_of(y), predictions, names):
+    for output, loss, at, tensor in _pair(getattr(model, "loss", None), places_of(y), predictions, names):
         labels, known = at.of(y), known_loss(loss)
         if known is None or isinstance(labels, (tf.RaggedTensor, tf.SparseTensor)):
             continue
@@ -122,7 +125,7 @@ def fitted_losses(model: keras.Model, y: Any, predictions: Any) -> Iterator[Fitt
 
 
 def places_of(y: Any) -> Any:
-    """The structure of the labels with places instead of arrays; None if it is nested more deeply."""
+    """Return the structure of the labels with places instead of arrays, or None if it is nested more deeply."""
     if isinstance(y, Mapping):
         made: Any = {name: LabelPlace(name) for name in y}
     elif isinstance(y, (list, tuple)):
@@ -133,14 +136,14 @@ def places_of(y: Any) -> Any:
     return None if any(isinstance(part, (Mapping, list, tuple)) for part in parts) else made
 
 
-def _paired(loss: Any, y: Any, predictions: Any, names: list[str]) -> list[tuple[str, Any, LabelPlace, Any]]:
-    """Output, loss, place of the labels, and predictions that belong together; empty where that is not plain."""
+def _pair(loss: Any, y: Any, predictions: Any, names: list[str]) -> list[tuple[str, Any, LabelPlace, Any]]:
+    """Return tuples of output, loss, place of the labels, and predictions; empty if they cannot be matched."""
     if isinstance(predictions, (list, tuple)):
         if len(predictions) != len(names) or not isinstance(y, (list, dict)):
             return []
         losses = dict(zip(names, loss, strict=False)) if isinstance(loss, (list, tuple)) else loss
         labels = y if isinstance(y, dict) else dict(zip(names, y, strict=False))
-        return _paired(losses, labels, dict(zip(names, predictions, strict=True)), names)
+        return _pair(losses, labels, dict(zip(names, predictions, strict=True)), names)
     if isinstance(predictions, Mapping):
         if not isinstance(y, dict) or isinstance(loss, (list, tuple)):
             return []
@@ -154,7 +157,7 @@ def _paired(loss: Any, y: Any, predictions: Any, names: list[str]) -> list[tuple
 
 
 def known_loss(loss: Any) -> KnownLoss | None:
-    """What a compiled loss is, if it is one of Keras's that are looked at."""
+    """Return the description of a compiled loss, or None if it is not one of Keras's losses that are checked."""
     options: Mapping[str, Any] = {}
     if isinstance(loss, str):
         loss = keras.losses.get(loss)
@@ -219,12 +222,12 @@ def _doubtful(fitted: Fitted, model: keras.Model) -> str:
 
 
 def _probability_giver(model: keras.Model, fitted: Fitted) -> str:
-    """What shows that the outputs are probabilities, in words; empty if nothing does."""
+    """Return the evidence, in words, that the outputs are probabilities; empty if there is none."""
     layer = _last_layer(model, fitted)
     if layer is not None and (activation := _activation_of(layer)) in _PROBABILITIES:
         return f"the last layer, '{layer.name}', gives probabilities ({activation.__name__})"
     values = fitted.predictions
-    # logits of several classes that are positive and add up to 1 in every row are not found by chance
+    # logits of several classes are hardly ever positive and add up to 1 in every row
     several = fitted.loss.kind in (SPARSE, CATEGORICAL) and fitted.num_classes > 1 and values.size > 0
     if several and values.min() >= 0 and np.allclose(values.sum(-1), 1, atol=_SLACK):
         return "the model's outputs are probabilities, which add up to 1"
@@ -232,7 +235,7 @@ def _probability_giver(model: keras.Model, fitted: Fitted) -> str:
 
 
 def _activation_of(layer: Any) -> Any:
-    """Of what `_last_layer` gives."""
+    """Return the activation of a layer that `_last_layer` returned."""
     return keras.activations.softmax if type(layer) is keras.layers.Softmax else layer.activation
 
 
@@ -241,13 +244,13 @@ def _outside(labels: np.ndarray) -> Any:
 
 
 def _last_layer(model: keras.Model, fitted: Fitted) -> Any | None:
-    """The layer whose activation gives the predictions; None if that is not plain."""
+    """Return the layer whose activation produces the predictions, or None if that is not certain."""
     if fitted.output:
         return None
     layer: Any = model.layers[-1] if isinstance(model, keras.Sequential) and model.layers else None
     if layer is None and is_functional(model):
         layer = origin_of(model.outputs[0])
-    # they change no value, so the activation is that of the layer before
+    # these layers change no value, so the activation is that of the previous layer
     while layer is not None and type(layer) in _PASSED_THROUGH:
         layer = origin_of(layer.input)
     # `type` and not `isinstance`: a derived class may compute anything
@@ -255,7 +258,7 @@ def _last_layer(model: keras.Model, fitted: Fitted) -> Any | None:
 
 
 def shape_text(value: Any) -> str:
-    """`[rows, 10]`, of each array by name if there are several; the number of rows is that of a probe."""
+    """Format shapes such as `[rows, 10]`, by name if there are several arrays; the first dimension is `rows`."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name}: {shape_text(part)}" for name, part in value.items()) + "}"
     if isinstance(value, (list, tuple)):

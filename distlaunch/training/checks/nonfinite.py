@@ -1,4 +1,4 @@
-"""What happens when a value of training is not finite: the loss of a step, a weight that is to be saved, a metric."""
+"""Handles values of training that are not finite: the loss of a step, a weight to be saved, a metric."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from distlaunch.base.events import Event, Notice
 from distlaunch.checkpoints.meta import Progress
 from distlaunch.strategies.protocol import CallResult, Logs
 
-_HINT = "a smaller learning rate, or clipped gradients, may help; `train.on_nonfinite: warn` continues all the same"
+_HINT = "a smaller learning rate, or clipped gradients, may help; `train.on_nonfinite: warn` continues anyway"
 
 _DIVERGED_BEFORE = (
-    "it is the first after the checkpoint, which training had left too far off; delete the newest checkpoint to resume "
-    "from an older one, or start a new run"
+    "it is the first step after the checkpoint, so training had diverged before; delete the newest checkpoint to "
+    "resume from an older one, or start a new run"
 )
 
 
 class NonFinite:
-    """Fails, or warns once of each kind.
+    """Raises an error, or warns once for each kind of value.
 
     Args:
-        policy: as `train.on_nonfinite`.
+        policy: the setting `train.on_nonfinite`.
     """
 
     def __init__(self, policy: Literal["fail", "warn"], emit: Callable[[Event], None]) -> None:
@@ -33,11 +33,11 @@ class NonFinite:
         self._warned: set[str] = set()
 
     def step(self, result: CallResult, before: Progress, *, restored_step: int = 0) -> None:
-        """The loss of a step, or a weight after it, is not finite.
+        """Handle a step whose loss, or a weight after it, is not finite.
 
         Args:
-            before: where training stood before the call.
-            restored_step: that of the checkpoint this attempt began with; 0: none.
+            before: progress before the call.
+            restored_step: step of the checkpoint that this attempt began with; 0 if none.
 
         Raises:
             NonFiniteError: the policy is to fail.
@@ -50,7 +50,9 @@ class NonFinite:
         self._fail_or_warn("loss", f"{what} in step {step:,}, in epoch {before.epoch + 1}", hint)
 
     def state(self, name: str, step: int) -> None:
-        """A value that is about to be saved is not finite. A bad update is in the weights before it is in a loss.
+        """Handle a value that is about to be saved and is not finite.
+
+        A bad update shows in the weights before it shows in a loss.
 
         Raises:
             NonFiniteError: the policy is to fail.
@@ -58,9 +60,9 @@ class NonFinite:
         self._fail_or_warn("state", f"'{name}' is not finite after step {step:,}")
 
     def metrics(self, logs: Logs, epoch: int) -> None:
-        """Values at the end of an epoch, which counts from 0: they only warn."""
+        """Warn about values at the end of an epoch, counted from 0, that are not finite."""
         for name, value in _nonfinite(logs).items():
-            # a warning of the loss has come already, with its step
+            # the loss was warned about already, with its step
             if name not in self._warned and not (name == "loss" and "loss" in self._warned):
                 self._warned.add(name)
                 self._emit(Notice(level="warning", message=f"{name} is {value} in epoch {epoch + 1}"))

@@ -1,0 +1,1 @@
+"""Export of trained models to SavedModel, TFLite, Keras and weights files."""

@@ -19,18 +19,18 @@ from distlaunch.base.user_modules import added_folders
 SCRIPT = Path(serving.__file__).with_name("clean_check.py")
 _LAST_LINES = 20
 _LIMIT_S = 1800.0
-# with TF_CONFIG it would be a task of the cluster
+# TF_CONFIG would make the process a task of the cluster
 _LEFT_OUT = ("TF_CONFIG", "XLA_FLAGS")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What the clean process found about one format.
+    """Result of checking one format in the clean process.
 
     Attributes:
-        signature: `serve(x: float32[?,28,28]) -> float32[?,10]`.
-        problem: why the export is of no use; None if it is good.
-        notes: what a user of the export should know.
+        signature: such as `serve(x: float32[?,28,28]) -> float32[?,10]`.
+        problem: why the export cannot be used; None if it can.
+        notes: facts that a user of the export should know.
     """
 
     signature: str
@@ -40,12 +40,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Sample:
-    """What the trained model gives for a few rows.
+    """A few rows with the trained model's outputs for them.
 
     Attributes:
-        rows: inputs by format, as NumPy arrays in the structure of the run's inputs; None if they are no plain arrays.
-        expected: outputs by name; None: not comparable, so exports are loaded and not called.
-        tolerance: how far an export may be off, relative to the largest value of an output.
+        rows: inputs by format, as NumPy arrays in the structure of the run's inputs; None if they are not plain arrays.
+        expected: outputs by name; None if they cannot be compared, so that exports are loaded and not called.
+        tolerance: allowed deviation, relative to the largest value of an output.
     """
 
     rows: Mapping[str, Any]
@@ -55,7 +55,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class ModelFunction:
-    """The model's function, for formats that need code of the user's, with its arguments."""
+    """The model's function with its arguments, for formats that need the user's code."""
 
     function: str
     args: Mapping[str, Any]
@@ -63,13 +63,13 @@ class ModelFunction:
 
 def check(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, code: ModelFunction, backend: str,
           folder: Path) -> dict[str, Finding]:  # fmt: skip
-    """Waits for the clean process.
+    """Check exports in a clean process, and wait for its findings.
 
     Args:
-        files: the new exports by format; that of `tflite` is made now.
-        to_convert: the SavedModel that a TFLite file is made of.
-        backend: what Keras runs on in the run. A Keras file that does not load there may do on TensorFlow.
-        folder: for files of this function's own.
+        files: the new exports by format; the file of `tflite` is made by this process.
+        to_convert: the SavedModel that a TFLite file is made from.
+        backend: Keras backend of the run. A Keras file that does not load on it may load on TensorFlow.
+        folder: folder for temporary files.
 
     Raises:
         DistlaunchError: the process died.
@@ -96,24 +96,24 @@ def _run(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, cod
         "tolerance": sample.tolerance,
         "function": code.function,
         "args": dict(code.args),
-        # the user's module is found as it is here; an empty entry is the working directory
+        # so that the user's module is found as in this process; an empty entry is the working directory
         "sys_path": [entry or os.getcwd() for entry in sys.path],
         "folders": added_folders(),
     }
-    # pickle: rows may be arrays of texts, which are Python objects
+    # pickle: rows may be arrays of text, which are Python objects
     parcel.write_bytes(pickle.dumps(content))
     # -P: neither this folder nor that of the script is on the path
     command = [sys.executable, "-P", str(SCRIPT), str(parcel), ANSWER]
     kept = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
-    # on CPU: the GPUs are this process's
+    # on CPU: this process occupies the GPUs
     environment = {**kept, "KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
     try:
-        # in this process's folder: the model's function may open files by paths that begin there
+        # in the same working directory: the model's function may open files by relative paths
         answer = run_helper(command, environment, timeout_s=_LIMIT_S)
     except TimeoutError:
         raise DistlaunchError(f"the exports could not be checked within {_LIMIT_S:g} s; nothing was replaced") from None
     if answer.code != 0 or answer.value is None:
-        why = " (perhaps since memory had run out)" if answer.code == -signal.SIGKILL else ""
+        why = " (perhaps because memory ran out)" if answer.code == -signal.SIGKILL else ""
         how, output = f"{answer.how_it_ended}{why}", answer.last_lines(_LAST_LINES)
         raise DistlaunchError(
             f"the process that loads the exports to check them {how}; nothing was replaced"

@@ -1,7 +1,8 @@
-"""Writes SavedModels of a model trained on JAX: rebuilt on TensorFlow from its values, in a process of its own.
+"""Writes SavedModels of a model trained on JAX: a separate process rebuilds it on TensorFlow from its values.
 
-Keras on JAX can export too, but what it writes holds compiled XLA instead of TensorFlow operations, only for the
-platforms it was compiled for. The same model function on TensorFlow gives the SavedModel of every other strategy.
+Keras on JAX can export too, but it writes compiled XLA instead of TensorFlow operations, which run only on the
+platforms
+they were compiled for. The same model function on TensorFlow gives the SavedModel of every other strategy.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ _LAST_LINES = 20
 def export_on_tensorflow(
     config: RunConfig, state: State, rows: Batch, folder: Path, wanted: Mapping[str, Preprocessing | None]
 ) -> None:
-    """Waits until the SavedModels are complete.
+    """Write SavedModels in a process that runs Keras on TensorFlow, and wait for it.
 
     Args:
-        folder: where they are made.
-        wanted: name of each SavedModel -> the preprocessing that is part of it.
+        folder: folder that the SavedModels are written to.
+        wanted: maps the name of each SavedModel to the preprocessing that is part of it.
 
     Raises:
-        DistlaunchError: the model's function does not work on TensorFlow; with the message of what went wrong.
+        DistlaunchError: the model's function does not work on TensorFlow; the message contains the process's output.
     """
     plain = config.model_copy(update={"strategy": OneDevice(kind="one_device"), "cluster": Cluster(), "export": []})
     before = {name: None if layer is None else (str(layer.path), layer.raw) for name, layer in wanted.items()}

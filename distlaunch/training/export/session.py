@@ -1,4 +1,4 @@
-"""What `export` does: each format is made, checked in a clean process, and put in its place if it is good."""
+"""The export of a model: each format is written, checked in a clean process, and moved into place if it is good."""
 
 from __future__ import annotations
 
@@ -34,22 +34,25 @@ from distlaunch.training.export.writers import (
 )
 
 CHECKED_ROWS = 3
-"""Rows that a new export is called on: more than one, the batch size that TFLite files are made with."""
+"""Number of rows that a new export is called on: more than one, the batch size that TFLite files are made with."""
 TOLERANCE = 1e-4
-"""Of the largest value of an output: kernels of TFLite, and those of a CPU beside a GPU's, add in another order."""
+"""Allowed deviation, relative to the largest value of an output.
+
+TFLite's kernels, and those of a CPU compared with a GPU's, add in another order.
+"""
 _TOLERANCE_OF_HALVES = 3e-2  # bfloat16 has 8 bits
 _PLAIN = "model_alone"
-"""The SavedModel without preprocessing, from which a TFLite file is made if the preprocessing takes text."""
+"""Name of the SavedModel without preprocessing, used for the TFLite file if the preprocessing takes text."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What is to be exported.
+    """A trained model to be exported.
 
     Attributes:
         state: values of the model's variables.
-        rows: a few examples as the model gets them.
-        raw: their inputs as the data function gave them, before the preprocessing.
+        rows: a few examples in the form that the model takes.
+        raw: their inputs as the data function returned them, before the preprocessing.
     """
 
     config: RunConfig
@@ -61,7 +64,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Written:
-    """One good export."""
+    """One export that passed its check."""
 
     format: str
     path: Path
@@ -70,13 +73,13 @@ class Written:
 
 
 def export_all(trained: Trained, directory: Path, formats: Sequence[str], *, checked: bool) -> list[Written]:
-    """Writes each format; one that is there is replaced only by a good one.
+    """Write each format; an existing export is replaced only by one that passed its check.
 
     Args:
-        checked: load each in a clean process, and compare what it gives for a few rows.
+        checked: load each export in a clean process, and compare its outputs for a few rows.
 
     Raises:
-        ExportError: some formats could not be made, or are of no use; the others are written.
+        ExportError: some formats could not be written, or failed their check; the others are written.
     """
     model = rebuild(trained.config, trained.state, trained.rows)
     before, notes = trained.preprocessing, []
@@ -89,14 +92,14 @@ def export_all(trained: Trained, directory: Path, formats: Sequence[str], *, che
         wanted = {"saved_model": before} if "saved_model" in files or ("tflite" in files and not alone) else {}
         if "tflite" in files and alone:
             wanted[_PLAIN] = None
-            notes.append(f"{EXPORTS['tflite']} takes what data.preprocessing gives: TFLite has no texts")
+            notes.append(f"{EXPORTS['tflite']} takes the output of data.preprocessing: TFLite does not support text")
         if export_backend().makes_saved_models:
             for name, layer in wanted.items():
                 save_saved_model(model, folder / name, trained.rows, layer)
         elif wanted:
             export_on_tensorflow(trained.config, trained.state, trained.rows, folder, wanted)
         findings = {name: Finding("", None, ()) for name in files}
-        # TFLite is converted in the clean process, so it takes part in any case
+        # TFLite files are made in the clean process, so it is needed in any case
         if checked or "tflite" in files:
             to_convert = folder / (_PLAIN if alone else "saved_model")
             code = ModelFunction(trained.config.model.function, trained.config.model.args)
@@ -107,7 +110,7 @@ def export_all(trained: Trained, directory: Path, formats: Sequence[str], *, che
 
 
 class ExportError(DistlaunchError):
-    """Exports are of no use. Attribute `written` has the good ones."""
+    """Some exports failed; attribute `written` holds the good ones."""
 
     def __init__(self, message: str, written: list[Written]) -> None:
         super().__init__(message)
@@ -121,11 +124,11 @@ def _put_in_place(
     for name, path in files.items():
         finding, final = findings[name], directory / EXPORTS[name]
         if finding.problem is not None:
-            kept = "; the one that was there stays" if final.exists() else ""
-            problems.append(f"the export as {name} failed its check and is not kept{kept}: {finding.problem}")
+            kept = "; the previous one is kept" if final.exists() else ""
+            problems.append(f"the export as {name} failed its check and was deleted{kept}: {finding.problem}")
             continue
         put_in_place(path, final)
-        # notes of one format begin with its file's name
+        # notes about one format begin with the name of its file
         own = tuple(note for note in notes if note.startswith(path.name))
         written.append(Written(name, final, finding.signature, (*own, *finding.notes)))
     if problems:
@@ -138,7 +141,7 @@ def _put_in_place(
 
 
 def _sample(model: Any, trained: Trained, with_preprocessing: tuple[str, ...]) -> tuple[Sample, list[str]]:
-    """What the exports are to give, and what is to be said about it."""
+    """Return rows with the expected outputs, and notes about the comparison."""
     x = keras.utils.unpack_x_y_sample_weight(trained.rows)[0]
     prepared, raw = _plain(x), _plain(trained.raw)
     first = ("saved_model", *with_preprocessing)
@@ -146,18 +149,18 @@ def _sample(model: Any, trained: Trained, with_preprocessing: tuple[str, ...]) -
     if prepared is None:
         return Sample(rows, None, TOLERANCE), [_not_compared("its inputs are not plain arrays")]
     try:
-        # twice: what differs from itself cannot be compared
+        # twice: outputs that differ between two calls cannot be compared
         expected, again = _predict(model, prepared), _predict(model, prepared)
-    # whatever the user's model raises; with Keras's own step it must have a forward pass
+    # the user's model may raise anything; with Keras's own step it must have a forward pass
     except Exception as error:
         if not has_own(model, "train_step"):
             raise
         reason = reason_of(error)
-        return Sample(rows, None, TOLERANCE), [_not_compared(f"it has a train_step, and no forward pass ({reason})")]
+        return Sample(rows, None, TOLERANCE), [_not_compared(f"it has a train_step, but no forward pass ({reason})")]
     kinds = {layer.compute_dtype for layer in layers_of(model) if getattr(layer, "compute_dtype", None)}
     tolerance = _TOLERANCE_OF_HALVES if kinds & {"float16", "bfloat16"} else TOLERANCE
     if any(not (expected[name] == again[name]).all() for name in expected if not _has_nan(expected[name])):
-        return Sample(rows, None, tolerance), [_not_compared("it draws random numbers in predictions too")]
+        return Sample(rows, None, tolerance), [_not_compared("its predictions use random numbers")]
     return Sample(rows, expected, tolerance), []
 
 
@@ -166,12 +169,12 @@ def _not_compared(why: str) -> str:
 
 
 def _has_nan(array: Any) -> bool:
-    # NaN alone differs from itself
+    # only NaN differs from itself
     return bool(array.dtype.kind == "f" and (array != array).any())
 
 
 def _plain(x: Any) -> Any:
-    """Arrays in the same structure; None if some are ragged or sparse."""
+    """Return NumPy arrays in the same structure, or None if some tensors are ragged or sparse."""
     if not all(isinstance(leaf, tf.Tensor) for leaf in tf.nest.flatten(x)):
         return None
     return tf.nest.map_structure(lambda tensor: tensor.numpy(), x)

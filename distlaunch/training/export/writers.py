@@ -1,4 +1,4 @@
-"""Writes a trained model for use elsewhere, free of any strategy: SavedModels, Keras files, weights."""
+"""Writes a trained model for use elsewhere, independent of any strategy: SavedModels, Keras files, weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OLD = f"{_STAGING}old_"
 
 
 def rebuild(config: RunConfig, state: State, rows: Batch) -> keras.Model:
-    """The model on one device with the values of a snapshot; what was built before keeps working."""
+    """Return the model on one device with the values of a snapshot; models built before stay usable."""
     with export_backend().building():
         model = build_model(config, OneDevice(), rows)
     for variable, value in saved_values(model, state):
@@ -43,9 +43,11 @@ def rebuild(config: RunConfig, state: State, rows: Batch) -> keras.Model:
 
 @contextlib.contextmanager
 def staging(directory: Path) -> Iterator[Path]:
-    """A folder beside the exports for new ones, away afterwards; what a killed process left goes first.
+    """Create a temporary folder next to the exports, and remove it afterwards.
 
-    Another process may write another format at the same time, and holds the lock of its own folder.
+    Folders that a killed process left are removed first. A process that writes another format at the same time holds
+    the
+    lock of its own folder.
     """
     make_folder(directory)
     for left in directory.glob(f"{_STAGING}*"):
@@ -59,10 +61,14 @@ def staging(directory: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold a folder. Raises BlockingIOError if another process does."""
+    """Hold the lock of a folder.
+
+    Raises:
+        BlockingIOError: another process holds it.
+    """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # a disk without locks has nobody else who could tell
+        # on a disk without locks, other processes cannot be detected
         lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
@@ -70,7 +76,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def put_in_place(new: Path, final: Path) -> None:
-    """Replaces an export by one that is complete and good."""
+    """Replace an export by one that is complete and checked."""
     old = final.with_name(f"{_OLD}{final.name}")
     remove(old)
     if final.exists():
@@ -88,18 +94,18 @@ def save_weights(model: keras.Model, path: Path) -> None:
 
 
 def save_saved_model(model: Any, path: Path, rows: Batch, preprocessing: Preprocessing | None) -> None:
-    """A folder with the signature `serve`.
+    """Write a SavedModel with the signature `serve`.
 
     Args:
-        rows: a few examples as the model takes them.
-        preprocessing: what the inputs go through before the model, if that is to be part of it.
+        rows: a few examples in the form that the model takes.
+        preprocessing: applied to the inputs before the model, as part of the SavedModel; None to leave it out.
     """
     if preprocessing is not None:
         _export_with(preprocessing, model, path)
     elif getattr(model, "inputs", None):
         model.export(path, verbose=False)
     else:
-        # Keras remembers shapes of other models, but no types: whole numbers would become floats
+        # for other models, Keras remembers shapes but not dtypes: integers would become floats
         x = keras.utils.unpack_x_y_sample_weight(rows)[0]
         model.export(path, verbose=False, input_signature=[_specs(x)])
 
@@ -109,7 +115,7 @@ def takes_text(preprocessing: Preprocessing) -> bool:
 
 
 def _specs(x: Any) -> Any:
-    """What a model takes, in the structure of its inputs: any number of rows like these."""
+    """Return tensor specs in the structure of the model's inputs, for any number of rows."""
 
     def spec(path: tuple[Any, ...], leaf: Any) -> tf.TensorSpec:
         shape, dtype = list(leaf.shape), tf.as_dtype(leaf.dtype)
@@ -121,7 +127,7 @@ def _specs(x: Any) -> Any:
 
 
 def _paths(x: Any, path: tuple[Any, ...] = ()) -> Any:
-    """The keys and indices that lead to each leaf, in its place."""
+    """Return the structure with each leaf replaced by the keys and indices that lead to it."""
     if isinstance(x, dict):
         return {key: _paths(value, (*path, key)) for key, value in x.items()}
     if isinstance(x, (list, tuple)):
@@ -130,7 +136,7 @@ def _paths(x: Any, path: tuple[Any, ...] = ()) -> Any:
 
 
 def _named(raw: Any) -> Any:
-    """Columns are called in a signature what they are called in the data."""
+    """Return the specs, named like the columns of the data."""
     if not isinstance(raw, dict):
         return raw
 
@@ -144,10 +150,10 @@ def _named(raw: Any) -> Any:
 def _export_with(preprocessing: Preprocessing, model: Any, path: Path) -> None:
     archive = keras.export.ExportArchive()
     archive.track(model)
-    # Keras does not find what an endpoint's function closes over
+    # Keras does not find objects that an endpoint's function closes over
     archive.track(preprocessing.layer)
     for layer in layers_of(preprocessing.layer):
-        for value in vars(layer).values():  # Keras tracks lookup tables, but no plain variables of TensorFlow
+        for value in vars(layer).values():  # Keras tracks lookup tables, but not plain TensorFlow variables
             if isinstance(value, tf.Variable):
                 archive.track(value)
     archive.add_endpoint(
@@ -166,22 +172,22 @@ def remove(path: Path) -> None:
 
 
 def on_host(values: Any) -> Any:
-    """The tensors of a structure as arrays of NumPy."""
+    """Return the tensors of a structure as NumPy arrays."""
     return keras.tree.map_structure(lambda value: np.asarray(keras.ops.convert_to_numpy(value)), values)
 
 
 class ExportBackend(Protocol):
-    """What differs from backend to backend."""
+    """Parts of an export that depend on the Keras backend."""
 
     makes_saved_models: bool
-    """Whether this process can write SavedModels that run everywhere."""
+    """Whether this process can write SavedModels that run on every platform."""
 
     def building(self) -> AbstractContextManager[None]:
-        """While a model is built again from its function."""
+        """Return a context in which a model is built again from its function."""
         ...
 
     def exact_products(self) -> AbstractContextManager[None]:
-        """While GPUs multiply with all bits, as a CPU does; they use 10 otherwise."""
+        """Return a context in which GPUs multiply in full float32 precision, as a CPU does, instead of 10 bits."""
         ...
 
 
@@ -194,7 +200,7 @@ class _OnTensorFlow:
     @contextlib.contextmanager
     def exact_products(self) -> Iterator[None]:
         before = tf.config.experimental.tensor_float_32_execution_enabled()
-        # TensorFloat-32 keeps 10 bits of a fraction: more than `TOLERANCE` off
+        # TensorFloat-32 keeps 10 bits of a fraction: its error exceeds `TOLERANCE`
         tf.config.experimental.enable_tensor_float_32_execution(False)
         try:
             yield
@@ -206,7 +212,7 @@ class _OnJax:
     makes_saved_models = False
 
     def building(self) -> AbstractContextManager[None]:
-        # here: on TensorFlow nobody imports JAX
+        # imported here: a process on TensorFlow does not import JAX
         from distlaunch.strategies.jax.keras_backend import building
 
         return building()
@@ -221,5 +227,5 @@ _BACKENDS: dict[str, ExportBackend] = {"tensorflow": _OnTensorFlow(), "jax": _On
 
 
 def export_backend() -> ExportBackend:
-    """That of this process."""
+    """Return the export backend of this process."""
     return _BACKENDS[keras.backend.backend()]

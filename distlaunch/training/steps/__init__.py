@@ -1,0 +1,1 @@
+"""The training and evaluation steps."""

@@ -1,4 +1,4 @@
-"""What a step function of `loop: custom` works with."""
+"""The context that is passed to a step function of `loop: custom`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ PerExampleLoss = Callable[[Any, Any], tf.Tensor]
 
 
 class StepContext:
-    """What a step function of `loop: custom` works with. One replica sees its rows of the global batch only.
+    """The context that is passed to a step function of `loop: custom`.
+
+    One replica sees its rows of the global batch only.
 
     Attributes:
         model: the Keras model.
@@ -30,14 +32,16 @@ class StepContext:
 
     @tf.autograph.experimental.do_not_convert
     def per_example_loss(self, y: Any, predictions: Any) -> Any:
-        """The config's loss, not reduced: shape [rows]."""
+        """Return the config's loss without reduction; shape [rows]."""
         if self._per_example_loss is None:
             raise ConfigError(Problem(("compile", "loss"), "the step asks for a loss, but the config names none"))
         return self._per_example_loss(y, predictions)
 
     @tf.autograph.experimental.do_not_convert
     def average(self, per_example: tf.Tensor, sample_weight: tf.Tensor | None = None) -> tf.Tensor:
-        """This replica's share of the mean over the global batch: the sum over its rows / rows of the global batch.
+        """Return this replica's contribution to the mean over the global batch.
+
+        It is the sum over its rows, divided by the number of rows of the global batch.
 
         Args:
             per_example: shape [rows] or [rows, ...]; further dimensions are averaged.
@@ -56,7 +60,9 @@ class StepContext:
 
     @tf.autograph.experimental.do_not_convert
     def sum(self, per_example: tf.Tensor) -> tf.Tensor:
-        """The sum over this replica's rows; summed over replicas, as gradients are, it is that of the whole batch.
+        """Return the sum over this replica's rows.
+
+        Summed over replicas, as gradients are, it is the sum of the whole batch.
 
         Args:
             per_example: shape [rows].
@@ -65,34 +71,33 @@ class StepContext:
 
     @tf.autograph.experimental.do_not_convert
     def regularization(self) -> tf.Tensor:
-        """This replica's share of the model's regularisation and other added losses: they count by its rows.
+        """Return this replica's share of the model's regularization and other added losses, in proportion to its rows.
 
-        Those of activities are means over the replica's rows, so an equal part would be wrong for an uneven batch.
+        Activity losses are means over the replica's rows, so equal shares would be wrong for an uneven batch.
         """
-        losses = [
-            tf.cast(loss, keras.config.floatx()) for loss in self.model.losses
-        ]  # mixed: of activities, in 16 bits
+        # with mixed precision, activity losses have 16 bits
+        losses = [tf.cast(loss, keras.config.floatx()) for loss in self.model.losses]
         share = current_share()
         total = tf.add_n(losses) if losses else tf.constant(0.0)
         return total if share is None else total * tf.cast(share, total.dtype)
 
     @tf.autograph.experimental.do_not_convert
     def apply(self, tape: tf.GradientTape, loss: tf.Tensor) -> None:
-        """One optimizer step on all trainable variables; gradients are summed over replicas."""
+        """Apply one optimizer step to all trainable variables; gradients are summed over replicas."""
         variables = self.model.trainable_variables
         assert self.optimizer is not None, "compile gives every model an optimizer"
-        with tape:  # recorded too: the optimizer divides gradients by the scale
+        with tape:  # the scaling is recorded too: the optimizer divides the gradients by it
             scaled = self.optimizer.scale_loss(loss)
         self.optimizer.apply(self.gradients(tape, scaled, variables), variables)
 
     @tf.autograph.experimental.do_not_convert
     def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, variables: list[Any]) -> list[Any]:
-        """This replica's gradients; None for a variable that the loss does not depend on."""
+        """Return this replica's gradients; None for a variable that the loss does not depend on."""
         return tape.gradient(loss, variables)
 
 
 def per_example(model: keras.Model) -> PerExampleLoss | None:
-    """The compiled loss without its reduction; None if there is not exactly one."""
+    """Return the compiled loss without its reduction, or None unless there is exactly one loss."""
     loss = getattr(model, "loss", None)
     if loss is None or isinstance(loss, (dict, list, tuple)):
         return None
@@ -111,5 +116,5 @@ def check_reference(context: StepContext) -> None:
 
 
 def num_arguments(step: Callable[..., Any]) -> int:
-    """2 for a `step(context, batch)`, 3 for a `step(context, state, batch)`."""
+    """Return 2 for a `step(context, batch)`, 3 for a `step(context, state, batch)`."""
     return len(inspect.signature(step).parameters)

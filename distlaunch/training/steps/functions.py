@@ -1,8 +1,9 @@
-"""The step functions: Keras's own, the reference one of `loop: custom`, the model's own, or the user's.
+"""The step functions: Keras's own, the reference step of `loop: custom`, the model's own, or the user's.
 
-Those for meshes take the state and return the new one. A step function of the user's has one of two forms.
-`step(context, batch)`, as for all other strategies, works where Keras runs on TensorFlow: what it assigns is collected,
-and assigned at its end. `step(context, state, batch) -> (logs, state)` is the form of Keras on JAX.
+Step functions for meshes take the state and return the new one. A user's step function has one of two forms.
+`step(context, batch)`, as for all other strategies, works where Keras runs on TensorFlow: its assignments are
+collected,
+and made at its end. `step(context, state, batch) -> (logs, state)` is the form of Keras on JAX.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ _STEP = ("train", "step")
 
 
 def reference_step(context: StepContext, batch: Batch) -> dict[str, Any]:
-    """Forward pass, per-example losses over the global batch size, regularisation over the replicas, one update."""
+    """Run one training step with explicit sums.
+
+    Compute per-example losses divided by the global batch size, add each replica's share of the regularization, and
+    apply
+    one update.
+    """
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     with tf.GradientTape() as tape:
         predictions = context.model(x, training=True)
@@ -45,7 +51,7 @@ def make_steps(config: RunConfig, model: keras.Model, first_rows: Callable[[int]
     """Return the step functions that the config's loop asks for.
 
     Args:
-        first_rows: gives up to so many rows of the training data.
+        first_rows: returns up to the given number of rows of the training data.
     """
     steps = _steps(config, model)
     test = steps.test if can_be_tested(model) else None
@@ -67,18 +73,18 @@ def _steps(config: RunConfig, model: keras.Model) -> Steps:
     if num_arguments(function) != 2:
         message = f"got '{config.train.step}', which takes {num_arguments(function)} arguments; expected"
         raise ConfigError(Problem(("train", "step"), f"{message} step(context, batch) under {config.strategy.kind}"))
-    # converted, not wrapped in a tf.function: that would be traced for one replica and used by all
+    # converted, not wrapped in a tf.function, which would be traced for one replica and used by all
     step: StepOf = both_ways(function)
     return Steps(model, lambda batch: step(context, batch), test, logs="mean")
 
 
 class FunctionalContext:
-    """What a step function of the form `step(context, state, batch) -> (logs, state)` works with.
+    """The context that is passed to a step function `step(context, state, batch) -> (logs, state)`.
 
     Attributes:
         model: the Keras model; `model.stateless_call` computes.
         optimizer: its optimizer; `optimizer.stateless_apply` updates.
-        per_example_loss: the config's loss, not reduced: (y, predictions) -> shape [rows].
+        per_example_loss: the config's loss without reduction: (y, predictions) -> shape [rows].
         average: (per_example, sample_weight=None) -> the mean over the rows of the global batch.
     """
 
@@ -90,7 +96,7 @@ class FunctionalContext:
 
 
 class _DenseGradients(StepContext):
-    """DTensor cannot place the updates of single rows."""
+    """A step context with dense gradients: DTensor cannot place updates of single rows."""
 
     def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, variables: list[Any]) -> list[Any]:
         found = super().gradients(tape, loss, variables)
@@ -98,10 +104,10 @@ class _DenseGradients(StepContext):
 
 
 def _mesh_steps(config: RunConfig, model: keras.Model) -> Steps:
-    """The step functions that the config's loop asks for.
+    """Return the step functions for a mesh.
 
     Raises:
-        ConfigError: the model, or the step, is none for a mesh.
+        ConfigError: the model or the step cannot run on a mesh.
     """
     if not model.compiled:
         message = "missing: on a mesh the training step is Keras's own, so it needs an optimizer and a loss"
@@ -129,13 +135,16 @@ def _users_step(reference: str, model: keras.Model, in_place: bool) -> StepFunct
     if not in_place:
         message = f"got '{reference}', a step(context, batch), which assigns variables; on JAX it must have the form"
         raise ConfigError(Problem(_STEP, f"{message} step(context, state, batch) -> (logs, state)"))
-    # converted here: the program traces without AutoGraph
+    # converted here, since the program traces without AutoGraph
     context, step = _DenseGradients(model, per_example(model)), tf.autograph.to_graph(function)
     return _collecting(model, lambda batch: step(context, batch))
 
 
 def _collecting(model: keras.Model, step: Callable[[Batch], dict[str, Any]]) -> StepFunction:
-    """A step that assigns as one that returns the new state. It reads the model's variables by itself."""
+    """Return a functional step that runs a step with assignments, and returns the assigned values as the new state.
+
+    The step reads the model's variables itself.
+    """
 
     def train_step(state: TrainState, batch: Batch) -> tuple[dict[str, Any], TrainState]:
         with CollectedScope() as scope:
@@ -150,13 +159,13 @@ def _collecting(model: keras.Model, step: Callable[[Batch], dict[str, Any]]) -> 
 
 
 def _new_values(scope: CollectedScope, variables: list[Any], before: list[Any]) -> list[Any]:
-    """Values at the end of a scope; those that were not assigned have the value from before."""
+    """Return the variables' values at the end of a scope; unassigned ones keep the value from before."""
     assigned = [scope.assigned(variable) for variable in variables]
     return [old if new is None else new for new, old in zip(assigned, before, strict=True)]
 
 
 def _own(model: keras.Model, name: str, in_place: bool) -> StepFunction | None:
-    """The model's own `train_step` or `test_step`; None if it has Keras's."""
+    """Return the model's own `train_step` or `test_step`, or None if it has Keras's."""
     if not has_own(model, name):
         return None
     own = getattr(model, name)
@@ -165,13 +174,13 @@ def _own(model: keras.Model, name: str, in_place: bool) -> StepFunction | None:
     if not in_place:
         what = f"{type(model).__name__}.{name}(self, data)"
         message = f"the model's {what} assigns variables; on JAX it must be {name}(self, state, data) -> logs, state"
-        raise ConfigError(Problem(("model", "function"), f"{message}; write it so, or use another strategy"))
+        raise ConfigError(Problem(("model", "function"), f"{message}; change it, or use another strategy"))
     collecting = _collecting(model, own)
     return collecting if name == "train_step" else _without_slots(collecting)
 
 
 def _flat(step: StepFunction) -> StepFunction:
-    """A functional step whose logs are flat, as Keras reports them."""
+    """Return a functional step whose logs are flat, as Keras reports them."""
 
     def flat(state: Any, batch: Batch) -> tuple[dict[str, Any], Any]:
         logs, state = step(state, batch)
@@ -181,7 +190,7 @@ def _flat(step: StepFunction) -> StepFunction:
 
 
 def _without_slots(step: StepFunction) -> StepFunction:
-    """An evaluation step has the state without the optimizer's."""
+    """Return an evaluation step, whose state has no optimizer variables."""
 
     def test_step(state: TestState, batch: Batch) -> tuple[dict[str, Any], TestState]:
         trainable, others, metrics = state

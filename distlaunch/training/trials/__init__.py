@@ -1,0 +1,1 @@
+"""Trials of `distlaunch verify`: short trainings whose every step is recorded."""

@@ -1,4 +1,4 @@
-"""Finds what in a model and its data may make a strategy's numbers differ from those of one device."""
+"""Finds parts of a model and its data that can make a strategy's numbers differ from those of one device."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 # (what pyright infers of Keras's functions is often wrong)
@@ -29,16 +29,16 @@ from distlaunch.strategies.variables import has_own, host_value, optimizers_of
 _SHARDING_OP = "ShardDataset"
 _RATES = ("rate", "dropout", "recurrent_dropout", "stddev")
 _MIXED = 1e-3
-"""Halves of a batch that deviate by more than this, relative to 1 and to the value, are not rounded otherwise."""
+"""Tolerance, relative to 1 and to the value: larger deviations between a batch and its halves are not rounding."""
 
 
 def facts_of(config: RunConfig, model: keras.Model, source: Source) -> ModelFacts:
-    """What to know of a model on one device, which has its first weights, and of its training data."""
+    """Return facts about a model on one device, with its initial weights, and about its training data."""
     return ModelFacts(
         batch_norm=[layer.name for layer in layers_of(model) if _normalises_alone(layer)],
         own_batch_norm=sorted({type(part).__name__ for part in parts_of(model) if _seems_batch_norm(part)}),
         embeddings=[layer.name for layer in layers_of(model) if _is_embedding(layer)],
-        random=[layer.name for layer in layers_of(model) if draws(layer)],
+        random=[layer.name for layer in layers_of(model) if draws_random_numbers(layer)],
         own_step=_own_step(config, model),
         random_ops=sorted(_pipeline_ops(source) & RANDOM_OPS),
         own_losses=float(sum(float(loss) for loss in model.losses)),
@@ -47,7 +47,7 @@ def facts_of(config: RunConfig, model: keras.Model, source: Source) -> ModelFact
 
 
 def own_state(model: keras.Model, before: State, after: State) -> list[str]:
-    """Numbers beside the weights that layers of the user's have changed: names of variables."""
+    """Return the paths of variables, other than weights, that layers of the user's have changed."""
     found = []
     for layer in layers_of(model):
         if isinstance(layer, keras.layers.BatchNormalization) or _seems_batch_norm(layer):
@@ -61,7 +61,7 @@ def own_state(model: keras.Model, before: State, after: State) -> list[str]:
 
 
 def checksum(source: Source, batches: int) -> str:
-    """Of the content of the first batches."""
+    """Return a SHA-256 checksum of the first batches."""
     digest = hashlib.sha256()
     for batch in _batches(source).take(batches):
         for leaf in tf.nest.flatten(batch, expand_composites=True):
@@ -70,13 +70,12 @@ def checksum(source: Source, batches: int) -> str:
 
 
 def takes_shards(source: Source) -> bool:
-    """Whether a pipeline takes a part of the examples by itself."""
+    """Return whether the pipeline itself selects a shard of the examples."""
     return _SHARDING_OP in _pipeline_ops(source)
 
 
 def _batches(source: Source) -> Any:
-    """What a source loads, whole; of this process's own rows all."""
-
+    """Return the whole batches that a source loads; of process-local data, all rows of this process."""
     return source.elements.map(lambda *element: _loaded(source, element))
 
 
@@ -86,16 +85,16 @@ def _loaded(source: Source, element: tuple[Any, ...]) -> Any:
 
 
 def synchronize_batch_norm(model: keras.Model) -> None:
-    """Lets BatchNormalization take the statistics of the whole batch; to be called before a step is traced."""
+    """Make BatchNormalization use the statistics of the whole batch. Call it before a step is traced."""
     for layer in filter(_normalises_alone, layers_of(model)):
         layer.synchronized = True
 
 
 def stop_training_of(model: keras.Model, names: Sequence[str]) -> None:
-    """Lets layers compute as if not in training; to be called before a step is traced.
+    """Make layers compute as if not in training. Call it before a step is traced.
 
     Args:
-        names: of layers, of classes, or paths of variables that a layer holds.
+        names: names of layers or classes, or paths of variables that a layer holds.
     """
     for part in parts_of(model):
         named = not {type(part).__name__, getattr(part, "name", None), *other_paths(part)}.isdisjoint(names)
@@ -104,7 +103,7 @@ def stop_training_of(model: keras.Model, names: Sequence[str]) -> None:
 
 
 class _NotInTraining:
-    """Between a layer and its class."""
+    """Class inserted between a layer and its class: passes `training=False`."""
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         compute = getattr(self, "call", super().__call__)  # pyright: ignore[reportAttributeAccessIssue]
@@ -125,23 +124,23 @@ def _seems_batch_norm(part: Any) -> bool:
     return "batchnorm" in cls.__name__.lower().replace("_", "") and not cls.__module__.startswith("keras.")
 
 
-def draws(layer: Any) -> bool:
-    """Whether it draws random numbers in training; a Dropout of rate 0, or a GRU without dropout, does not."""
+def draws_random_numbers(layer: Any) -> bool:
+    """Return whether a layer draws random numbers in training; with a rate of 0, or without dropout, it does not."""
     own = [value for value in vars(layer).values() if isinstance(value, keras.random.SeedGenerator)]
-    # a layer with a generator and no known rate is taken to draw
+    # a layer with a generator and no known rate is assumed to draw
     rates = [getattr(layer, name) for name in _RATES if isinstance(getattr(layer, name, None), int | float)]
     return bool(own or has_seed_generators(layer)) and (any(rates) or not rates)
 
 
 def _mixes_rows(model: keras.Model, source: Source) -> str:
-    """Whether what one device computes for a batch is not the mean of what it computes for the halves."""
+    """Return `model` or `loss` if its value for a batch is not the mean of those for the halves, else ""."""
     batch = next(iter(_batches(source)))
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
     rows = int(num_rows(x))
     try:
         whole = model(x, training=False)
         halves = [model(slice_rows(x, *span), training=False) for span in _halves(rows)]
-    except Exception:  # no forward pass, or one of other inputs: a model with a step of its own
+    except Exception:  # a model with its own step may have no forward pass, or one with other inputs
         return ""
     for own, *parts in zip(tf.nest.flatten(whole), *map(tf.nest.flatten, halves), strict=True):
         if not np.allclose(own, np.concatenate(parts), rtol=_MIXED, atol=_MIXED):
@@ -158,7 +157,7 @@ def _mixes_rows(model: keras.Model, source: Source) -> str:
     try:
         parts = sum((stop - start) / rows * loss_of(start, stop) for start, stop in _halves(rows))
         return "" if np.isclose(loss_of(0, rows), parts, rtol=_MIXED, atol=_MIXED) else "loss"
-    except Exception:  # a step of its own has losses of its own
+    except Exception:  # a model with its own step may compute losses in another way
         return ""
 
 
@@ -174,33 +173,36 @@ def _own_step(config: RunConfig, model: keras.Model) -> str:
 
 
 def _pipeline_ops(source: Source) -> set[str]:
-    """Names of the operations in the pipeline's graph, and in that of what loads its batches."""
+    """Return the names of the operations in the pipeline's graph and in the graph that loads its batches."""
     spec = source.elements.element_spec
-    # not the graph of both together, in which arrays that are loaded from would stand as constants
+    # separately: a graph of both would contain the loaded arrays as constants
     loading = tf.function(lambda *element: _loaded(source, element)).get_concrete_function(*_arguments(spec))
     return operations(pipeline_graph(source.elements)) | operations(loading.graph.as_graph_def())
 
 
 def _arguments(spec: Any) -> tuple[Any, ...]:
-    """What `tf.data` calls a function with."""
+    """Return the arguments that `tf.data` calls a function with."""
     return spec if isinstance(spec, tuple) else (spec,)
 
 
 class _WithNorms:
-    """Between an optimizer and its class. Replica strategies call this with gradients summed over replicas."""
+    """Class inserted between an optimizer and its class: records norms of gradients.
+
+    The gradients are summed over replicas by then.
+    """
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         grads = list(grads)
         self._distlaunch_sparse_given |= any(isinstance(gradient, tf.IndexedSlices) for gradient in grads)
         if self._distlaunch_dense:
             grads = _dense(grads)
-        # it may be an iterator, and is gone through twice
+        # it may be an iterator, and is used twice
         trainable_variables = trainable_variables and list(trainable_variables)
         self._distlaunch_norms.assign(_norms(self, grads, trainable_variables or optimized(self)))
         return super().apply(grads, trainable_variables)  # pyright: ignore[reportAttributeAccessIssue]
 
     def stateless_apply(self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        """A LossScaleOptimizer's does not go through its `apply`."""
+        """Record the norms here too: a LossScaleOptimizer does not call its own `apply`."""
         trainable, slots = super().stateless_apply(optimizer_variables, grads, trainable_variables)  # pyright: ignore[reportAttributeAccessIssue]
         at = next(index for index, variable in enumerate(self.variables) if variable is self._distlaunch_norms)
         norms = _norms(self, grads, optimized(self))
@@ -212,7 +214,7 @@ def _dense(grads: list[Any]) -> list[Any]:
 
 
 def _norms(optimizer: Any, grads: Any, variables: Any) -> Any:
-    """One for each variable of the optimizer; zero for those that have no gradient."""
+    """Return one norm for each variable of the optimizer; zero where there is no gradient."""
     found = {id(variable): gradient for variable, gradient in zip(variables, _dense(list(grads)), strict=True)}
     gradients = [found.get(id(variable)) for variable in optimized(optimizer)]
     squares = [
@@ -223,10 +225,13 @@ def _norms(optimizer: Any, grads: Any, variables: Any) -> Any:
 
 
 def watch_gradients(model: keras.Model) -> None:
-    """Adds a variable for the norms to each optimizer; to be called under the strategy's scope, before its program."""
+    """Add a variable for the gradient norms to each optimizer.
+
+    Call it under the strategy's scope, before its program is made.
+    """
     for optimizer in optimizers_of(model):
         shape = (len(optimized(optimizer)),)
-        # gradients are summed already, so all replicas hold the same
+        # gradients are summed already, so all replicas hold the same value
         norms = optimizer.add_variable(shape, dtype="float32", aggregation="only_first_replica", name="gradient_norms")
         optimizer._distlaunch_norms = norms
         optimizer._distlaunch_dense = optimizer._distlaunch_sparse_given = False
@@ -234,13 +239,13 @@ def watch_gradients(model: keras.Model) -> None:
 
 
 def given_sparse(model: keras.Model) -> bool:
-    """Whether a step that was traced had gradients of rows only, as those of embeddings are."""
+    """Return whether a traced step had gradients of single rows, as embeddings do."""
     return any(optimizer._distlaunch_sparse_given for optimizer in optimizers_of(model))
 
 
 @contextlib.contextmanager
 def dense_gradients(model: keras.Model) -> Iterator[None]:
-    """Steps that are traced within it have all gradients dense, as they are on a mesh."""
+    """Make all gradients dense, as on a mesh, for steps that are traced in this context."""
     for optimizer in optimizers_of(model):
         optimizer._distlaunch_dense = True
     try:
@@ -251,12 +256,12 @@ def dense_gradients(model: keras.Model) -> Iterator[None]:
 
 
 def gradient_norms(model: keras.Model) -> list[float]:
-    """The norm of each optimizer's last gradients."""
+    """Return the norm of each optimizer's last gradients."""
     return [float(np.linalg.norm(norms)) for norms in map(_known, optimizers_of(model))]
 
 
 def norms_by_variable(model: keras.Model) -> dict[str, float]:
-    """The norm of the last gradient of each variable, by its path."""
+    """Return the norm of the last gradient of each variable, by its path."""
     return {
         variable.path: float(norm)
         for optimizer in optimizers_of(model)

@@ -1,7 +1,7 @@
-"""Lets a model record what each of its layers puts out in a step, in a form that adds up over replicas and meshes.
+"""Records the outputs of each layer in a step, in a form that can be added up over replicas and meshes.
 
-The facts are sums over the values of a batch, kept in a metric of the model's: every strategy sums metrics over its
-replicas, and takes them through functional steps.
+The facts are sums over the values of a batch, kept in a metric of the model: every strategy sums metrics over its
+replicas, and passes them through functional steps.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
@@ -22,11 +22,13 @@ from distlaunch.strategies.variables import named_metrics
 
 _FACTS = 5
 _CLOSED = (keras.layers.RNN, keras.layers.Wrapper)
-"""Layers that call others in loops of their own, out of which nothing can be recorded."""
+"""Layers that call others in loops of their own, from which nothing can be recorded."""
 
 
 class LayerFacts(keras.metrics.Metric):
-    """What each layer has put out since the last reset; to be made under the strategy's scope, before a step is traced.
+    """Sums over the outputs of each layer since the last reset.
+
+    Create it under the strategy's scope, before a step is traced.
 
     Attributes:
         order: names of the layers in the order in which they were first computed.
@@ -42,7 +44,7 @@ class LayerFacts(keras.metrics.Metric):
             between(part, _Recorded)
             object.__setattr__(part, "_distlaunch_record", self._recorder(name))
         between(model, _WithFacts)
-        # past Keras's own `__setattr__`, which would track the metric: `_WithFacts` lists it
+        # bypasses Keras's own `__setattr__`, which would track the metric: `_WithFacts` lists it
         object.__setattr__(model, "_distlaunch_facts", self)
 
     def _recorder(self, name: str) -> Any:
@@ -57,21 +59,21 @@ class LayerFacts(keras.metrics.Metric):
         return record
 
     def read(self, snapshot: State) -> dict[str, list[float]]:
-        """The facts of each layer in the order of computation."""
+        """Return the facts of each layer in the order of computation."""
         names = {id(variable): name for name, variable in named_metrics(self._model).items()}
         found = {name: snapshot[names[id(self._of_layer[name])]] for name in self.order}
         return {name: [float(fact) for fact in facts] for name, facts in found.items()}
 
     def update_state(self, *args: Any, **kwargs: Any) -> None:
-        """Layers do that."""
+        """Do nothing: the layers record their outputs themselves."""
 
     def result(self) -> dict[str, Any]:
-        """Nothing to show among the model's metrics."""
+        """Return no values: the facts are not shown among the model's metrics."""
         return {}
 
 
 class _Recorded:
-    """Between a layer and its class."""
+    """Class inserted between a layer and its class: records the outputs."""
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         outputs = super().__call__(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
@@ -80,7 +82,7 @@ class _Recorded:
 
 
 class _WithFacts:
-    """Between a model and its class, whose own list of metrics may be a fixed one."""
+    """Class inserted between a model and its class: adds the facts to `metrics`, which may be a fixed list."""
 
     @property
     def metrics(self: Any) -> list[Any]:
@@ -88,7 +90,7 @@ class _WithFacts:
 
 
 def _parts(model: keras.Model) -> list[Any]:
-    """The layers to record: those within the user's own layers too, and the modules of a `tf.Module`."""
+    """Return the layers to record, including those within the user's own layers, or the modules of a `tf.Module`."""
     if isinstance(model, ModuleModel):
         return [module for module in model.module.submodules if callable(module)]
     return list({id(part): part for part in _below(model)}.values())
@@ -121,9 +123,9 @@ def _has_numbers(leaf: Any) -> bool:
 
 
 def _facts(values: Any) -> Any:
-    """Number, sum, sum of magnitudes, sum of squares, and sum of the squares of a projection of each row.
+    """Return the count, sum, sum of magnitudes, sum of squares, and sum of the squares of a projection of each row.
 
-    Normalised outputs always have the same mean and squares; the others show differences.
+    Normalized outputs always have the same mean and squares; the projection shows their differences.
     """
     # sums of squares overflow in float16
     values = ops.cast(values, "float32")

@@ -1,7 +1,7 @@
-"""A trial of `distlaunch verify`: some steps from given weights, every step recorded; the reference measures noise.
+"""A trial of `distlaunch verify`: records some steps from given weights; the reference trial also measures noise.
 
-The strategy's program is driven without the training loop: each step's values are wanted alone, and what the loop adds
-(epochs, validation, callbacks, checkpoints) is the same for all strategies.
+The strategy's program is driven without the training loop: each step's values are needed separately, and the parts that
+the loop adds (epochs, validation, callbacks, checkpoints) are the same for all strategies.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false
@@ -49,14 +49,16 @@ from distlaunch.training.trials.layer_facts import LayerFacts
 
 _BATCHES_COMPARED = 3
 NOISE_RUNS = 4
-"""Of each kind: an activation crosses a kink in some runs only, and where one can, a trial may too."""
-_SMALLEST_SCALE = 1e-3  # of a variable, as in the parity tests: a bias that is zero but for rounding says nothing
+"""Number of runs of each kind: an activation crosses a kink in some runs only, and a trial may cross it too."""
+_SMALLEST_SCALE = 1e-3  # of a variable, as in the parity tests: a bias that is zero except for rounding is ignored
 _SANE = {"float32": 1e-3, "float64": 1e-6}
 _SANE_IF_MIXED = 0.1
-"""What rounding can do to the loss of the first step, at most."""
+"""Largest deviation that rounding can cause in the loss of the first step."""
 _SANE_ORDER = 1e-4
-"""What another order of the examples can do to it where layers draw random numbers. More, and the numbers of some layer
-do not follow the order."""
+"""Largest deviation that another order of the examples can cause in it, where layers draw random numbers.
+
+A larger one means that the random numbers of some layer do not follow the order.
+"""
 
 
 class Stopped(Exception):  # noqa: N818 (no error)
@@ -69,13 +71,13 @@ class Trial:
     def __init__(self, order: TrialOrder, config: RunConfig, emit: Callable[[Event], None],
                  should_stop: Callable[[], bool]) -> None:  # fmt: skip
         self._order, self._config, self._emit, self._should_stop = order, config, emit, should_stop
-        self._rows: list[int] = []  # of each step's batch
+        self._rows: list[int] = []  # number of rows of each step's batch
         self._layers: LayerFacts | None = None
         self._places: tf.Variable | None = None
-        """Where each row of a step's batch is in the usual order; the reference's."""
+        """For each row of a step's batch, its index in the usual order; only in the reference trial."""
 
     def prepare(self, model: keras.Model) -> None:
-        """To be called when the model is built, before its steps are made."""
+        """Prepare a built model for recording, before its steps are made."""
         watch_gradients(model)
         if self._order.synchronized:
             synchronize_batch_norm(model)
@@ -85,7 +87,7 @@ class Trial:
             self._places = tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
 
     def run(self, session: Session, path: Path) -> None:
-        """Runs the trial and writes its record; every task calls it.
+        """Run the trial and write its record; every task calls it.
 
         Raises:
             Stopped: on request.
@@ -97,21 +99,21 @@ class Trial:
                 record = self._reference(session, store)
         else:
             source = _source(session)
-            # in every task what the reference began with
+            # every task starts from the reference's initial state
             session.restorer.find(0)
             initial = session.restorer.take_state()
             series, final = self._train(session, initial, source)
             if not is_chief:
                 return
             steps = self._order.steps
-            dense = _compared(series, final, store.load(steps + 1).state) if self._order.dense else None
-            series = _compared(series, final, store.load(steps).state)
+            dense = _with_deviations(series, final, store.load(steps + 1).state) if self._order.dense else None
+            series = _with_deviations(series, final, store.load(steps).state)
             record = Record(
                 session.strategy.num_replicas,
                 series,
                 shards=takes_shards(source),
                 dense=dense,
-                # of rows of one's own there is nothing to compare with the reference's whole batches
+                # process-local rows cannot be compared with the reference's whole batches
                 examples="" if source.own else checksum(source, _BATCHES_COMPARED),
             )
         record.write(path)
@@ -134,27 +136,28 @@ class Trial:
             with dense_gradients(session.model):
                 program = session.strategy.program(make_steps(self._config, session.model))
                 dense, final = self._train(session, initial, source, program=program)
-            store.save(final, Progress(step=self._order.steps + 1), plain)  # beside the other end
+            store.save(final, Progress(step=self._order.steps + 1), plain)  # next to the final state saved above
         return Record(1, series, facts, self._rows, noise, origin, dense=dense, examples=examples)
 
     def _noise(self, session: Session, initial: State, source: Source, reference: tuple[Series, State],
                facts: ModelFacts) -> tuple[list[Series], str]:  # fmt: skip
-        """Runs that differ from the reference in rounding only, and how they were made; none if there are none such.
+        """Return runs that differ from the reference in rounding only, if that is possible, and how they were made.
 
         Permuting changes sums over the batch only: each example's own values stay bit-equal, so that it does not show
-        what happens where rounding moves an activation over the kink of a ReLU. Rounding the weights does.
+        the effect
+        of rounding that moves an activation over the kink of a ReLU. Rounding the weights does.
         """
         series, final = reference
-        if facts.random_ops or facts.other_examples:  # each run reads other data
+        if facts.random_ops or facts.other_examples:  # each run reads different data
             return [], "none"
         limit = _SANE.get(session.model.dtype_policy.name, _SANE_IF_MIXED)
         limit_of_order = min(limit, _SANE_ORDER) if facts.random else limit
         seeds = range(1, NOISE_RUNS + 1)
-        moved = [_compared(*self._train(session, rounded(initial, seed), source), final) for seed in seeds]
+        moved = [_with_deviations(*self._train(session, nudge_weights(initial, seed), source), final) for seed in seeds]
         kinds = {"rounded": (moved, limit)}
-        # `tf.gather` takes no sparse tensors
+        # `tf.gather` does not take sparse tensors
         if not _is_sparse(source):
-            other = [_compared(*self._train(session, initial, source, seed), final) for seed in seeds]
+            other = [_with_deviations(*self._train(session, initial, source, seed), final) for seed in seeds]
             kinds = {"permuted": (other, limit_of_order), **kinds}
         kept = {name: runs for name, (runs, allowed) in kinds.items() if _is_rounding(runs, series, allowed)}
         return [run for runs in kept.values() for run in runs], " and ".join(kept) or "none"
@@ -167,17 +170,17 @@ class Trial:
         order: int | None = None,
         program: Program | None = None,
     ) -> tuple[Series, State]:
-        """The steps from a state.
+        """Run the steps from a state.
 
         Args:
-            order: a seed by which the examples of each batch are permuted; None: they stay as they are.
-            program: another than the session's.
+            order: a seed that permutes the examples of each batch; None keeps their order.
+            program: used instead of the session's program.
         """
         program, series = program or session.program, Series([])
-        program.set_train_data(source if order is None else permuted(source, order))
+        program.set_train_data(source if order is None else permute_batches(source, order))
         program.restore(state)
         for step in range(1, self._order.steps + 1):
-            # each step's own values are wanted, not the mean so far
+            # record each step's own values, not the mean so far
             program.reset_metrics()
             if self._places is not None:
                 rows = self._rows[step - 1]
@@ -188,7 +191,7 @@ class Trial:
             if result.vote.stop or (self._order.reference and self._should_stop()):
                 raise Stopped
             if not result.steps:
-                raise CheckpointError(f"the training data ended before step {step}; it must be readable again")
+                raise CheckpointError(f"the training data ended before step {step}; it must be readable more than once")
             series.logs.append(scalars(result.logs))
             series.gradients.append(gradient_norms(session.model))
             if step == 1:
@@ -207,8 +210,8 @@ def _source(session: Session) -> Source:
     return session.train.training_source(0, 0, ends_visible=False)
 
 
-def permuted(source: Source, seed: int) -> Source:
-    """The same batches, none of them sparse, with the examples of each in another order."""
+def permute_batches(source: Source, seed: int) -> Source:
+    """Return the same batches, none of them sparse, with the examples of each in another order."""
 
     def shuffle(number: tf.Tensor, element: Any) -> Any:
         order = _order(num_rows(element), seed, number)
@@ -220,8 +223,8 @@ def permuted(source: Source, seed: int) -> Source:
 
 
 def _order(rows: Any, seed: int, number: Any) -> tf.Tensor:
-    """Where each row of a permuted batch was; int64 of shape [rows]."""
-    # by the batch's number: the order is known without reading it, for `_places`
+    """Return the original index of each row of a permuted batch; int64, shape [rows]."""
+    # seeded with the batch's number: `_places` needs the order without reading the batch
     seeds = tf.stack([tf.constant(seed, tf.int64), tf.cast(number, tf.int64)])
     return tf.random.experimental.stateless_shuffle(tf.range(rows, dtype=tf.int64), seed=seeds)
 
@@ -238,8 +241,8 @@ def _unwrapped(element: Any, source: Source) -> Any:
     return element[0] if _is_tuple(source) else element
 
 
-def rounded(state: State, seed: int) -> State:
-    """The same state with each weight moved to the next number above or below it, at random."""
+def nudge_weights(state: State, seed: int) -> State:
+    """Return the state with each weight moved to the next number above or below it, at random."""
     random = np.random.default_rng(seed)
 
     def moved(name: str, value: np.ndarray) -> np.ndarray:
@@ -253,24 +256,24 @@ def rounded(state: State, seed: int) -> State:
 
 
 def _is_rounding(noise: list[Series], series: Series, limit: float) -> bool:
-    """Whether the first step, in which nothing has grown yet, deviates no more than rounding can make it."""
+    """Return whether the first step, before deviations grow, deviates no more than rounding can explain."""
     names = [name for name in series.logs[0] if "loss" in name]
     pairs = [(run.logs[0].get(name, math.nan), series.logs[0][name], limit) for run in noise for name in names]
     for run in noise:
-        # a norm is as near to zero as the model to its optimum, so rounding shows more
+        # a norm approaches zero as the model approaches its optimum, so the relative effect of rounding is larger
         pairs += [(own, norm, 10 * limit) for own, norm in zip(run.gradients[0], series.gradients[0], strict=True)]
     known = [pair for pair in pairs if math.isfinite(pair[1])]
     return all(abs(own - expected) <= allowed * max(abs(expected), 1e-6) for own, expected, allowed in known)
 
 
-def _compared(series: Series, final: State, reference: State) -> Series:
-    """The series with the deviations of its final weights from the reference's."""
+def _with_deviations(series: Series, final: State, reference: State) -> Series:
+    """Return the series with the deviations of its final weights from the reference's."""
     weights = {}
     for name, expected in reference.items():
         if not name.startswith("model/") or "float" not in expected.dtype.name:
             continue
         got = np.asarray(final[name], np.float64)
-        # float64: the difference is not to be rounded itself
+        # float64: the difference itself must not be rounded
         wide = np.asarray(expected, np.float64)
         scale = max(float(np.abs(wide).max(initial=0.0)), _SMALLEST_SCALE)
         deviation = float(np.abs(got - wide).max(initial=0.0)) / scale
