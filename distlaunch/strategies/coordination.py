@@ -1,7 +1,7 @@
 """Messages between the processes of a lockstep strategy: presence, the chief's messages, votes, the end.
 
-All goes over the key-value store of the coordination service that TensorFlow and JAX keep in the first process, beside
-their collectives: it needs no devices, and carries bytes unchanged.
+They use the key-value store of the coordination service that TensorFlow and JAX run in the first process, next to their
+collectives: it needs no devices, and carries bytes unchanged.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from distlaunch.data.batches import Share, Source
 from distlaunch.data.differences import check_ends, kind_of
 from distlaunch.strategies.protocol import StrategyDefaults, Vote
 
-_TURN_MS = 500  # a wait is cut into such turns, since signals are handled between them
-_CHUNK_BYTES = 4 * 1024 * 1024  # of one entry of the store
+_TURN_MS = 500  # a wait consists of such turns, since signals are handled between them
+_CHUNK_BYTES = 4 * 1024 * 1024  # largest entry of the store
 _PREFIX = "distlaunch"
 
 
 class Store(Protocol):
-    """Keys with values, the same for all processes.
+    """Key-value store shared by all processes.
 
     Attributes:
-        lost: what calls raise when the first process is gone.
+        lost: exception that calls raise when the first process is gone.
     """
 
     lost: type[Exception]
@@ -35,18 +35,18 @@ class Store(Protocol):
     def set(self, key: str, value: bytes) -> None: ...
 
     def get(self, key: str, timeout_ms: int) -> bytes | None:
-        """Waits for a key; None if it has not come in time."""
+        """Wait for a key, and return its value; None after the timeout."""
         ...
 
     def delete(self, key: str) -> None: ...
 
     def close(self) -> None:
-        """The last call, by all processes at the same time."""
+        """Close the store. This is the last call, made by all processes at the same time."""
         ...
 
 
 def addresses_and_rank() -> tuple[list[str], int]:
-    """Addresses of the processes that train, the chief first, and this one's place, from TF_CONFIG.
+    """Return the addresses of the processes that train, the chief first, and this process's rank, from TF_CONFIG.
 
     A process without TF_CONFIG is alone.
     """
@@ -56,7 +56,7 @@ def addresses_and_rank() -> tuple[list[str], int]:
     cluster, here = from_tf_config(text)
     tasks = _tasks(cluster)
     if here not in tasks:
-        # an evaluator, a server: it is in TF_CONFIG, and does not train
+        # an evaluator or a server is in TF_CONFIG, but does not train
         return [""], 0
     return [cluster.address(task) for task in tasks], tasks.index(here)
 
@@ -70,19 +70,19 @@ def _names() -> list[str]:
 
 
 class Peers:
-    """This process among those that train together; each method must be called by all, in the same order.
+    """This process among those that train together; all of them must call each method, in the same order.
 
     Args:
-        rank: place of this process; 0 is the chief.
+        rank: rank of this process; 0 is the chief.
         store: None if this process is alone.
-        chief: its address and port, as the others reach it.
+        chief: address and port at which the others reach the chief.
     """
 
     def __init__(self, number: int = 1, rank: int = 0, store: Store | None = None, chief: str = "127.0.0.1:0") -> None:
         assert number == 1 or store is not None
         self.number, self.rank, self.chief_host = number, rank, chief.rpartition(":")[0]
         self._store: Any = store
-        self._calls = 0  # the same in all processes, since all make the same calls: keys need no agreement
+        self._calls = 0  # the same in all processes, so that they use the same keys
         self._last_sum: str | None = None
 
     @property
@@ -90,20 +90,20 @@ class Peers:
         return self.rank == 0
 
     def from_chief(self, message: bytes) -> bytes:
-        """The chief's message."""
+        """Return the chief's message in every process."""
         if self.number == 1:
             return message
         name = self._next("message")
         if not self.is_chief:
             count = int(self._get(f"{name}/count"))
             received = b"".join(self._get(f"{name}/{index}") for index in range(count))
-            # the chief deletes the entries once all have read them: the store keeps everything in memory
+            # the chief deletes the entries once all have read them: the store is in memory
             self._store.set(f"{name}/read/{self.rank}", b"1")
             return received
         keys = [f"{name}/{index}" for index in range(-(-len(message) // _CHUNK_BYTES))]
         for index, key in enumerate(keys):
             self._store.set(key, message[index * _CHUNK_BYTES : (index + 1) * _CHUNK_BYTES])
-        # after the pieces: whoever has the count finds all of them
+        # after the pieces: a process that reads the count finds all of them
         self._store.set(f"{name}/count", str(len(keys)).encode())
         for rank in range(1, self.number):
             self._take(f"{name}/read/{rank}")
@@ -112,7 +112,7 @@ class Peers:
         return message
 
     def agree(self, vote: Vote) -> Vote:
-        """The sum of all votes; of `save` and `next_steps` the chief's count."""
+        """Return the sum of all votes; `save` and `next_steps` are the chief's."""
         if self.number == 1:
             return vote
         name = self._next("vote")
@@ -120,38 +120,38 @@ class Peers:
             self._store.set(f"{name}/{self.rank}", _encoded(vote))
             return _decoded(self._get(f"{name}/sum"))
         votes = [vote, *(_decoded(self._take(f"{name}/{rank}")) for rank in range(1, self.number))]
-        # the chief alone knows its clock and how long calls take, so its wish to save and its number of steps count
+        # only the chief's clock and measured times count, so `save` and `next_steps` are the chief's
         total = Vote(any(one.stop for one in votes), any(one.finish for one in votes), vote.next_steps, vote.save)
         if self._last_sum is not None:
-            self._store.delete(self._last_sum)  # whoever has voted again has read it
+            self._store.delete(self._last_sum)  # a process that votes again has read the previous sum
         self._last_sum = f"{name}/sum"
         self._store.set(self._last_sum, _encoded(total))
         return total
 
     @property
     def names(self) -> list[str]:
-        """What each process is called, in the order of their ranks."""
+        """Names of the processes in the order of their ranks."""
         return _names() if self.number > 1 else [""]
 
     def gather(self, message: str) -> list[str]:
-        """What each process says, in the order of their ranks."""
+        """Return the messages of all processes in the order of their ranks."""
         if self.number == 1:
             return [message]
         name = self._next("gather")
         if not self.is_chief:
-            # everyone gets the whole list from the chief, so all processes see the same
+            # all processes get the list from the chief, so that they see the same
             self._store.set(f"{name}/{self.rank}", message.encode())
             return json.loads(self.from_chief(b""))
-        # in the order of ranks, which is that of `names`, whoever has written first
+        # in the order of ranks, which is that of `names`
         messages = [message, *(self._take(f"{name}/{rank}").decode() for rank in range(1, self.number))]
         return json.loads(self.from_chief(json.dumps(messages).encode()))
 
     def post(self, key: str, message: str) -> None:
-        """Tells the chief something; in any thread, unlike all else, under a key that no message had before."""
+        """Send the chief a message under a new key; unlike the other methods, it can be called in any thread."""
         self._store.set(f"{_PREFIX}/post/{key}/{self.rank}", message.encode())
 
     def collect(self, key: str, given_up: Callable[[], bool]) -> list[str] | None:
-        """On the chief, what all others have posted, in the order of their ranks; None if that is given up before."""
+        """On the chief, return the messages that the others have posted, in the order of ranks; None if given up."""
         messages = []
         for rank in range(1, self.number):
             name = f"{_PREFIX}/post/{key}/{rank}"
@@ -163,15 +163,16 @@ class Peers:
         return messages
 
     def is_over(self, source: Source, *, ended: bool, steps: int, unknown: bool | None = None) -> bool:
-        """Whether the data ends here, in all processes alike.
+        """Return whether the data ends here, with the same result in all processes.
 
         Args:
-            ended: in this process.
-            steps: global batches that have come from them in this pass.
-            unknown: nobody knows the length of the data, so the processes ask each other; None: as the source says.
+            ended: whether it has ended in this process.
+            steps: number of global batches read so far in this pass.
+            unknown: whether the length of the data is unknown, so that the processes ask each other; None for
+                `source.ends`.
 
         Raises:
-            DataError: it does in some only.
+            DataError: the data has ended in some processes only.
         """
         if self.number == 1 or not (source.ends if unknown is None else unknown):
             return ended
@@ -180,10 +181,11 @@ class Peers:
         return all(every)
 
     def leave(self) -> None:
-        """Waits until no process needs this one any more.
+        """Wait until no process needs this one.
 
-        A process that has its sum may still owe the others parts of theirs, so none may end before all have come here.
-        The chief keeps the store, so it is the last to go.
+        A process that has its sum may still owe the others its part of theirs, so none may end before all have arrived
+        here. The
+        chief holds the store, so it ends last.
         """
         if self.number == 1:
             return
@@ -194,12 +196,12 @@ class Peers:
             for rank in range(1, self.number):
                 self._get(f"{_PREFIX}/gone/{rank}")
         else:
-            with contextlib.suppress(self._store.lost):  # the chief may go as soon as it knows, before it has answered
+            with contextlib.suppress(self._store.lost):  # the chief may end before it answers
                 self._store.set(f"{_PREFIX}/gone/{self.rank}", b"1")
         self._store.close()
 
     def _next(self, what: str) -> str:
-        """A key that no call before has used."""
+        """Return a key that no earlier call has used."""
         self._calls += 1
         return f"{_PREFIX}/{what}/{self._calls}"
 
@@ -209,7 +211,7 @@ class Peers:
         return value
 
     def _take(self, key: str) -> bytes:
-        """Gets what nobody else wants."""
+        """Wait for the value of a key that only this process reads, and delete it."""
         value = self._get(key)
         self._store.delete(key)
         return value
@@ -223,7 +225,7 @@ def _decoded(data: bytes) -> Vote:
     return Vote(*json.loads(data))
 
 
-class AmongPeers(StrategyDefaults):
+class MultiProcessStrategy(StrategyDefaults):
     """A strategy whose processes train together; a subclass sets `_peers`."""
 
     _peers: Peers

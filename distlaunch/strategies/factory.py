@@ -1,4 +1,4 @@
-"""Makes the strategy of a run. Each is a file or a folder here, behind one protocol; its config class says which."""
+"""Creates the strategy of a run. Its config class names the module that implements the strategy protocol."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from distlaunch.strategies.protocol import Strategy
 
 
 def create(config: RunConfig, task: Task) -> Strategy:
-    """The strategy of a run, set up in this process. Must come before any TensorFlow operation."""
+    """Return the strategy of a run, set up in this process. Call it before any TensorFlow operation."""
     return implementation(config.strategy)(config.strategy, task, config.cluster)
 
 
 def implementation(strategy: StrategySection | type[StrategySection]) -> Callable[..., Strategy]:
-    """The class of a strategy, called with its config section, the task and the cluster section.
+    """Return the class of a strategy, called with its config section, the task and the cluster section.
 
-    Imports no other: TensorFlow's must not import JAX, nor the other way round.
+    No other strategy is imported: those for TensorFlow must not import JAX, nor the other way round.
     """
     return pkgutil.resolve_name(f"distlaunch.strategies.{strategy.implementation}")

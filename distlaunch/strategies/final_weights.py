@@ -1,7 +1,8 @@
-"""The weights that an optimizer leaves at the end of training: the averages of `use_ema`, as Keras's `fit` does.
+"""The weights that an optimizer sets at the end of training: the averages of `use_ema`, as in Keras's `fit`.
 
-A checkpoint holds the weights of its last step and the averages. The final weights are made of these, at the end of
-training and wherever the model of a finished run is wanted, so that training can continue from what it was.
+A checkpoint holds the weights of its last step and the averages. The final weights are computed from these at the end
+of
+training, and for each use of a finished run, so that training can continue from the weights of the last step.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _SWAPS, _SWAPPED = "SwapEMAWeights", "_ema_weights_in_model"
 
 
 def has_final_weights(model: keras.Model) -> bool:
-    """Return True if the compiled optimizer changes the weights at the end of training."""
+    """Return whether the compiled optimizer changes the weights at the end of training."""
     optimizer = getattr(model, "optimizer", None)
     return (
         isinstance(optimizer, keras.optimizers.Optimizer) and optimizer.built and any(map(_finalizes, chain(optimizer)))
@@ -26,24 +27,24 @@ def has_final_weights(model: keras.Model) -> bool:
 
 
 def put_final_weights(model: keras.Model) -> None:
-    """Let the compiled optimizer change the weights, if it does; to be called in the strategy's scope."""
+    """Make the compiled optimizer set the final weights, if it does so. Call it in the strategy's scope."""
     if not has_final_weights(model):
         return
-    # its own list: weights that were frozen after it was built have averages, too
+    # the optimizer's list: weights that were frozen after it was built have averages, too
     model.optimizer.finalize_variable_values(list(optimized(model.optimizer)))
 
 
 def unused_averages(model: keras.Model) -> list[str]:
-    """Return names of optimizers beside the compiled one whose averages nothing puts into the weights."""
+    """Return the names of optimizers, other than the compiled one, whose averages never become weights."""
     others = [optimizer for optimizer in optimizers_of(model) if optimizer is not getattr(model, "optimizer", None)]
     return [optimizer.name for optimizer in others if any(map(_finalizes, chain(optimizer)))]
 
 
 def judged_by_averages(callbacks: Iterable[Mapping[str, Any]]) -> bool:
-    """Return True if validation judged the averages, and the checkpoint has the weights of the last step.
+    """Return whether validation used the averages while the checkpoint has the weights of the last step.
 
     Args:
-        callbacks: their plain attributes, as a checkpoint has them.
+        callbacks: their plain attributes, as stored in a checkpoint.
     """
     swapping = next((one for one in callbacks if one["class"] == _SWAPS), None)
     return swapping is not None and not swapping["changed"].get(_SWAPPED, False)

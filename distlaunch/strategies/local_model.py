@@ -1,7 +1,8 @@
-"""Prediction and evaluation of a model in one process alone, as a callback expects, whatever strategy trains it.
+"""Prediction and evaluation of a model in a single process, as a callback expects, under any training strategy.
 
-Keras's `predict` and `evaluate` would compute with the strategy that the model was made under: in all processes, of
-which the others are elsewhere. Metrics are counted in variables of their own, so that those of training stay.
+Keras's `predict` and `evaluate` would use the strategy that the model was created under, in all processes, but the
+others
+do not make the same call. Metrics use separate variables, so that those of training are unchanged.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ def plain_values() -> tuple[Callable[[np.ndarray], Any], Callable[[Any, np.ndarr
 
 
 class LocalModel:
-    """The parts of a model that are replaced while it computes alone.
+    """Replaces variables of a model while it computes in one process.
 
     Args:
-        weights: variables that cannot be read where they lie. Others stay as they are.
-        copy: the whole value of one of them; None if other processes hold parts of it.
-        make: a value for a Keras variable, in this process, from an array.
-        assign: gives such a value another content, and returns it.
+        weights: variables that cannot be read in place; others are unchanged.
+        copy: returns the whole value of such a variable, or None if other processes hold parts of it.
+        make: returns a process-local value for a Keras variable, from an array.
+        assign: changes the content of such a value, and returns it.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class LocalModel:
 
     @contextmanager
     def holding(self, values: Mapping[int, np.ndarray]) -> Iterator[None]:
-        """Within it, weights have these values, by their identity: other processes hold parts of them."""
+        """Use these values of weights, by the variables' `id`, in this context: other processes hold parts of them."""
         self._gathered = values
         try:
             yield
@@ -71,7 +72,7 @@ class LocalModel:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Within it, the model computes alone."""
+        """Let the model compute in this process alone, in this context."""
         if self._is_active:
             yield
             return
@@ -80,7 +81,7 @@ class LocalModel:
         known = {id(one) for one in metrics}
         before = [(one, value_of(one)) for one in replaced.values()]
         for key, one in replaced.items():
-            # a metric is reset before it counts
+            # a metric is reset before it is used
             value = np.zeros(tuple(one.shape), one.dtype) if key in known else self._whole(one)
             self._values[key] = self._make(value) if key not in self._values else self._assign(self._values[key], value)
         self._is_active = True
@@ -100,5 +101,7 @@ class LocalModel:
             value = self._copy(variable)
         if value is None:
             message = f"a callback predicts or evaluates, but other processes hold parts of '{variable.path}'"
-            raise UsageError(f"{message}; do it in a hook of an epoch, such as on_epoch_end, in which they meet")
+            raise UsageError(
+                f"{message}; use an epoch hook such as on_epoch_end, in which the processes gather the weights"
+            )
         return value

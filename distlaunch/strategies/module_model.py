@@ -1,7 +1,8 @@
-"""A `tf.Module` as a Keras model, so that every strategy for TensorFlow trains it like one.
+"""A `tf.Module` as a Keras model, so that every TensorFlow strategy can train it.
 
 Each `tf.Variable` of the module is replaced by a Keras variable with its value, named by the attributes that lead to
-it: `dense1/weight`. The module's own code computes; Keras sees a model with one call.
+it:
+`dense1/weight`. The module's own code computes; Keras sees a model with one call.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from distlaunch.patches.tensorflow_private import attributes_of, found_in
 
 
 class ModuleModel(keras.Model):
-    """Calls the module on the inputs of a batch.
+    """Keras model that calls a module on the inputs of a batch.
 
     Args:
         module: its `__call__` takes the inputs, and `training` if it has an argument of that name. Variables that it
-            makes at its first call have to be there already.
+            creates
+            in its first call must exist already.
 
     Attributes:
-        module: the module, with Keras variables in the place of its `tf.Variable`s.
+        module: the module, with Keras variables in place of its `tf.Variable`s.
     """
 
     def __init__(self, module: tf.Module) -> None:
@@ -35,22 +37,22 @@ class ModuleModel(keras.Model):
         self._variables_of_module = _replace_variables(module)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        # Keras passes None where nobody says; plain Python code of a module expects a bool
+        # Keras passes None as the default; plain Python code of a module expects a bool
         return self.module(inputs, training=bool(training)) if self._takes_training else self.module(inputs)
 
 
 def parts_of(model: keras.Model) -> list[Any]:
-    """A model's layers, itself among them, and the modules of a `tf.Module`."""
+    """Return a model's layers, including itself, and the modules of a `tf.Module`."""
     modules = [model.module, *model.module.submodules] if isinstance(model, ModuleModel) else []
     return [*layers_of(model), *modules]
 
 
 def _replace_variables(module: tf.Module) -> list[keras.Variable]:
-    """Puts Keras variables in the place of the module's; one that has several places gets one for all."""
+    """Replace the module's variables by Keras variables; a variable in several places gets one for all."""
     made: dict[int, keras.Variable] = {}
-    # read before anything is replaced: afterwards the variables are not found any more
+    # read before anything is replaced: afterwards the variables are no longer found
     found = found_in(module, lambda leaf: isinstance(leaf, tf.Variable))
-    paths = {id(variable): path for path, variable in reversed(list(found))}  # the first path names it
+    paths = {id(variable): path for path, variable in reversed(list(found))}  # the first path is the name
 
     def replacement(leaf: Any) -> Any:
         if not isinstance(leaf, tf.Variable):

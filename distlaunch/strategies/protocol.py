@@ -1,4 +1,4 @@
-"""What a strategy offers to training code. Training code never asks which strategy it has."""
+"""The interface of strategies for training code, which never asks which strategy it has."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ StepFunction = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Steps:
-    """The two step functions, called in each replica with its rows of a global batch; a step of functional strategies
-    (`jax`) takes the state too and returns the new one, as in Keras on JAX: `(state, batch) -> (scalars, state)`.
+    """The two step functions, called in each replica with its rows of a global batch.
+
+    A step of a functional strategy (`jax`) also takes the state and returns the new one, as in Keras on JAX:
+    `(state, batch) -> (scalars, state)`.
 
     Attributes:
         model: the Keras model; its metrics are reset, read and saved by the program.
         train: one optimizer step; returns a dict of scalars.
-        test: one evaluation step; None where the model has no loss and no metrics to evaluate.
-        logs: what the scalars returned by `train` mean, if they are not the model's own metrics. `last`: values of the
-            latest step, as in Keras `fit`. `mean`: each replica's share of a value of the whole batch; they are summed
-            over replicas and averaged over the epoch's steps.
-        stop_at_nonfinite: a call of several steps ends with the first whose loss is not finite.
-        sample: up to so many rows of the first batch, for strategies that have to try how values add up.
+        test: one evaluation step; None if the model has neither a loss nor metrics to evaluate.
+        logs: meaning of the scalars that `train` returns, if they are not the model's own metrics. `last`: values of
+            the
+            latest step, as in Keras `fit`. `mean`: each replica's contribution to a value of the whole batch; they are
+            summed over replicas and averaged over the epoch's steps.
+        stop_at_nonfinite: whether a call of several steps ends with the first whose loss is not finite.
+        sample: returns up to the given number of rows of the first batch, for strategies that test how values add up.
     """
 
     model: Any
@@ -45,24 +48,30 @@ class Steps:
 
 @dataclass(frozen=True)
 class Vote:
-    """The vote of one task. All tasks learn the sum, and so decide alike."""
+    """The vote of one task. All tasks receive the sum, and so make the same decision."""
 
     stop: bool = False
-    """Stop the run after this call (a signal came)."""
+    """Stop the run after this call (a signal was received)."""
     finish: bool = False
     """Training is done (a callback set `stop_training`)."""
     next_steps: int = 0
-    """How many steps the next call should have; the chief's wish counts."""
+    """Number of steps of the next call; only the chief's value is used."""
     save: bool = False
-    """Save a checkpoint after this call; the chief's wish counts, whose clock says when."""
+    """Save a checkpoint after this call; only the chief's value is used, since its clock decides."""
 
 
 @dataclass(frozen=True)
 class CallResult:
-    """One graph call: `steps` were done, `ended` if the data of the epoch ran out; `vote` is that of all tasks.
+    """Result of one graph call.
 
-    `nonfinite` is the number in this call, from 1, of the first step whose loss, or a weight after it, is not finite as
-    far as that is looked at; None: all were. `notes` say what was found out before the first step.
+    Attributes:
+        steps: number of steps done.
+        ended: whether the data of the epoch ran out.
+        vote: the vote of all tasks.
+        nonfinite: number in this call, from 1, of the first step whose loss, or a checked weight after it, is not
+            finite;
+            None if there is none.
+        notes: findings from before the first step, for the user.
     """
 
     steps: int
@@ -76,7 +85,7 @@ class CallResult:
 
 @dataclass(frozen=True)
 class BatchHooks:
-    """What is called around the batches of an evaluation, with their number from 0; `end` with the metrics so far."""
+    """Hooks around the batches of an evaluation, numbered from 0; `end` also gets the metrics so far."""
 
     begin: Callable[[int], None]
     end: Callable[[int, Logs], None]
@@ -86,11 +95,11 @@ class Program(Protocol):
     """A model with its optimizer, placed under a strategy."""
 
     def set_train_data(self, source: Source) -> None:
-        """From now on steps read this endless source."""
+        """Set the endless source that subsequent training steps read from."""
         ...
 
     def run_steps(self, num_steps: int, vote: Vote) -> CallResult:
-        """Up to `num_steps` training steps in one graph call."""
+        """Run up to `num_steps` training steps in one graph call."""
         ...
 
     def evaluate(
@@ -100,39 +109,41 @@ class Program(Protocol):
         should_stop: Callable[[], bool],
         hooks: BatchHooks | None = None,
     ) -> Logs | None:
-        """Metrics over all rows of a source that ends (an element with no rows). None if asked to stop.
+        """Return the metrics over all rows of a source that ends (with an element without rows); None if asked to stop.
 
         Args:
-            hooks: called around each batch, which takes a call of its own then; of all tasks or of none.
+            hooks: called around each batch, which then takes a separate call; given in all tasks or in none.
         """
         ...
 
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
-        """What the model predicts for all rows of a source that ends, in their order: host arrays in the structure of
-        its outputs, in every task. None if asked to stop."""
+        """Return the predictions for all rows of a source that ends, in order; None if asked to stop.
+
+        They are host arrays in the structure of the model's outputs, in every task.
+        """
         ...
 
     def reset_metrics(self) -> None: ...
 
     def second_look(self) -> list[str]:
-        """Return what a second look at the model, after its first epoch, shows to be wrong about its metrics."""
+        """Return warnings about the model's metrics that only a check after its first epoch can find."""
         ...
 
     def agree(self, vote: Vote) -> Vote:
-        """The sum of all tasks' votes; every task must call it."""
+        """Return the sum of all tasks' votes; every task must call it."""
         ...
 
     def alone(self) -> AbstractContextManager[None]:
-        """Within it, the model predicts and evaluates in this process alone."""
+        """Return a context in which the model predicts and evaluates in this process alone."""
         ...
 
     @property
     def is_split(self) -> bool:
-        """Return True if processes hold different parts of weights, and need `gathered` for `alone`."""
+        """Whether processes hold different parts of weights, and need `gathered` for `alone`."""
         ...
 
     def gathered(self) -> AbstractContextManager[None]:
-        """Within it, this process has all weights for `alone`, as they are now; every task must call it."""
+        """Return a context in which this process has all current weights for `alone`; every task must call it."""
         ...
 
     def finalize(self) -> None:
@@ -140,19 +151,19 @@ class Program(Protocol):
         ...
 
     def placement(self) -> list[dict[str, Any]]:
-        """Which task holds which variable, as the event VariablesPlaced has it; empty if each holds all."""
+        """Return which task holds which variable, as in the event VariablesPlaced; empty if each holds all."""
         ...
 
     def mesh(self) -> dict[str, Any] | None:
-        """The mesh of devices, as the event VariablesPlaced has it; None if there is none."""
+        """Return the mesh of devices, as in the event VariablesPlaced; None if there is none."""
         ...
 
     def snapshot(self) -> State:
-        """All state by name, as host arrays that no later step changes; every task must call it."""
+        """Return all state by name, as host arrays that no later step changes; every task must call it."""
         ...
 
     def restore(self, state: State) -> None:
-        """Puts a snapshot back. Every task must call it, with the same.
+        """Restore a snapshot; every task must call it with the same one.
 
         Raises:
             StateMismatchError: a variable is missing or has another shape.
@@ -161,9 +172,9 @@ class Program(Protocol):
 
 
 class ProgramDefaults:
-    """What a program does whose model lies whole in each process that trains.
+    """Defaults for programs whose processes each hold the whole model.
 
-    A subclass sets `_local`, the `LocalModel` by which the model computes alone.
+    A subclass sets `_local`, the `LocalModel` that the model computes with in one process.
     """
 
     _local: Any
@@ -189,36 +200,37 @@ class ProgramDefaults:
 
 
 class Parts(Protocol):
-    """The state of a program as each of several processes holds a part of it.
+    """The state of a program, of which each of several processes holds a part.
 
     `post` and `collect` may be called in any thread.
 
     Attributes:
-        rank: place of this process; 0 is the chief.
-        number: of the processes.
+        rank: rank of this process; 0 is the chief.
+        number: number of processes.
     """
 
     rank: int
     number: int
 
     def snapshot(self) -> tuple[State, Mapping[str, ShardSlice]]:
-        """This process's share of all state, as host arrays that no later step changes; every process must call it.
+        """Return this process's share of all state; every process must call it.
 
-        Each part of a variable is in the share of one process that holds it. Arrays that are parts have names of their
-        own; the mapping says what they are.
+        It consists of host arrays that no later step changes. Each shard of a variable is in the share of one process
+        that holds
+        it. Arrays that are shards have their own names; the mapping describes them.
         """
         ...
 
     def needed_blocks(self) -> Mapping[str, list[tuple[slice, ...]]]:
-        """Which blocks of split variables this process needs to restore them."""
+        """Return the blocks of split variables that this process needs to restore them."""
         ...
 
     def post(self, key: str, message: str) -> None:
-        """Tells the chief something under a key that no message had before."""
+        """Send the chief a message under a new key."""
         ...
 
     def collect(self, key: str, given_up: Callable[[], bool]) -> list[str] | None:
-        """On the chief, what all others have posted under a key, in their order; None if that is given up before."""
+        """On the chief, return the messages that the others have posted under a key, in order; None if given up."""
         ...
 
 
@@ -232,54 +244,54 @@ class Strategy(Protocol):
 
     @property
     def chief_host(self) -> str:
-        """The address at which the other tasks reach the chief's host."""
+        """Address at which the other tasks reach the chief's host."""
         ...
 
     def scope(self) -> AbstractContextManager[Any]:
-        """Models, optimizers and metrics are created inside."""
+        """Return a context in which models, optimizers and metrics are created."""
         ...
 
     def keep_compiled(self, folder: Path) -> None:
-        """Programs that take long to compile are kept there, and found by a later attempt of the run."""
+        """Keep programs that take long to compile in a folder, for a later attempt of the run."""
         ...
 
     def adopt(self, model: keras.Model) -> None:
-        """Takes a model whose variables exist, before its optimizer gets any."""
+        """Prepare a model whose variables exist, before its optimizer gets any."""
         ...
 
     def program(self, steps: Steps) -> Program: ...
 
     def from_chief(self, message: bytes) -> bytes:
-        """The chief's message, in every task; every task must call it."""
+        """Return the chief's message in every task; every task must call it."""
         ...
 
     def gather(self, message: str) -> dict[str, str]:
-        """What each task that trains says, by its name, in every one; every task must call it."""
+        """Return the message of each task that trains, by the task's name; every task must call it."""
         ...
 
     def share(self) -> Share:
-        """This process's part of each global batch, where processes have different examples.
+        """Return this process's share of each global batch, for processes with different examples.
 
         Raises:
-            ConfigError: they cannot, since several processes work on the same rows.
+            ConfigError: several processes work on the same rows, so their examples cannot differ.
         """
         ...
 
     def parts(self) -> Parts | None:
-        """The parts of the program's state, where several processes hold some; asked for after `program`."""
+        """Return the parts of the program's state, if several processes hold some. Call it after `program`."""
         ...
 
     def notes(self) -> list[str]:
-        """What the user should know of how the strategy placed the model; asked for after `program`."""
+        """Return notes for the user on how the strategy placed the model. Call it after `program`."""
         ...
 
     def leave(self) -> None:
-        """Waits until no task needs this process any more; the last thing before it ends, if nothing has failed."""
+        """Wait until no task needs this process; the last call before it ends, if nothing has failed."""
         ...
 
 
 class StrategyDefaults:
-    """What a strategy does that has one process with a model, and leaves the model as it is."""
+    """Defaults for strategies with one process that holds a model, and that leave the model unchanged."""
 
     @property
     def chief_host(self) -> str:

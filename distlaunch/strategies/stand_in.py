@@ -1,4 +1,4 @@
-"""Values that stand in a Keras variable for a tensor of TensorFlow, and act as one wherever a tensor is wanted."""
+"""Values that represent a TensorFlow tensor in a Keras variable, and act as a tensor wherever one is expected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NUMBERS = ("float", "int", "complex")
 
 
 class StandIn:
-    """Base of such values. A subclass says what its tensor is."""
+    """Base class of such values; a subclass returns its tensor."""
 
     def as_tensor(self) -> tf.Tensor:
         raise NotImplementedError

@@ -16,12 +16,12 @@ class StateMismatchError(ValueError):
 
 @dataclass(frozen=True)
 class ShardSlice:
-    """The place of a shard, which is an array of its own, in its variable.
+    """The position of a shard, which is a separate array, in its variable.
 
     Attributes:
         of: the variable's name.
-        shape: that of the whole variable.
-        start: where the shard begins, in each dimension.
+        shape: shape of the whole variable.
+        start: index of the shard's first element in each dimension.
     """
 
     of: str
@@ -29,5 +29,5 @@ class ShardSlice:
     start: tuple[int, ...]
 
     def within(self, shard: tuple[int, ...]) -> tuple[slice, ...]:
-        """Return where a shard of this shape lies in the variable."""
+        """Return the slices of the variable that a shard of this shape covers."""
         return tuple(slice(first, first + size) for first, size in zip(self.start, shard, strict=True))

@@ -1,4 +1,4 @@
-"""The time that steps took, as programs report it for each call."""
+"""Times of steps, as programs report them for each call."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class StepTimes:
-    """How the time of a call's steps went in this process.
+    """Step and input-wait times of one call in this process.
 
     Attributes:
-        seconds: of each step, from the end of the one before; the wait for its input included.
-        input_s: of all together, the time in which there was nothing to compute, because the next batch was not there.
+        seconds: duration of each step, from the end of the previous one; includes the wait for its input.
+        input_s: total time in seconds with nothing to compute because the next batch was not ready.
         examples: this process's share of the examples of these steps.
     """
 
@@ -24,9 +24,12 @@ class StepTimes:
 
     @classmethod
     def of(cls, rows: np.ndarray) -> Self:
-        """Of float64 [steps, 3]: seconds of waiting, seconds of the step, examples.
+        """Return the times from rows of a float64 array.
 
-        Nothing if no step took any time, as where there is no clock; see `graph_clock.now`.
+        They are empty if no step took any time, as without a clock; see `graph_clock.now`.
+
+        Args:
+            rows: shape [steps, 3]: seconds of waiting, seconds of the step, examples.
         """
         waited, seconds, examples = rows.T
         if not seconds.any():

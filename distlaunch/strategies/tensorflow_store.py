@@ -1,4 +1,4 @@
-"""TensorFlow's coordination service as a store of `peers`."""
+"""TensorFlow's coordination service as a store for `Peers`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distlaunch.patches.tensorflow_private import coordination_service
 
 
 class TensorFlowStore:
-    """Keeps text only, so bytes travel encoded."""
+    """Store of the coordination service, which holds text only: values are encoded in base64."""
 
     lost = tf.errors.OpError
 

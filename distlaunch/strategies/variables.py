@@ -18,11 +18,11 @@ from distlaunch.strategies.protocol import Logs
 from distlaunch.strategies.state import State, StateMismatchError
 
 WEIGHTS, SLOTS, PLAIN = "model", "optimizer", "attribute"
-"""Names of variables begin with these words: those of layers, of optimizers, and of plain variables."""
+"""First words of variables' names: those of layers, of optimizers, and plain variables."""
 _NO_NUMBERS = (tf.string, tf.resource, tf.variant, "string")
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), np.ndarray, np.generic, tf.Tensor, tf.DType)
 _CLOSED = frozenset({*sys.stdlib_module_names, "keras", "tensorflow", "jax", "jaxlib", "numpy"})
-"""Packages whose objects hold nothing of the model, except layers, modules and containers."""
+"""Packages whose objects contain no parts of the model, except layers, modules and containers."""
 
 Found = tuple[str, Any]
 """The attributes that lead to an object, joined by `/`, and the object."""
@@ -34,13 +34,13 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     compiled = getattr(model, "optimizer", None)
     if isinstance(compiled, keras.optimizers.Optimizer):
         found.insert(0, compiled)
-    # by identity: the compiled optimizer is an attribute, too, and a wrapped one is no optimizer of its own
+    # by identity: the compiled optimizer is an attribute, too, and wrapped optimizers are left out
     wrapped = {id(part) for optimizer in found for part in list(chain(optimizer))[1:]}
     return list({id(optimizer): optimizer for optimizer in found if id(optimizer) not in wrapped}.values())
 
 
 def chain(optimizer: Any) -> Iterator[Any]:
-    """Return the optimizer and those it wraps (LossScaleOptimizer, MultiOptimizer)."""
+    """Yield the optimizer and those it wraps (LossScaleOptimizer, MultiOptimizer)."""
     yield optimizer
     inner = getattr(optimizer, "inner_optimizer", None)
     for part in [*([] if inner is None else [inner]), *getattr(optimizer, "optimizers", ())]:
@@ -48,24 +48,24 @@ def chain(optimizer: Any) -> Iterator[Any]:
 
 
 def slot_variables(model: keras.Model) -> list[Any]:
-    """Variables of all its optimizers, those of the compiled one first."""
+    """Return the variables of all its optimizers, those of the compiled one first."""
     return [variable for optimizer in optimizers_of(model) for variable in optimizer.variables]
 
 
 def metric_variables(model: keras.Model) -> list[Any]:
-    """Variables of the model's metrics, the loss tracker included."""
+    """Return the variables of the model's metrics, including the loss tracker."""
     found = {id(variable): variable for metric in model.metrics for variable in metric.variables}
     return list(found.values())
 
 
 def loss_trackers(model: keras.Model) -> list[Any]:
-    """Variables of the means that Keras keeps of the losses of single outputs; they do not weight by rows."""
+    """Return the variables of Keras's mean losses of single outputs, which are not weighted by rows."""
     compiled = compiled_loss(model)
     return [] if compiled is None else list(compiled.variables)
 
 
 def metric_results(model: keras.Model) -> dict[str, Any]:
-    """Results of the model's metrics, without compiled ones that no step has updated (a GAN's step may not)."""
+    """Return the results of the model's metrics, except compiled ones that no step has updated (a GAN's may not)."""
     compiled = compiled_metrics(model)
     if compiled is None or compiled.built:
         return flat_logs(model.get_metrics_result())
@@ -74,7 +74,7 @@ def metric_results(model: keras.Model) -> dict[str, Any]:
 
 
 def flat_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return logs as Keras reports them: the entries of a mapping among the values stand in its place."""
+    """Return logs as Keras reports them: a nested mapping is replaced by its entries."""
     flat: dict[str, Any] = {}
     for name, value in logs.items():
         flat.update(flat_logs(value) if isinstance(value, Mapping) else {name: value})
@@ -82,7 +82,7 @@ def flat_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def state_variables(model: keras.Model) -> dict[str, Any]:
-    """Weights, random seeds and optimizer variables by name; metrics are apart, since each replica has its own."""
+    """Return weights, random seeds and optimizer variables by name, without metrics, which each replica has."""
     metrics = {id(variable) for variable in metric_variables(model)}
     named = dict(_named(WEIGHTS, (v for v in model.variables if id(v) not in metrics)))
     for prefix, optimizer in named_optimizers(model).items():
@@ -91,19 +91,19 @@ def state_variables(model: keras.Model) -> dict[str, Any]:
 
 
 def named_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
-    """All optimizers, by the word with which the names of their variables begin."""
+    """Return all optimizers, by the first word of the names of their variables."""
     return {(SLOTS if not index else f"{SLOTS}_{index}"): one for index, one in enumerate(optimizers_of(model))}
 
 
 def plain_variables(model: keras.Model) -> dict[str, Any]:
-    """Variables by name that are in no list of Keras: those of TensorFlow, and those in objects of the user's."""
+    """Return variables by name that Keras does not list: TensorFlow's own, and those in the user's objects."""
     listed = [*model.variables, *slot_variables(model), *metric_variables(model)]
     known = {id(one) for one in listed} | {id(value_of(one)) for one in listed if isinstance(one, keras.Variable)}
     named: dict[str, Any] = {}
     for path, variable in _found_in(model):
         if isinstance(variable, keras.optimizers.Optimizer) or id(variable) in known or variable.dtype in _NO_NUMBERS:
             continue
-        # its shards are listed in its place
+        # its shards are listed instead
         if isinstance(variable, keras.Variable) and is_split(variable):
             continue
         known.add(id(variable))
@@ -112,7 +112,7 @@ def plain_variables(model: keras.Model) -> dict[str, Any]:
 
 
 def named_metrics(model: keras.Model) -> dict[str, Any]:
-    """Metric variables by name."""
+    """Return metric variables by name."""
     return dict(_named("metric", metric_variables(model)))
 
 
@@ -134,29 +134,33 @@ def _unique(name: str, taken: Collection[str]) -> str:
 
 
 def host_value(variable: Any) -> np.ndarray:
-    """A copy of a variable's value in this process's memory: no later step changes it."""
+    """Return a copy of a variable's value in host memory, which no later step changes."""
     if isinstance(variable, tf.Variable):
         return np.array(tf.convert_to_tensor(variable))
     value = variable.value
-    # of a variable, `np.array` would make a copy of the copy that it asks for
+    # `np.array(variable)` would copy twice
     value = value.read_value() if hasattr(value, "read_value") else value
     return np.array(value)
 
 
 def plain_state(model: keras.Model) -> State:
-    """Copies of the values of `plain_variables`."""
+    """Return copies of the values of `plain_variables`."""
     return {name: host_value(variable) for name, variable in plain_variables(model).items()}
 
 
 def restore_plain(model: keras.Model, state: State) -> None:
-    """Put the values of `plain_state` back. Raises StateMismatchError if one is missing."""
+    """Restore the values of `plain_state`.
+
+    Raises:
+        StateMismatchError: a value is missing.
+    """
     for name, variable in plain_variables(model).items():
         variable.assign(checked_value(name, variable, state))
 
 
 @contextmanager
-def plain_values_kept(model: keras.Model) -> Iterator[None]:
-    """Give `plain_variables` the values back that they have now: a step that is tried assigns them for real."""
+def keep_plain_values(model: keras.Model) -> Iterator[None]:
+    """Restore the values of `plain_variables` afterwards: a trial step really assigns them."""
     before = [(variable, host_value(variable)) for variable in plain_variables(model).values()]
     try:
         yield
@@ -166,9 +170,9 @@ def plain_values_kept(model: keras.Model) -> Iterator[None]:
 
 
 def saved_values(model: keras.Model, state: State) -> Iterator[tuple[Any, np.ndarray]]:
-    """Return each variable of `state_variables` with its value in a snapshot.
+    """Yield each variable of `state_variables` with its value in a snapshot.
 
-    A variable of an optimizer that the snapshot does not have keeps the value with which it was built.
+    An optimizer's variable that the snapshot does not contain keeps its initial value.
 
     Raises:
         StateMismatchError: the snapshot and the model differ in a weight, or in a plain variable.
@@ -176,7 +180,7 @@ def saved_values(model: keras.Model, state: State) -> Iterator[tuple[Any, np.nda
     variables = state_variables(model)
     known = {*variables, *plain_variables(model)}
     for name in state:
-        # layers that draw random numbers may go; their seeds are no weights
+        # layers that draw random numbers may be removed; their seeds are not weights
         if name.startswith((f"{WEIGHTS}/", f"{PLAIN}/")) and name not in known and not is_seed(name):
             raise StateMismatchError(f"it has the variable '{name}', which the model does not have")
     for name, variable in variables.items():
@@ -185,44 +189,48 @@ def saved_values(model: keras.Model, state: State) -> Iterator[tuple[Any, np.nda
 
 
 def is_slot(name: str) -> bool:
-    """Return True if a name of `state_variables` is that of an optimizer's variable."""
+    """Return whether a name of `state_variables` is that of an optimizer's variable."""
     return name.startswith(SLOTS)
 
 
 def is_seed(name: str) -> bool:
-    """Return True if a name of `state_variables` is that of the state of a generator of random numbers."""
+    """Return whether a name of `state_variables` is that of the state of a random number generator."""
     return name.rpartition("/")[2].startswith("seed_generator_state")
 
 
 def checked_value(name: str, variable: Any, state: State) -> np.ndarray:
-    """The value that a snapshot has for a variable; raises StateMismatchError if it does not fit."""
+    """Return the value of a variable in a snapshot.
+
+    Raises:
+        StateMismatchError: the snapshot has no such variable, or its shape differs.
+    """
     if name not in state:
         raise StateMismatchError(f"it has no variable '{name}'")
     if tuple(state[name].shape) != tuple(variable.shape):
         raise StateMismatchError(
-            f"'{name}' was saved with shape {tuple(state[name].shape)}, and has {tuple(variable.shape)}"
+            f"'{name}' was saved with shape {tuple(state[name].shape)}, but now has {tuple(variable.shape)}"
         )
     return state[name]
 
 
 def plain_logs(values: Mapping[str, Any]) -> Logs:
-    """Values on the host: numbers as floats, others as arrays; the loss first, since JAX sorts by name."""
+    """Return values on the host: numbers as floats, others as arrays; the loss first, since JAX sorts by name."""
     logs: dict[str, Any] = {name: np.asarray(values[name]) for name in sorted(values, key=lambda name: name != "loss")}
     return {name: float(value) if value.size == 1 else value for name, value in logs.items()}
 
 
 def has_own(model: keras.Model, name: str) -> bool:
-    """Return True if the model's class has a method, such as `train_step`, other than Keras's."""
+    """Return whether the model's class overrides a method of Keras, such as `train_step`."""
     return getattr(type(model), name) is not getattr(keras.Model, name)
 
 
 def _found_in(model: keras.Model) -> Iterator[Found]:
-    """Return each optimizer and variable that a model holds, once, in the order of its attributes, at any depth.
+    """Yield each optimizer and variable that a model holds, once, in the order of its attributes, at any depth.
 
-    Keras finds neither optimizers beside the compiled one nor plain variables of TensorFlow, which a model may keep as
-    attributes, in lists and dicts, in layers and models within it, or in objects of the user's classes.
+    Keras finds neither optimizers other than the compiled one nor plain TensorFlow variables, which a model may keep as
+    attributes, in lists and dicts, in nested layers and models, or in objects of the user's classes.
 
-    Layers begin a path of their own with their name, since the same layer has several places in a model.
+    A layer's path starts with its name, since the same layer can have several places in a model.
     """
     seen: set[int] = set()
     # a stack instead of recursion: models may be deep
@@ -248,14 +256,14 @@ def _within(path: str, value: Any) -> Iterator[Found]:
         yield from ((_joined(path, str(index)), inner) for index, inner in enumerate(value))
     elif _is_open(value):
         start = value.name if isinstance(value, keras.Layer) and path else path
-        # what the user names comes first, so that lists of Keras's own give no names
+        # public attributes come first, so that paths do not go through Keras's own lists
         for name, inner in sorted(vars(value).items(), key=lambda item: item[0].startswith("_")):
             if not name.startswith(("_self_", "_tracker", "_distlaunch")):
                 yield _joined(start, name), inner
 
 
 def _is_open(value: Any) -> bool:
-    """Return True if the attributes of an object may hold parts of the model."""
+    """Return whether the attributes of an object may hold parts of the model."""
     if isinstance(value, (keras.Layer, keras.optimizers.Optimizer, tf.Module, types.SimpleNamespace)):
         return True
     if isinstance(value, (type, types.ModuleType, types.FunctionType, types.MethodType)):

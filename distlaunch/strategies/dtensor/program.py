@@ -43,8 +43,8 @@ from distlaunch.strategies.mesh.functional_step import (
 )
 from distlaunch.strategies.mesh.layout import Axes, slot_layout
 from distlaunch.strategies.mesh.parts import StoredVariable
-from distlaunch.strategies.mesh.state import described_mesh, log_state, restore_state, snapshot_variables, state_of
-from distlaunch.strategies.predictions import concatenated
+from distlaunch.strategies.mesh.state import log_state, mesh_description, restore_state, snapshot_variables, state_of
+from distlaunch.strategies.predictions import concatenate_batches
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, ProgramDefaults, Steps, Vote
 from distlaunch.strategies.state import State
 from distlaunch.strategies.step_times import StepTimes
@@ -178,7 +178,7 @@ class DTensorProgram(ProgramDefaults):
             with _in_plain_words():
                 outputs = call(batch)
             batches.append(tf.nest.map_structure(lambda leaf: dtensor.unpack(leaf)[0].numpy(), outputs))
-        return concatenated(batches)
+        return concatenate_batches(batches)
 
     def reset_metrics(self) -> None:
         self._steps_in_epoch = 0
@@ -277,7 +277,7 @@ class DTensorProgram(ProgramDefaults):
         tf.function(lambda: put_final_weights(self._model), autograph=False)()
 
     def mesh(self) -> dict[str, Any]:
-        return described_mesh(self._sizes, self._feed.axes)
+        return mesh_description(self._sizes, self._feed.axes)
 
     def placement(self) -> list[dict[str, Any]]:
         return [value_of(variable).placed(name) for name, variable in state_variables(self._model).items()]

@@ -40,8 +40,8 @@ from distlaunch.strategies.mesh.functional_step import (
 )
 from distlaunch.strategies.mesh.layout import Axes
 from distlaunch.strategies.mesh.parts import StoredVariable
-from distlaunch.strategies.mesh.state import described_mesh, log_state, restore_state, state_of
-from distlaunch.strategies.predictions import concatenated
+from distlaunch.strategies.mesh.state import log_state, mesh_description, restore_state, state_of
+from distlaunch.strategies.predictions import concatenate_batches
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, ProgramDefaults, Steps, Vote
 from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import metric_results, plain_logs
@@ -163,7 +163,7 @@ class JaxProgram(ProgramDefaults):
             outputs, others = call(trainable, others, batch)
             feed.load_ahead()
             batches.append(keras.tree.map_structure(np.asarray, outputs))
-        return concatenated(batches)
+        return concatenate_batches(batches)
 
     def reset_metrics(self) -> None:
         self._steps_in_epoch = 0
@@ -270,7 +270,7 @@ class JaxProgram(ProgramDefaults):
         self._values.assign(self._values.read())
 
     def mesh(self) -> dict[str, Any]:
-        return described_mesh(self._mesh.shape, self._placement.axes)
+        return mesh_description(self._mesh.shape, self._placement.axes)
 
     def placement(self) -> list[dict[str, Any]]:
         return self._values.placement()

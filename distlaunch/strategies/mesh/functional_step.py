@@ -1,8 +1,8 @@
-"""The functional step: old state in, new state out, nothing assigned. Keras's `fit` step, or the reference one.
+"""The functional step: it takes the old state and returns the new one, and assigns nothing.
 
 Keras's own JAX trainer has such a step; this one differs where Keras on JAX differs from Keras on TensorFlow (a mask of
 the predictions reaches the metrics too), and it serves `loop: custom`. It keeps Keras's calling convention, so that a
-model's own `train_step(state, data)` fits in its place.
+model's own `train_step(state, data)` can replace it.
 """
 
 # pyright: reportOptionalMemberAccess=false, reportOptionalOperand=false, reportOptionalSubscript=false
@@ -32,17 +32,17 @@ Values = list[Any]
 TrainState = tuple[Values, Values, Values, Values]
 """Values of the trainable, the other, the optimizer's and the metrics' variables, as in Keras on JAX."""
 TestState = tuple[Values, Values, Values]
-"""The same without the optimizer's."""
+"""Values of the trainable, the other and the metrics' variables."""
 FunctionalLogs = dict[str, Any]
 LossOf = Callable[[Any, Any, Any, Any], Any]
-"""(x, y, predictions, sample_weight) -> the loss to minimise, of the whole batch."""
+"""Maps (x, y, predictions, sample_weight) to the loss of the whole batch."""
 
 
 class FunctionalStep:
     """One training step and one evaluation step of a compiled model as pure functions.
 
     Args:
-        loss: what to minimise; None: Keras's own loss, as `fit` does, whose mean is the metric `loss`.
+        loss: the loss to minimize; None for Keras's own loss, as in `fit`, whose mean is the metric `loss`.
     """
 
     def __init__(self, model: keras.Model, loss: LossOf | None = None) -> None:
@@ -50,10 +50,10 @@ class FunctionalStep:
         average_over_batches(model)
 
     def train_step(self, state: TrainState, data: Batch) -> tuple[FunctionalLogs, TrainState]:
-        """The step's logs, and the new state."""
+        """Return the logs of a training step, and the new state."""
         trainable, others, slots, metrics = state
         number = len(self._model.optimizer.variables)
-        slots, unused = slots[:number], slots[number:]  # another optimizer's, which this step does not touch
+        slots, unused = slots[:number], slots[number:]  # those of other optimizers, which this step does not use
         model, optimizer = self._model, self._model.optimizer
 
         def loss_of(trainable: Values) -> Any:
@@ -62,9 +62,9 @@ class FunctionalStep:
                 loss, predictions = self._forward(data, training=True)
                 # float16: gradients of the loss itself would underflow. `apply` divides by the same factor
                 scaled = optimizer.scale_loss(loss)
-            # a mask is an attribute of a tensor, and those that come out of differentiation are new tensors
+            # masks are attributes of tensors, and differentiation returns new tensors
             masks = [mask_of(leaf) for leaf in tree.flatten(predictions)]
-            # of a loss with a value for each row TensorFlow takes the gradient of the sum, and JAX none
+            # for a loss with a value per row, TensorFlow differentiates the sum, and JAX raises an error
             scaled = ops.sum(scaled) if ops.ndim(scaled) else scaled
             return scaled, (loss, predictions, masks, *self._others_and_metrics(scope))
 
@@ -75,12 +75,12 @@ class FunctionalStep:
         tracked = loss if self._own_loss is None else None
         logs, others, metrics = self._update_metrics((trainable, others, metrics), data, predictions, tracked)
         if self._own_loss is not None:
-            # a custom loop shows the mean of its own loss, as under every strategy
+            # a custom loop reports the mean of its own loss, as under every strategy
             logs = {"loss": loss}
         return logs, (trainable, others, [*slots, *unused], metrics)
 
     def test_step(self, state: TestState, data: Batch) -> tuple[FunctionalLogs, TestState]:
-        """The step's logs, and the new state."""
+        """Return the logs of an evaluation step, and the new state."""
         trainable, others, metrics = state
         with self._scope((trainable, others, metrics)) as scope:
             loss, predictions = self._forward(data, training=False)
@@ -89,7 +89,7 @@ class FunctionalStep:
         return logs, (trainable, others, metrics)
 
     def _forward(self, data: Batch, *, training: bool) -> tuple[Any, Any]:
-        """Loss and predictions, within a stateless scope."""
+        """Return loss and predictions, within a stateless scope."""
         model = self._model
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         arguments = {"training": training} if call_takes_training(model) else {}
@@ -99,7 +99,7 @@ class FunctionalStep:
         return compute_loss(model, x, y, predictions, sample_weight, training=training), predictions
 
     def _update_metrics(self, state: TestState, data: Batch, predictions: Any, loss: Any) -> Any:
-        """Logs, and the new values of the variables that are not trained and of the metrics; None: no loss to track."""
+        """Return the logs, and the new values of the other variables and the metrics; None: no loss to track."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         rows = next(leaf for leaf in tree.flatten(x) if leaf is not None).shape[0]
         with self._scope(state) as scope:
@@ -120,12 +120,13 @@ class FunctionalStep:
 
 
 def predictions_of(model: keras.Model, trainable: Values, others: Values, batch: Batch) -> tuple[Any, Values]:
-    """What the model predicts with these values of its variables; its own `predict_step` counts.
+    """Predict with these values of the model's variables; a `predict_step` of its own is used.
 
     Returns:
-        The predictions, and new values of the other variables: layers may draw, or count, in predictions too.
+        The predictions, and new values of the other variables: layers may draw random numbers, or count, in predictions
+            too.
     """
-    # on JAX Keras's `predict_step` takes the state itself
+    # on JAX, Keras's `predict_step` takes the state
     if keras.backend.backend() == "jax":
         return model.predict_step((trainable, others), batch)
     groups = ((model.trainable_variables, trainable), (model.non_trainable_variables, others))
@@ -136,18 +137,18 @@ def predictions_of(model: keras.Model, trainable: Values, others: Values, batch:
 
 
 def extra_log_names(steps: Steps, logs: Iterable[str]) -> list[str]:
-    """Return the names of the scalars of a training step that the model's metrics do not report."""
+    """Return the names of a training step's scalars that the model's metrics do not report."""
     is_reported = steps.logs == "last" and set(logs) == set(metric_results(steps.model))
     return [] if is_reported else sorted(logs)
 
 
 def extra_test_logs(model: keras.Model, logs: FunctionalLogs) -> FunctionalLogs:
-    """Return what an evaluation step reports in place of the model's metrics; empty if it reports these."""
+    """Return the logs of an evaluation step that replace the model's metrics; empty if it reports the metrics."""
     return {} if set(logs) == set(metric_results(model)) else logs
 
 
 def known_log_names(steps: Steps) -> list[str] | None:
-    """Return the names of `extra_log_names` without a trace; None if only a trace tells them."""
+    """Return the names of `extra_log_names` without a trace; None if only a trace can find them."""
     if not isinstance(getattr(steps.train, "__self__", None), FunctionalStep):
         return None
     if steps.logs == "mean":
@@ -156,7 +157,7 @@ def known_log_names(steps: Steps) -> list[str] | None:
 
 
 def reference_loss(model: keras.Model, per_example: Callable[[Any, Any], Any]) -> LossOf:
-    """The loss of `loop: custom` without a step: per-example losses over the global batch size, plus regularisation."""
+    """Return the loss of `loop: custom` without a step: the mean over the global batch plus regularization."""
 
     def loss(x: Any, y: Any, predictions: Any, sample_weight: Any) -> Any:
         return sum(model.losses, start=average(per_example(y, predictions), sample_weight))
@@ -165,7 +166,7 @@ def reference_loss(model: keras.Model, per_example: Callable[[Any, Any], Any]) -
 
 
 def average(per_example: Any, sample_weight: Any = None) -> Any:
-    """The mean over the rows of the global batch.
+    """Return the mean over the rows of the global batch.
 
     Args:
         per_example: shape [rows] or [rows, ...]; further dimensions are averaged.
@@ -175,16 +176,16 @@ def average(per_example: Any, sample_weight: Any = None) -> Any:
         per_example = ops.mean(per_example, axis=tuple(range(1, len(per_example.shape))))
     if sample_weight is not None:
         per_example = per_example * ops.cast(ops.reshape(sample_weight, per_example.shape), per_example.dtype)
-    # on a mesh a step sees all rows, so these are those of the global batch
+    # on a mesh, a step sees all rows of the global batch
     return ops.sum(per_example) / per_example.shape[0]
 
 
 def _apply(
     optimizer: Any, gradients: Values, variables: Sequence[Any], trainable: Values, slots: Values
 ) -> tuple[Values, Values]:
-    """The optimizer's update: new values of the variables and of its own."""
+    """Apply the optimizer; return the new values of the variables and of the optimizer's own."""
     if keras.backend.backend() == "jax" and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        # its `apply` assigns within the branches of a condition, which JAX does not let out
+        # its `apply` assigns within the branches of a condition, and these values cannot leave it on JAX
         applied: Any = optimizer.stateless_apply(slots, gradients, trainable)
         return applied
     mapping = [*zip(variables, trainable, strict=True), *zip(optimizer.variables, slots, strict=True)]
@@ -194,7 +195,7 @@ def _apply(
 
 
 def _value_and_grad(function: Callable[[Values], Any]) -> Callable[[Values], Any]:
-    """Of a function that returns (loss, anything else)."""
+    """Return a function for the value and gradients of a function that returns (loss, anything else)."""
     if keras.backend.backend() == "tensorflow":
         return _value_and_grad_by_tape(function)
     import jax
@@ -209,7 +210,7 @@ def _value_and_grad_by_tape(function: Callable[[Values], Any]) -> Callable[[Valu
         with tf.GradientTape() as tape:
             tape.watch(values)
             loss, aux = function(values)
-        # zeros and not None, as JAX gives them
+        # zeros instead of None, as JAX returns
         gradients = tape.gradient(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         # dense, as on other backends: DTensor cannot place the updates of single rows
         return (loss, aux), [tf.convert_to_tensor(gradient) for gradient in gradients]
@@ -218,7 +219,7 @@ def _value_and_grad_by_tape(function: Callable[[Values], Any]) -> Callable[[Valu
 
 
 def _values(scope: keras.StatelessScope, variables: Sequence[Any]) -> Values:
-    """Values that variables have at the end of a scope."""
+    """Return the values of variables at the end of a scope."""
     current = ((variable, scope.get_current_value(variable)) for variable in variables)
     return [variable.value if value is None else value for variable, value in current]
 

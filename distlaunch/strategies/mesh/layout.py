@@ -1,6 +1,6 @@
 """Layout rules: from regular expressions on variable paths to the mesh axis of each dimension.
 
-Knows neither JAX nor DTensor: a layout is a tuple with a mesh axis, or None, for each dimension.
+Independent of JAX and DTensor: a layout is a tuple with a mesh axis, or None, for each dimension.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ _NEAREST = 3
 def chosen_layouts(
     layout: Rules | Literal["auto"], model: keras.Model, mesh: Mesh, whole: tuple[type, ...] = ()
 ) -> tuple[dict[str, Axes], list[str]]:
-    """Layout by path, of the weights that are split, and notes of how that came.
+    """Return the layout by path of the weights that are split, and notes about the choice.
 
-    The config's rules come first, then what the model's code says (`distlaunch.layouts`), then what `auto` proposes.
+    The config's rules take precedence over layouts in the model's code (`distlaunch.layouts`), and these over the
+    proposals
+    of `auto`.
 
     Args:
-        whole: kinds of layers that `auto` leaves whole.
+        whole: types of layers that `auto` does not split.
 
     Raises:
         ConfigError: a rule matches no weight, or one that it does not fit.
@@ -43,22 +45,22 @@ def chosen_layouts(
     if layout != "auto":
         return _split_ones({**in_code, **layouts_of(model, layout, mesh)}), notes
     rules = {_pattern(path): list(axes) for path, axes in in_code.items()}
-    # what the code says of a variable replaces the proposal for it
+    # a layout in the code replaces the proposal for that variable
     rules = {**proposed_rules(model, mesh, whole), **rules}
     return _split_ones(layouts_of(model, rules, mesh)), [*notes, f"`layout: auto` is the same as\n{as_yaml(rules)}"]
 
 
 def notes_of_processes(layouts: Mapping[str, Axes], is_whole_here: Callable[[str], bool]) -> list[str]:
-    """What cannot be done where no process holds all of a variable.
+    """Return notes on limitations if no process holds all of a variable.
 
     Args:
-        is_whole_here: whether the devices of this process are all along a mesh axis.
+        is_whole_here: returns whether this process's devices cover a whole mesh axis.
     """
     axes = {axis for split in layouts.values() for axis in split if axis is not None}
     apart = sorted(axis for axis in axes if not is_whole_here(axis))
     if not apart:
         return []
-    what = f"axis '{apart[0]}' splits variables over processes, so callbacks that read weights will fail, such as"
+    what = f"axis '{apart[0]}' splits variables over processes, so callbacks that read weights fail, such as"
     callbacks = "ModelCheckpoint, or EarlyStopping with restore_best_weights"
     return [f"{what} {callbacks}; let the first axis of the mesh split examples"]
 
@@ -68,15 +70,15 @@ def _split_ones(layouts: Mapping[str, Axes]) -> dict[str, Axes]:
 
 
 def whole_batch_notes(axis: str | None, mesh: Mesh) -> list[str]:
-    """A note where no axis splits the examples."""
+    """Return a note if no axis splits the examples."""
     if axis is not None or all(size == 1 for size in mesh.values()):
         return []
-    named = f"none of the mesh's axes ({', '.join(mesh)}) is called 'batch', and `input_layout` names none for examples"
+    named = f"none of the mesh's axes ({', '.join(mesh)}) is named 'batch', and `input_layout` gives examples no axis"
     return [f"every device computes the whole batch: {named}"]
 
 
 def layouts_of(model: keras.Model, rules: Rules, mesh: Mesh) -> dict[str, Axes]:
-    """Layout by path, of the weights that a rule matches; the first rule that matches counts.
+    """Return the layout by path of the weights that a rule matches; the first matching rule applies.
 
     Raises:
         ConfigError: a rule matches no weight, or one that it does not fit.
@@ -87,7 +89,7 @@ def layouts_of(model: keras.Model, rules: Rules, mesh: Mesh) -> dict[str, Axes]:
     problems: dict[str, Problem] = {}
     unused = dict.fromkeys(rules)
     for weight in weights:
-        # as Keras names it, and as plans and checkpoints do
+        # both as Keras names it, and as plans and checkpoints do
         matching = [p for p in rules if re.search(p, weight.path) or re.search(p, f"model/{weight.path}")]
         for pattern in matching:
             unused.pop(pattern, None)
@@ -105,7 +107,9 @@ def layouts_of(model: keras.Model, rules: Rules, mesh: Mesh) -> dict[str, Axes]:
 
 
 def layouts_in_code(model: keras.Model, mesh: Mesh) -> tuple[dict[str, Axes], list[str]]:
-    """Layout by path, of the weights for which the model's code has one, and a note of axes that the mesh has not.
+    """Return the layout by path of weights for which the model's code has one, and notes.
+
+    A note lists axes that the mesh does not have.
 
     Raises:
         ConfigError: a layer has no such variable, or the layout does not fit it.
@@ -142,13 +146,13 @@ def _misfit(path: str, shape: tuple[int, ...], axes: Axes, mesh: Mesh) -> str | 
 
 
 def _nearest(pattern: str, paths: list[str]) -> str:
-    # below difflib's usual 0.6: a pattern has characters that no path has
+    # below difflib's default of 0.6: a pattern has characters that no path has
     near = difflib.get_close_matches(pattern, paths, n=_NEAREST, cutoff=0.3) or paths[:_NEAREST]
     return f"the nearest paths are {', '.join(repr(path) for path in near)}" if near else "the model has no variables"
 
 
 def slot_layout(slot: Any, weights: Sequence[Any], layouts: Mapping[str, Axes]) -> Axes:
-    """The layout of an optimizer's variable: that of the weight it belongs to, if it has its shape.
+    """Return the layout of an optimizer's variable: that of the weight it belongs to, if the shapes are equal.
 
     Keras names a slot after its weight: `adam/dense_kernel_momentum` belongs to `dense/kernel`.
     """
@@ -164,9 +168,10 @@ def slot_layout(slot: Any, weights: Sequence[Any], layouts: Mapping[str, Axes]) 
 
 
 def dividing_axes(shape: Sequence[int], axes: Axes, mesh: Mesh) -> list[str | None]:
-    """The axis of each dimension of an input; examples that their axis does not divide are not split.
+    """Return the axis of each dimension of an input; the first dimension is not split if its axis does not divide it.
 
-    XLA and DTensor would pad such examples, and XLA's partitioner gets operations between rows wrong then.
+    XLA and DTensor would pad such examples, and XLA's partitioner then computes wrong results for operations between
+    rows.
 
     Raises:
         ConfigError: an axis does not divide another dimension.
@@ -185,7 +190,7 @@ def dividing_axes(shape: Sequence[int], axes: Axes, mesh: Mesh) -> list[str | No
 
 
 def map_batch(action: Callable[[Any, Axes], Any], batch: Batch, axes: Axes) -> Batch:
-    """Applies `action(leaf, axes of it)`: inputs are split by all axes, labels and weights by the first of them."""
+    """Apply `action(leaf, its axes)`: inputs are split by all axes, labels and weights by the first one."""
     parts = batch if isinstance(batch, tuple) else (batch,)
     first, *others = parts
     mapped = (
@@ -199,10 +204,11 @@ def map_batch(action: Callable[[Any, Axes], Any], batch: Batch, axes: Axes) -> B
 
 
 def proposed_rules(model: keras.Model, mesh: Mesh, whole: tuple[type, ...] = ()) -> dict[str, list[str | None]]:
-    """Rules that split the large layers over the axis `model`, two by two: what one splits, the next one sums.
+    """Return rules that split the large layers over the axis `model`, in pairs.
 
-    After a Dense layer that is split by its outputs, the next is split by its inputs, so that only its result has to be
-    summed over devices. Dimensions that the axis does not divide stay whole.
+    After a Dense layer that is split by its outputs, the next one is split by its inputs, so that only its result has
+    to be
+    summed over devices. Dimensions that the axis does not divide are not split.
     """
     size = mesh[AUTO_AXIS]
     rules: dict[str, list[str | None]] = {}
@@ -214,7 +220,7 @@ def proposed_rules(model: keras.Model, mesh: Mesh, whole: tuple[type, ...] = ())
         if isinstance(layer, keras.layers.Dense):
             first, second = (0, 1) if by_inputs else (1, 0)
             split = _split(layer.kernel, [first, second], size)
-            # split by its outputs: the next layer finds its inputs split already
+            # split by its outputs: the inputs of the next layer are already split
             by_inputs = split == 1
             rules.update(_rules(layer, layer.kernel, split, outputs=(1,)))
         elif isinstance(layer, keras.layers.EinsumDense):
@@ -231,7 +237,7 @@ def proposed_rules(model: keras.Model, mesh: Mesh, whole: tuple[type, ...] = ())
 
 
 def _leaves(layer: Any) -> Iterator[Any]:
-    """Layers without layers of their own, in order; the parts of an attention layer are its own business."""
+    """Yield layers without sublayers, in order; an attention layer is one of them."""
     for part in layer.layers if hasattr(layer, "layers") else layers_directly_in(layer):
         if isinstance(part, keras.layers.MultiHeadAttention) or not layers_directly_in(part):
             yield part
@@ -240,7 +246,7 @@ def _leaves(layer: Any) -> Iterator[Any]:
 
 
 def _split(variable: Any, preferred: Sequence[int], size: int) -> int | None:
-    """The first of some dimensions that can be split."""
+    """Return the first of the preferred dimensions that can be split, or None."""
     return next((dimension for dimension in preferred if variable.shape[dimension] % size == 0), None)
 
 
@@ -249,7 +255,7 @@ def _rank(variable: Any) -> int:
 
 
 def _rules(layer: Any, kernel: Any, split: int | None, outputs: tuple[int, ...]) -> dict[str, list[str | None]]:
-    """A rule for the kernel, and one for the bias where the kernel is split by its outputs."""
+    """Return a rule for the kernel, and one for the bias if the kernel is split by its outputs."""
     if split is None:
         return {}
     rules = {_exactly(kernel): [AUTO_AXIS if d == split else None for d in range(_rank(kernel))]}
@@ -259,7 +265,7 @@ def _rules(layer: Any, kernel: Any, split: int | None, outputs: tuple[int, ...])
 
 
 def _attention(layer: Any, size: int) -> dict[str, list[str | None]]:
-    """Each device has some of the heads."""
+    """Return rules that split an attention layer by heads."""
     rules: dict[str, list[str | None]] = {}
     for part in attention_inputs(layer):
         if part.kernel.shape[1] % size == 0:  # (features, heads, features of a head)
@@ -281,6 +287,6 @@ def _pattern(path: str) -> str:
 
 
 def as_yaml(rules: Rules) -> str:
-    """The rules as YAML to paste below `strategy:`."""
+    """Return the rules as YAML to paste below `strategy:`."""
     lines = [f"  '{pattern}': [{', '.join(axis or '~' for axis in axes)}]" for pattern, axes in rules.items()]
     return "\n".join(["layout:", *lines]) if lines else "layout: {}"

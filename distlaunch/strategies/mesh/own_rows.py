@@ -1,4 +1,4 @@
-"""Batches of which each process has rows that no other process has: whose rows are where."""
+"""Batches with process-local rows: which process has which rows."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from distlaunch.strategies.coordination import Peers
 
 @dataclass(frozen=True)
 class RowCounts:
-    """How many rows of a global batch each process has.
+    """Number of rows of a global batch in each process.
 
     Attributes:
-        counts: by rank; 0: its data has ended.
-        rank: of this process.
-        parts: into how many equal parts its devices cut its rows.
+        counts: by rank; 0 if the process's data has ended.
+        rank: rank of this process.
+        parts: number of equal parts that its devices split its rows into.
     """
 
     counts: tuple[int, ...]
@@ -29,7 +29,7 @@ class RowCounts:
 
     @classmethod
     def agreed(cls, peers: Peers, rows: int, parts: int) -> RowCounts:
-        """Every process must call it for every batch, with what it has."""
+        """Return the counts of all processes; every process must call it for every batch."""
         return cls(tuple(int(count) for count in peers.gather(str(rows))), peers.rank, parts)
 
     @property
@@ -38,17 +38,17 @@ class RowCounts:
 
     @property
     def even(self) -> bool:
-        """Whether each device can have as many rows as any other, all from its own process."""
+        """Whether all devices can have the same number of rows, each from its own process."""
         return len(set(self.counts)) == 1 and self.counts[0] % self.parts == 0
 
     @property
     def start(self) -> int:
-        """Place of this process's first row in the batch."""
+        """Index of this process's first row in the batch."""
         return sum(self.counts[: self.rank])
 
     @property
     def padded(self) -> int:
-        """Rows of each process with which the batch is even."""
+        """Number of rows per process that makes the batch even."""
         return -(-max(self.counts) // self.parts) * self.parts
 
     def place(
@@ -58,27 +58,27 @@ class RowCounts:
         gathered: Callable[[Any], np.ndarray],
         leaf_of: Callable[[np.ndarray], Any],
     ) -> Batch:
-        """The global batch on the mesh, of the rows that this process has.
+        """Return the global batch on the mesh, made of this process's rows.
 
         Args:
-            put: `(rows, start, total)` onto the devices, of whose rows these are what the devices here need.
-            gathered: a part of a batch, from all devices; every process calls it.
-            leaf_of: makes of an array what `put` takes.
+            put: `(rows, start, total)` puts rows on the devices; they include all rows that the devices here need.
+            gathered: returns a leaf of a batch from all devices; every process calls it.
+            leaf_of: converts an array to what `put` takes.
         """
         if self.even:
             return put(batch, self.start, self.total)
-        # rows of one process on devices of another: near the end of a pass only
+        # rows of one process on devices of another, which happens only near the end of a pass
         padded = tf.nest.map_structure(lambda leaf: leaf_of(self._pad(np.asarray(leaf))), batch)
         split = put(padded, self.rank * self.padded, len(self.counts) * self.padded)
         whole = tf.nest.map_structure(lambda leaf: leaf_of(self._select(gathered(leaf))), split)
         return put(whole, 0, self.total)
 
     def _pad(self, rows: np.ndarray) -> np.ndarray:
-        """The rows of this process, and zeros for those it lacks; a stand-in is left out."""
+        """Return this process's rows, padded with zeros; a stand-in row is left out."""
         mine = rows[: self.counts[self.rank]]
         return np.concatenate([mine, np.zeros((self.padded - len(mine), *rows.shape[1:]), rows.dtype)])
 
     def _select(self, padded: np.ndarray) -> np.ndarray:
-        """The rows of the batch out of those of all processes, each with its zeros."""
+        """Return the rows of the batch from the zero-padded rows of all processes."""
         places = [np.arange(count) + rank * self.padded for rank, count in enumerate(self.counts)]
         return padded[np.concatenate(places)]

@@ -1,4 +1,4 @@
-"""The state of a mesh over several processes in parts: which process writes which, and which it needs again."""
+"""The state of a mesh over several processes in parts: which process writes which block, and which it needs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.state import ShardSlice, State
 
 Block = tuple[tuple[int, int], ...]
-"""First and last + 1 of each dimension."""
+"""Start and stop index of each dimension."""
 
 
 @dataclass(frozen=True)
 class StoredVariable:
-    """One variable, and what each device holds of it; the same in all processes but for `value_of`.
+    """A variable and the block that each device holds; only `value_of` differs between processes.
 
     Attributes:
-        devices: the process of each device, and its block.
-        value_of: a copy of a block that this process holds.
+        devices: the rank of the process of each device, and its block.
+        value_of: returns a copy of a block that this process holds.
     """
 
     shape: tuple[int, ...]
@@ -34,16 +34,16 @@ class PartedProgram(Protocol):
     """A program on a mesh."""
 
     def stored(self) -> dict[str, StoredVariable]:
-        """All variables that a snapshot has, by name; every process must call it."""
+        """Return all variables of a snapshot, by name; every process must call it."""
         ...
 
     def log_state(self) -> State:
-        """What a snapshot has beside variables."""
+        """Return the values of a snapshot that are not variables."""
         ...
 
 
 class MeshParts:
-    """Implements `Parts`."""
+    """Implementation of `Parts` for meshes."""
 
     def __init__(self, peers: Peers, program: PartedProgram) -> None:
         self._program = program
@@ -74,7 +74,10 @@ class MeshParts:
 
 
 def shares(stored: Mapping[str, StoredVariable], number: int) -> list[list[tuple[str, Block]]]:
-    """Which blocks each process writes: each block one process that holds it, and all about equally many bytes."""
+    """Return the blocks that each process writes.
+
+    Each block is written by one process that holds it, and all processes write about the same number of bytes.
+    """
     blocks = [
         (_num_bytes(block, one.itemsize), name, block, ranks)
         for name, one in stored.items()
@@ -82,7 +85,7 @@ def shares(stored: Mapping[str, StoredVariable], number: int) -> list[list[tuple
     ]
     found: list[list[tuple[str, Block]]] = [[] for _ in range(number)]
     loads = [0] * number
-    # the largest first, as long as there are smaller ones to make up for them
+    # the largest first, so that smaller ones can balance the loads
     for num_bytes, name, block, ranks in sorted(blocks, key=lambda one: (-one[0], one[1], one[2])):
         rank = min(ranks, key=lambda rank: (loads[rank], rank))
         loads[rank] += num_bytes

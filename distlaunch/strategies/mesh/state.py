@@ -1,4 +1,4 @@
-"""The state of a model on a mesh, as checkpoints and plans have it; the same for DTensor and JAX."""
+"""The state of a model on a mesh, in the form of checkpoints and plans; the same for DTensor and JAX."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from distlaunch.strategies.variables import (
 )
 
 Bounds = list[list[int]]
-"""First and last + 1 of each dimension."""
+"""Start and stop index of each dimension."""
 
 
 def state_of(
     model: keras.Model, sums: Mapping[str, Any], steps_in_epoch: int, value_of: Callable[[Any], np.ndarray]
 ) -> State:
-    """A snapshot.
+    """Return a snapshot.
 
     Args:
-        value_of: a copy of the whole value of a variable, also where other processes hold parts of it.
-        sums: of the scalars that the step returns beside the model's metrics, by name.
+        sums: sums, by name, of the scalars that the step returns in addition to the model's metrics.
+        value_of: returns a copy of the whole value of a variable, even if other processes hold parts of it.
     """
     state = {name: value_of(variable) for name, variable in snapshot_variables(model).items()}
     return {**state, **log_state(model, sums, steps_in_epoch)}
 
 
 def snapshot_variables(model: keras.Model) -> dict[str, Any]:
-    """The variables of a snapshot, by name."""
+    """Return the variables of a snapshot, by name."""
     return {**state_variables(model), **named_metrics(model)}
 
 
 def log_state(model: keras.Model, sums: Mapping[str, Any], steps_in_epoch: int) -> State:
-    """Return what a snapshot has beside the variables on the mesh."""
+    """Return the values of a snapshot that are not variables on the mesh."""
     state = {f"log/{name}": np.array(value) for name, value in sums.items()}
     return {**plain_state(model), **state, "log/steps_in_epoch": np.array(steps_in_epoch, np.int64)}
 
@@ -50,10 +50,10 @@ def log_state(model: keras.Model, sums: Mapping[str, Any], steps_in_epoch: int) 
 def restore_state(
     model: keras.Model, state: State, assign: Callable[[Any, np.ndarray], None] = lambda one, value: one.assign(value)
 ) -> tuple[dict[str, np.ndarray], int]:
-    """Puts a snapshot back into the model's variables; returns the sums and the steps of the epoch.
+    """Restore a snapshot into the model's variables; return the sums and the steps of the epoch.
 
     Args:
-        assign: gives a variable its value.
+        assign: sets the value of a variable.
 
     Raises:
         StateMismatchError: a variable is missing or has another shape.
@@ -61,7 +61,7 @@ def restore_state(
     for variable, value in saved_values(model, state):
         assign(variable, value)
     restore_plain(model, state)
-    # a checkpoint of a model with other metrics is no mistake: they begin anew
+    # a checkpoint of a model with other metrics is allowed: they start from their initial values
     model.reset_metrics()
     metrics = named_metrics(model)
     if all(name in state for name in metrics):
@@ -72,8 +72,8 @@ def restore_state(
     return {name: value.astype(np.float32) for name, value in sums.items()}, steps
 
 
-def described_mesh(sizes: Mapping[str, int], inputs: Sequence[str | None]) -> dict[str, Any]:
-    """A mesh as the event VariablesPlaced has it; its devices are numbered through, over all processes."""
+def mesh_description(sizes: Mapping[str, int], inputs: Sequence[str | None]) -> dict[str, Any]:
+    """Return a mesh as in the event VariablesPlaced; its devices are numbered over all processes."""
     shape = [int(size) for size in sizes.values()]
     return {"axes": list(sizes), "shape": shape, "devices": list(range(math.prod(shape))), "inputs": list(inputs)}
 
@@ -85,7 +85,7 @@ def placed(
     axes: Sequence[str | None],
     devices: Iterable[tuple[int, Bounds]],
 ) -> dict[str, Any]:
-    """One variable as the event VariablesPlaced has it, from what each device holds of it."""
+    """Return one variable as in the event VariablesPlaced, from the bounds that each device holds."""
     parts = [
         {
             "task": f"device:{device}",

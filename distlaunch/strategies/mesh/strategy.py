@@ -1,4 +1,4 @@
-"""What the strategies of meshes have in common: where variables and inputs of a model lie, and what to say of it."""
+"""The common base of mesh strategies: placement of a model's variables and inputs, and notes about it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import keras
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.strategies.mesh import Mesh as MeshConfig
 from distlaunch.data.batches import Share
-from distlaunch.strategies.coordination import AmongPeers
+from distlaunch.strategies.coordination import MultiProcessStrategy
 from distlaunch.strategies.mesh.layout import Axes, Mesh, chosen_layouts, notes_of_processes, whole_batch_notes
 from distlaunch.strategies.mesh.parts import MeshParts
 from distlaunch.strategies.protocol import Parts
 
 
-class MeshStrategy(AmongPeers):
-    """Base of both. A subclass sets `num_replicas`, the size of the axis that splits examples.
+class MeshStrategy(MultiProcessStrategy):
+    """Base of both mesh strategies. A subclass sets `num_replicas`, the size of the axis that splits examples.
 
     Args:
-        whole: kinds of layers that `layout: auto` leaves whole.
+        whole: types of layers that `layout: auto` does not split.
     """
 
     num_replicas: int
@@ -26,13 +26,13 @@ class MeshStrategy(AmongPeers):
         self._config, self._whole = config, whole
         self._notes: list[str] = []
         self._parts: MeshParts | None = None
-        """Set with the program, if several processes have the mesh."""
+        """Set with the program, if the mesh covers several processes."""
 
     def lay_out(self, model: keras.Model, sizes: Mesh) -> tuple[dict[str, Axes], Axes]:
-        """Layouts of the weights that are split, by path, and the mesh axis of each dimension of the inputs.
+        """Return the layouts of split weights, by path, and the mesh axis of each dimension of the inputs.
 
         Args:
-            sizes: of the mesh's axes.
+            sizes: sizes of the mesh's axes.
 
         Raises:
             ConfigError: a rule matches no weight, or one that it does not fit.
@@ -57,7 +57,7 @@ class MeshStrategy(AmongPeers):
         return Share(first // here, number)
 
     def _parts_here(self, axis: str | None) -> tuple[int, int]:
-        """The first of the parts along an axis that devices of this process hold, and how many up to the last."""
+        """Return the first of the parts along an axis that this process's devices hold, and their span."""
         raise NotImplementedError
 
     def notes(self) -> list[str]:

@@ -1,1 +1,1 @@
-"""Changes to Keras that need to know the strategies: the other part of `distlaunch.patches`."""
+"""Changes to Keras that depend on the strategies; see also `distlaunch.patches`."""

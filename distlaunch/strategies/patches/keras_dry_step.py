@@ -1,4 +1,4 @@
-"""Runs a model before training for what it creates, the variables of layers, and for nothing else."""
+"""Runs a model before training only to create the variables of its layers."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
 # (what pyright infers of Keras's classes is often wrong)
@@ -28,31 +28,31 @@ PATCH = Patch(
         Symbol("keras.optimizers.LossScaleOptimizer.apply", "(self, grads, trainable_variables=None)"),
     ),
     why="Keras creates variables while it traces the first step, which fails under tf.distribute, so the model is run "
-    "before; what that changes (seeds, counters, the state of recurrent layers) would show in training. And only a "
+    "before; its changes (seeds, counters, the state of recurrent layers) would affect training. And only a "
     "train_step of the user's knows which inputs its model takes.",
-    until="Keras builds a model by its own training step before the first trace.",
+    until="Keras builds a model with its own training step before the first trace.",
 )
 
 
 def make_variables_by(model: keras.Model, rows: Any) -> None:
     """Call a model's own training step without its effects: no variable keeps a new value, no optimizer is applied.
 
-    What the step raises is left to the first real step, which reports it.
+    Errors of the step are ignored here; the first real step reports them.
 
     Args:
         rows: a few rows, in the structure of a batch.
     """
-    # a draw without a seed takes it from a variable as well
+    # random numbers without a seed take it from a variable as well
     share_generator(model)
-    with assignments_undone(), _optimizers_idle(), contextlib.suppress(Exception):
+    with undo_assignments(), _optimizers_idle(), contextlib.suppress(Exception):
         model.train_step(keras.tree.map_structure(tf.convert_to_tensor, rows))
 
 
 @contextlib.contextmanager
-def assignments_undone() -> Iterator[None]:
-    """Give variables of Keras that are assigned within it their values back.
+def undo_assignments() -> Iterator[None]:
+    """Restore the values of Keras variables that are assigned in this context.
 
-    That includes what layers assign while they are built, as where `fit` builds them.
+    That includes assignments of layers while they are built, as when `fit` builds them.
     """
     PATCH.check()
     variable = internal(_VARIABLE)
@@ -75,7 +75,7 @@ def assignments_undone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _optimizers_idle() -> Iterator[None]:
-    # a class that has no `apply` of its own would keep the one that is put there
+    # only classes with their own `apply`: others would keep the replacement
     optimizers = (internal(_OPTIMIZER), keras.optimizers.LossScaleOptimizer)
     applies = [cls.apply for cls in optimizers]
 

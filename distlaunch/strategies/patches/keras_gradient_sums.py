@@ -1,4 +1,4 @@
-"""Lets an optimizer see gradients that are summed over replicas, so that clipping and accumulation are right."""
+"""Passes gradients to an optimizer after they are summed over replicas, so that clipping and accumulation are right."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportFunctionMemberAccess=false
 # (what pyright infers of TensorFlow's functions is often wrong)
@@ -26,10 +26,12 @@ PATCH = Patch(
 
 
 def sum_gradients_first(optimizer: keras.optimizers.Optimizer, place: int) -> None:
-    """To be called under a strategy with several replicas; does nothing the second time.
+    """Make an optimizer sum gradients before anything else; a second call does nothing.
+
+    Call it under a strategy with several replicas.
 
     Args:
-        place: which of the model's optimizers it is.
+        place: index of the optimizer among the model's optimizers.
     """
     if getattr(optimizer, "_distlaunch_sums_first", False):
         return
@@ -43,7 +45,7 @@ def sum_gradients_first(optimizer: keras.optimizers.Optimizer, place: int) -> No
         if at is not None and at.trial is not None:
             at.trial.note_gradients(self, grads)
             return None
-        # None: the variable had no part in the loss. `all_reduce` takes tensors only
+        # None: the loss does not depend on the variable. `all_reduce` takes tensors only
         present = [index for index, gradient in enumerate(grads) if gradient is not None]
         self._distlaunch_sparse |= any(isinstance(grads[index], tf.IndexedSlices) for index in present)
         parts = [_weighed(grads[index], at) for index in present]
@@ -62,23 +64,23 @@ def sum_gradients_first(optimizer: keras.optimizers.Optimizer, place: int) -> No
 
     optimizer._distlaunch_sparse = False
     for part in chain(optimizer):
-        # Keras sums again inside the update, which would multiply them by the number of replicas
+        # Keras sums again inside the update, which would multiply gradients by the number of replicas
         part._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
-    apply = optimizer.apply.__func__  # which may branch together
+    apply = optimizer.apply.__func__  # may be `keras_branches`'s replacement
     optimizer.apply = types.MethodType(apply_summed, optimizer)
     optimizer._distlaunch_sums_first = True
 
 
 def _weighed(gradient: Any, at: ReplicaShare | None) -> Any:
-    """The gradient of a replica's mean as its part of that of the whole batch."""
+    """Return the gradient of a replica's mean, weighted as its part of the whole batch's gradient."""
     if at is None or not at.kind.weighs_gradients:
         return gradient
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(_weighed(gradient.values, at), gradient.indices, gradient.dense_shape)
-    # whatever the stand-in row of a replica without rows has given, nan included, counts nothing
+    # the gradient of a stand-in row, even nan, must not count
     return tf.math.multiply_no_nan(gradient, tf.cast(at.share, gradient.dtype))
 
 
 def has_sparse_gradients(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether a step that was traced with `sum_gradients_first` gathers sparse gradients (of embeddings)."""
+    """Return whether a step traced with `sum_gradients_first` gathers sparse gradients (of embeddings)."""
     return getattr(optimizer, "_distlaunch_sparse", False)

@@ -1,7 +1,7 @@
-"""Makes the losses of several replicas add up to exactly that of one device; see `strategies.replica.share`.
+"""Makes the losses of several replicas add up to exactly the loss of one device; see `strategies.replica.share`.
 
-Also replaced are the moments of synchronized BatchNorm, in which a replica without rows would count its stand-in.
-tests/parity compares every case with one device, so a change in Keras shows.
+It also replaces the moments of synchronized BatchNorm, in which a replica without rows would count its stand-in row.
+tests/parity compares every case with one device, so that a change in Keras is noticed.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportFunctionMemberAccess=false
@@ -43,18 +43,18 @@ PATCH = Patch(
         Symbol("keras.Layer._get_own_losses", "(self)"),
         Symbol(f"{_NN}._compute_moments_sync", "(x, axes, keepdims)"),
     ),
-    why="Keras divides a replica's mean loss by the number of replicas, which is right only while all replicas have "
-    "equally many rows, divides masked or weighted means by the replica's own count, and counts a loss that is a "
-    "scalar already once for each replica.",
+    why="Keras divides a replica's mean loss by the number of replicas, which is right only if all replicas have "
+    "the same number of rows, divides masked or weighted means by the replica's own count, and counts a loss that is a "
+    "scalar already once per replica.",
     until="Keras weights a replica's loss by its share of the global batch.",
 )
 
-_local = threading.local()  # replicas are traced in threads of their own
+_local = threading.local()  # each replica is traced in a separate thread
 
 
 @functools.cache
 def install() -> None:
-    """Replaces Keras's rule for replicas by the exact one; does nothing the second time."""
+    """Replace Keras's scaling of losses for replicas by the exact one; a second call does nothing."""
     PATCH.check()
     _replace_scaling()
     _replace_reduction()
@@ -73,7 +73,7 @@ def _replace_scaling() -> None:
         return scale(value) if at is None else at.scaled(value)
 
     def unscale_by_share(value: Any) -> Any:
-        """The value for a tracker, which counts rows, or in `CompileLoss` batches."""
+        """Return the value for a tracker, which is weighted by rows, or by batches in `CompileLoss`."""
         at = current()
         if at is None:
             return unscale(value)
@@ -81,7 +81,7 @@ def _replace_scaling() -> None:
             return value
         if at.kind.scale == "mean":
             return value if _is_in_compile_loss() else _tracked_total(value, at)
-        if _is_in_compile_loss():  # the losses of single outputs are tracked unweighted: a mean over replicas
+        if _is_in_compile_loss():  # losses of single outputs are tracked without weights, as a mean over replicas
             return value * tf.cast(tf.distribute.get_replica_context().num_replicas_in_sync, value.dtype)
         return tf.math.divide_no_nan(value, tf.cast(at.share, value.dtype))  # the tracker weights by the rows
 
@@ -113,15 +113,15 @@ def _in_compile_loss() -> Iterator[None]:
 
 
 def _tracked_total(value: Any, at: ReplicaShare) -> Any:
-    """Undoes what `compute_total` has done to a loss for its gradient; in the convention `mean`."""
+    """Undo the changes that `compute_total` made to a loss for its gradient; in the convention `mean`."""
     if value.shape.rank:
-        # a value for each row, of which the tracker takes the mean
+        # a value per row, whose mean the tracker computes
         return value if not at.kind.weighs_gradients else value * tf.cast(at.share, value.dtype)
     return value if at.kind.weighs_gradients else at.from_part(value)
 
 
 def _wrap_losses(compile_loss: Any) -> None:
-    """Wrap each compiled loss, so that it follows what is known of it; do nothing where that has been done."""
+    """Wrap each compiled loss, so that it adds up over replicas; do nothing if that has been done."""
     if not compile_loss.built or any(isinstance(entry.loss, CompiledLoss) for entry in compile_loss._flat_losses):
         return
     entries = enumerate(compile_loss._flat_losses)
@@ -129,11 +129,11 @@ def _wrap_losses(compile_loss: Any) -> None:
 
 
 class CompiledLoss:
-    """A loss of a compiled model, which adds up over replicas.
+    """A loss of a compiled model that adds up over replicas.
 
     Args:
         loss: a `keras.losses.Loss`.
-        place: which of the model's losses it is.
+        place: index among the model's losses.
     """
 
     def __init__(self, loss: Any, place: int) -> None:
@@ -156,7 +156,7 @@ class CompiledLoss:
         value = self.loss(y_true, y_pred, sample_weight)
         if at.trial is not None:
             at.trial.note_loss(self.place, value)
-        # without a reduction there is a value for each row, which Keras sums when it differentiates the total
+        # without a reduction there is a value per row; differentiating the total sums them
         return at.from_part(value) if adds is Adds.SUM and not value.shape.rank else value
 
 
@@ -182,9 +182,9 @@ def _replace_reduction() -> None:
         divisor = None if at is None or at.is_whole else _local_divisor(sample_weight, mask, reduction)
         if at is None or divisor is None:
             return reduce_weighted(values, sample_weight, mask, reduction, dtype)
-        # a replica whose only row is a stand-in adds nothing to the whole
+        # a replica whose only row is a stand-in contributes nothing
         divisor = divisor * tf.cast(at.rows > 0, tf.float32)
-        # with masks or weights the share is not that of rows: a replica may hold most of the weight
+        # with masks or weights, the share is not proportional to rows: a replica may hold most of the weight
         with at.weighted_by(tf.math.divide_no_nan(divisor, at.sum_over_replicas(divisor))):
             return reduce_weighted(values, sample_weight, mask, reduction, dtype)
 
@@ -192,7 +192,7 @@ def _replace_reduction() -> None:
 
 
 def _local_divisor(sample_weight: Any, mask: Any, reduction: Any) -> tf.Tensor | None:
-    """What this replica's mean divides by, where that is not simply its number of rows."""
+    """Return the divisor of this replica's mean, or None if it is the number of rows."""
     weighted = reduction == "mean_with_sample_weight" and sample_weight is not None
     masked = mask is not None and reduction in ("sum_over_batch_size", "mean", "mean_with_sample_weight")
     if not weighted and not masked:
@@ -224,7 +224,7 @@ def _replace_added_losses() -> None:
 
 
 def added_place(model: keras.Model, loss: Any) -> tuple[str, int] | None:
-    """Return the path of the layer that has added a loss and which of its losses it is; None for a regularizer."""
+    """Return the path of the layer that has added a loss, and the loss's index in it; None for a regularizer."""
     for layer in layers_of(model):
         for number, own in enumerate(layer._get_own_losses()):
             if own is loss:
@@ -239,7 +239,7 @@ def _replace_total() -> None:
     def compute_total(
         self: Any, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> Any:
-        """Compute the loss of the step that Keras wrote; a step of the user's calls `compute_loss`."""
+        """Compute the loss in Keras's own step; a user's step calls `compute_loss`."""
         at = current()
         if at is None or not at.keeps_scale:
             return compute(self, x, y, y_pred, sample_weight, training)
@@ -265,17 +265,17 @@ def _replace_moments() -> None:
 
     def moments_of_rows(x: Any, axes: Any, keepdims: bool) -> Any:
         at = current()
-        # outside of a step of ours, as when the user calls the model
+        # outside of a training step, as when the user calls the model
         if at is None or at.is_whole or tf.distribute.get_replica_context() is None:
             return moments(x, axes, keepdims)
         local = [tf.reduce_sum(part, axes, keepdims=True) for part in (x, tf.square(x), tf.ones_like(x))]
-        # three sums and not one, as in Keras, which names NCCL's need of the same order in each replica
+        # three separate sums, as in Keras, because NCCL needs the same order in each replica
         total, squares, count = (at.sum_over_replicas(has_rows(part)) for part in local)
         mean = total / count
         # rounding of E[x^2] - E[x]^2 may leave a tiny negative number
         variance = tf.maximum(squares / count - tf.square(mean), 0.0)
         if at.trial is not None:
-            # a part takes them from the whole, so neither can have gradients through them
+            # in a trial, a part uses the moments of the whole, so that no gradients flow through them
             mean, variance = tf.stop_gradient(mean), tf.stop_gradient(variance)
         return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
 

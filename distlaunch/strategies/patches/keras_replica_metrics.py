@@ -21,15 +21,15 @@ PATCH = Patch(
         Symbol("keras.metrics.MeanMetricWrapper"),
         Symbol("keras.Metric"),
     ),
-    why="A mean that is given one value of a batch, such as its loss, would count it once for each replica, whatever "
-    "their numbers of rows; and Keras adds up the states of all metrics, also of those that are no sums.",
-    until="Keras weights such a value by the replica's rows, and has metrics say how their states are merged.",
+    why="A mean that gets one value per batch, such as the loss, would count it once per replica, whatever the number "
+    "of rows; and Keras adds up the states of all metrics, even of those that are not sums.",
+    until="Keras weights such a value by the replica's rows, and lets metrics define how their states are merged.",
 )
 
 
 @functools.cache
 def install() -> None:
-    """Have a mean weight a value of a batch by the replica's share of the rows; do nothing the second time."""
+    """Make `Mean` weight a value of a whole batch by the replica's share of the rows; a second call does nothing."""
     PATCH.check()
     update = keras.metrics.Mean.update_state
 
@@ -39,7 +39,7 @@ def install() -> None:
         if at is not None and at.keeps_scale:
             values = tf.convert_to_tensor(values)
             if values.shape.rank == 0 and sample_weight is None:
-                # one device counts the batch once: here each replica counts as a part of it
+                # one device counts the batch once: here each replica counts by its share
                 sample_weight = at.share
                 values = tf.where(at.rows > 0, values, tf.zeros_like(values))
         return update(self, values, sample_weight)
@@ -48,7 +48,7 @@ def install() -> None:
 
 
 def single_metrics(metrics: list[Any]) -> Iterator[Any]:
-    """Yield the metrics themselves, in place of the containers in which Keras holds compiled ones."""
+    """Yield the metrics themselves, in place of Keras's containers of compiled metrics."""
     seen: set[int] = set()
     for metric in metrics:
         inner = getattr(metric, "metrics", None)
@@ -59,7 +59,7 @@ def single_metrics(metrics: list[Any]) -> Iterator[Any]:
 
 
 def is_known_to_add_up(metric: Any) -> bool:
-    """Return True for a metric of Keras's own, whose states are sums over rows."""
+    """Return whether this is one of Keras's own metrics whose states are sums over rows."""
     if not type(metric).__module__.startswith("keras."):
         return False
     if not isinstance(metric, keras.metrics.MeanMetricWrapper):
@@ -71,7 +71,7 @@ def is_known_to_add_up(metric: Any) -> bool:
 def watch_updates(
     metric: Any, watch: Callable[[Any, Callable[..., None], tuple[Any, ...], dict[str, Any]], None]
 ) -> None:
-    """Has a function called in place of each update of a metric, with the update itself and its arguments."""
+    """Call a function in place of each update of a metric, with the update itself and its arguments."""
     PATCH.check()
 
     class Watched:

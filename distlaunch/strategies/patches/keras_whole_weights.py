@@ -1,4 +1,4 @@
-"""Gives out the weights of split models whole: what takes them or puts them back does not know of shards.
+"""Returns the weights of split models as whole arrays: code that reads or sets them does not know of shards.
 
 So `get_weights` and `set_weights` (EarlyStopping's best weights), `save_weights` and `save` (ModelCheckpoint) are those
 of the model that is not split.
@@ -31,15 +31,15 @@ PATCH = Patch(
         Symbol("keras.optimizers.Optimizer.load_own_variables", "(self, store)"),
     ),
     why="A layer whose variable is split over parameter servers lists the shards, and Keras would save those.",
-    until="Keras knows variables that are split.",
+    until="Keras supports split variables.",
 )
 
 _BY_POSITION = (keras.Layer.save_own_variables, keras.optimizers.Optimizer.save_own_variables)
-"""Keras's ways to write variables that take them from a list; others name attributes, which are whole."""
+"""Keras's methods that write variables from a list; others use attribute names, which are whole variables."""
 
 
 def give_whole_weights(model: keras.Model) -> None:
-    """To be called when shards are in the layers' lists."""
+    """Replace the methods of layers and optimizers. Call it when shards are in the layers' lists."""
     PATCH.check()
     for layer in layers_of(model):
         if any(whole_path(variable) is not None for variable in layer.weights):
@@ -67,7 +67,7 @@ def _exchange_whole(layer: keras.Layer) -> None:
 
 
 def _save_whole(owner: Any, own_variables: Callable[[], Sequence[Any]]) -> None:
-    """Lets Keras write and read the variables of a layer or an optimizer whole."""
+    """Make Keras write and read the variables of a layer or an optimizer as whole arrays."""
 
     def save_own_variables(self: Any, store: Any) -> None:
         del self
@@ -84,9 +84,9 @@ def _save_whole(owner: Any, own_variables: Callable[[], Sequence[Any]]) -> None:
         if len(store.keys()) != (number := len(list(joined(own_variables())))):
             raise ValueError(f"got {len(store.keys())} values for the {number} variables of {self.name}")
 
-    if isinstance(owner, keras.Layer):  # those that name attributes count their variables, too
+    if isinstance(owner, keras.Layer):  # also for layers that use attribute names: they count their variables, too
         owner._check_load_own_variables = types.MethodType(check, owner)
-    # Embedding and others have a method of their own, which names attributes: those are whole already
+    # Embedding and others have their own method with attribute names, which are whole variables already
     if type(owner).save_own_variables in _BY_POSITION:
         owner.save_own_variables = types.MethodType(save_own_variables, owner)
         owner.load_own_variables = types.MethodType(load_own_variables, owner)

@@ -1,4 +1,4 @@
-"""`mirrored`: one process, a copy of the model on each device."""
+"""`mirrored`: one process with a copy of the model on each device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Mirrored(StrategyDefaults):
     is_chief = True
 
     def __init__(self, config: MirroredConfig, task: Task, cluster: Cluster | None = None) -> None:
-        del cluster  # its size is that of the devices, or in TF_CONFIG
+        del cluster  # the number of devices, or TF_CONFIG, determines the size
         self.task = task
         tensorflow_scalars.install()
         self._strategy = mirrored_strategy(_devices(config.replicas))

@@ -12,7 +12,7 @@ from distlaunch.cluster.spec import Task
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.strategies.replicas import MultiWorkerMirrored as MultiWorkerMirroredConfig
 from distlaunch.patches import tensorflow_scalars
-from distlaunch.strategies.coordination import AmongPeers, Peers, addresses_and_rank
+from distlaunch.strategies.coordination import MultiProcessStrategy, Peers, addresses_and_rank
 from distlaunch.strategies.protocol import Steps
 from distlaunch.strategies.replica.program import ReplicaProgram
 from distlaunch.strategies.replica.sums import Replicas
@@ -25,11 +25,11 @@ _COMMUNICATION = {
 }
 
 
-class MultiWorkerMirrored(AmongPeers):
+class MultiWorkerMirrored(MultiProcessStrategy):
     kind = "multi_worker_mirrored"
 
     def __init__(self, config: MultiWorkerMirroredConfig, task: Task, cluster: Cluster | None = None) -> None:
-        del cluster  # its size is that of the devices, or in TF_CONFIG
+        del cluster  # the number of devices, or TF_CONFIG, determines the size
         self.task = task
         tensorflow_scalars.install()
         _check_local_replicas(config.replicas_per_worker)
@@ -43,7 +43,7 @@ class MultiWorkerMirrored(AmongPeers):
         return self._strategy.scope()
 
     def program(self, steps: Steps) -> ReplicaProgram:
-        # TensorFlow takes every worker to have as many devices as this one
+        # TensorFlow assumes that all workers have the same number of devices
         local = self.num_replicas // self._peers.number
         first = self._peers.rank * local
         replicas = Replicas(total=self.num_replicas, local=local, first=first, peers=self._peers)
@@ -57,7 +57,7 @@ class MultiWorkerMirrored(AmongPeers):
 
 def _check_local_replicas(wanted: int | str) -> None:
     gpus = len(tf.config.list_physical_devices("GPU"))
-    have = max(gpus, 1)  # without a GPU the CPU is one replica
+    have = max(gpus, 1)  # without a GPU, the CPU is one replica
     if wanted != "auto" and wanted != have:
         what = f"{gpus} GPUs, one replica on each" if gpus else "no GPU, and TensorFlow gives it one CPU replica"
         message = f"got {wanted}, but this worker has {what}; write 'auto'"

@@ -1,6 +1,7 @@
-"""The replica step: Keras's own `train_step` (or the user's) under `strategy.run`, many steps to a graph call.
+"""The replica step: Keras's own `train_step` (or the user's) under `strategy.run`, with many steps per graph call.
 
-Serves every tf.distribute strategy whose replicas work in lockstep. Inner loop in the graph, outer loop in Python.
+Serves every tf.distribute strategy whose replicas work in lockstep. The inner loop is in the graph, the outer loop in
+Python.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportFunctionMemberAccess=false
@@ -31,7 +32,7 @@ from distlaunch.strategies.local_model import LocalModel, plain_values
 from distlaunch.strategies.patches import keras_losses, keras_replica_metrics
 from distlaunch.strategies.patches.keras_gradient_sums import has_sparse_gradients, sum_gradients_first
 from distlaunch.strategies.patches.keras_replica_metrics import is_known_to_add_up, single_metrics, watch_updates
-from distlaunch.strategies.predictions import concatenated, make_predict_call
+from distlaunch.strategies.predictions import concatenate_batches, make_predict_call
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, ProgramDefaults, Steps, Vote
 from distlaunch.strategies.replica.agreement import Ballots, counted, ended_anywhere
 from distlaunch.strategies.replica.share import ReplicaShare, StepKind, replica_share
@@ -61,11 +62,11 @@ from distlaunch.strategies.variables import (
     state_variables,
 )
 
-EVALUATION_CALL = 16  # steps of one evaluation call: few enough to stop soon, many enough to be fast
+EVALUATION_CALL = 16  # steps per evaluation call: few enough to stop soon, many enough to be fast
 
 
 class ReplicaProgram(ProgramDefaults):
-    """Implements `Program` for the `tf.distribute.Strategy` that the model was created under."""
+    """Implementation of `Program` for the `tf.distribute.Strategy` that the model was created under."""
 
     def __init__(self, strategy: Any, steps: Steps, replicas: Replicas) -> None:
         self._strategy, self._steps, self._replicas = strategy, steps, replicas
@@ -76,8 +77,8 @@ class ReplicaProgram(ProgramDefaults):
         self._ballots = Ballots(replicas.peers)
         self.notes: list[str] = []
         tensorflow_iterators.install()
-        # Replicas gather sparse gradients, and all that they gather within one graph call must have one shape, which
-        # an uneven last batch has not. Whether there are any is known when the first step is traced.
+        # Replicas gather sparse gradients, which must have the same shape within one graph call. An uneven last batch
+        # has another shape. Whether there are any is known when the first step is traced.
         self._one_by_one = replicas.total > 1
         for optimizer in self._optimizers:
             for part in chain(optimizer):
@@ -96,12 +97,12 @@ class ReplicaProgram(ProgramDefaults):
             if self._model.compiled and self._model.jit_compile is True:
                 self.notes.append(
                     "jit_compile is ignored on replicas; random layers such as Dropout draw other numbers with XLA, so "
-                    "that one device with jit_compile trains on other masks"
+                    "that one device with jit_compile uses other dropout masks"
                 )
         self._whole, self._gathers = whole, self._train_kind.adding_up.gathers
         self._sums = Sums(strategy, steps, replicas, self._ballots, self._train_kind, self._test_kind, whole)
         trackers = {id(variable) for variable in loss_trackers(self._model)} if steps.logs == "mean" else set()
-        # what all replicas compute from all rows is the same in a replica without rows
+        # values that all replicas compute from all rows are valid in a replica without rows too
         kept = trackers | {id(variable) for metric in whole for variable in metric.variables}
         self._of_rows = [variable for variable in metric_variables(self._model) if id(variable) not in kept]
         self._statistics = Statistics(strategy, self._model)
@@ -112,7 +113,7 @@ class ReplicaProgram(ProgramDefaults):
         self._test_call: Callable[..., Any] | None = None
 
     def _find_adding_up(self) -> list[Any]:
-        """Learn how values add up over replicas; returns the metrics that need the rows of all."""
+        """Find out how values add up over replicas; return the metrics that need the rows of all replicas."""
         steps, metrics = self._steps, list(single_metrics(self._model.metrics))
         if steps.sample is None or not needs_trial(self._model, metrics):
             return []
@@ -122,7 +123,7 @@ class ReplicaProgram(ProgramDefaults):
                 watch_updates(metric, watch.update)
         was_tried = self._try_steps(metrics)
         kinds = [self._train_kind, self._test_kind]
-        # processes may read other rows, or round otherwise, and all must exchange the same
+        # processes may read other rows, or round differently, but must agree on what they exchange
         take_text(kinds, self._replicas.peers.from_chief(to_text(kinds)))
         self._model.reset_metrics()
         found = self._train_kind.adding_up.metrics
@@ -132,9 +133,9 @@ class ReplicaProgram(ProgramDefaults):
         return [metrics[index] for index in sorted(found)]
 
     def _try_steps(self, metrics: list[Any]) -> bool:
-        """Try the steps on rows of the first batch, and keep what is to be said of them; return True if that worked."""
+        """Try the steps on rows of the first batch, and record notes; return whether that worked."""
         steps = self._steps
-        assert steps.sample is not None, "asked before"
+        assert steps.sample is not None, "checked before"
         tried = [(steps.train, self._train_kind)] if steps.logs == "last" else []
         own = any(has_own(self._model, name) for name in ("test_step", "compute_metrics"))
         if steps.test is not None and (own or not tried):
@@ -142,19 +143,19 @@ class ReplicaProgram(ProgramDefaults):
         try:
             rows = steps.sample(MAX_ROWS)
             if int(num_rows(rows)) < 2:
-                return False  # a batch of one row is that of one replica, and the others count nothing
+                return False  # a batch with one row belongs to one replica, and the others count nothing
             for step, kind in tried:
                 _, notes = find_adding_up(self._strategy, self._model, step, kind, metrics, rows)
                 self.notes.extend(note for note in notes if note not in self.notes)
             return True
         except ConfigError:
             raise
-        # the step is the user's, and may raise anything on a part of a batch, which replicas may never have
+        # the user's step may raise anything on a part of a batch that replicas may never have
         except Exception as error:
             reason = reason_of(error)
             self.notes.append(
-                f"how the values of a step add up over replicas could not be tried ({reason}); its losses count as "
-                "means over rows, and metrics as sums"
+                f"could not find out how the values of a step add up over replicas ({reason}); its losses are treated "
+                "as means over rows, and its metrics as sums"
             )
             return False
 
@@ -165,16 +166,16 @@ class ReplicaProgram(ProgramDefaults):
         self._ends, self._own = self._may_differ(source), source.own
 
     def _may_differ(self, source: Source) -> bool:
-        """Whether other processes may come to the end of their data at another step."""
+        """Return whether other processes may reach the end of their data at another step."""
         return source.ends and self._replicas.peers.number > 1
 
     def _distribute(self, source: Source, *, whole: bool = False) -> Any:
         kept = self._distributed
         if kept is None or kept[0] is not source or kept[1] != whole:
-            # kept: validations read the same source, and to trace its functions takes 0.03 s and more
+            # cached: validations read the same source, and tracing its functions takes 0.03 s or more
             number, first = (1, 0) if whole else (self._replicas.total, self._replicas.first)
             parts = split_rows(source, first_replica=first, num_local=self._replicas.local, num_replicas=number)
-            # not `experimental_distribute_dataset`, which would split the batches by itself
+            # not `experimental_distribute_dataset`, which would split the batches itself
             kept = source, whole, self._strategy.distribute_datasets_from_function(lambda _: parts)
             self._distributed = kept
         return kept[2]
@@ -189,7 +190,7 @@ class ReplicaProgram(ProgramDefaults):
         done, votes, logs, extras, nonfinite, times = 0, None, {}, [], None, StepTimes()
         while done < num_steps:
             wanted = 1 if self._one_by_one else num_steps - done
-            # a Python int would be a constant of the graph: one trace for each number of steps
+            # a Python int would be a constant in the graph: one trace for each number of steps
             made, votes, logs, extras, rows = self._train_call(
                 self._iterator, np.int32(wanted), self._ballots.cast(vote), self._ends, self._own
             )
@@ -197,12 +198,12 @@ class ReplicaProgram(ProgramDefaults):
             if nonfinite is None and (first := self._ballots.first_nonfinite(votes)):
                 nonfinite = done + first
             done += int(made)
-            times += StepTimes.of(rows.numpy()[: int(made)])  # rows behind are those of steps that were not made
+            times += StepTimes.of(rows.numpy()[: int(made)])  # later rows belong to steps that were not made
             self._ballots.check_ends(votes, self._steps_in_epoch + done, "training")
             if int(made) < wanted or (nonfinite and self._steps.stop_at_nonfinite):
                 break
         self._steps_in_epoch += done
-        # a call that a nonfinite loss has ended says nothing of the data
+        # a call that ended with a nonfinite loss does not show whether the data has ended
         ended = done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite)
         logs = self._sums.to_logs(logs, extras, self._steps_in_epoch)
         return CallResult(done, ended, logs, self._ballots.vote(votes), nonfinite, times)
@@ -214,7 +215,7 @@ class ReplicaProgram(ProgramDefaults):
         should_stop: Callable[[], bool],
         hooks: BatchHooks | None = None,
     ) -> Logs | None:
-        # one's own rows are nowhere else
+        # process-local rows cannot be evaluated by other processes
         whole = self._test_kind.takes_whole_batches and not source.own
         if self._test_call is None:
             self._make_test_extras(iter(self._distribute(source, whole=whole)))
@@ -238,7 +239,7 @@ class ReplicaProgram(ProgramDefaults):
             how = self._may_differ(source), source.own
             done, votes, logs, extras, _ = self._test_call(iterator, np.int32(wanted), ballot, *how)
             if self._ballots.vote(votes).stop:
-                # all processes have the same sum of votes, so all leave here together
+                # all processes have the same sum of votes, so all of them return here
                 return None
             self._ballots.check_ends(votes, at + int(done), kind_of(source.name))
             if hooks is not None and int(done):
@@ -257,29 +258,29 @@ class ReplicaProgram(ProgramDefaults):
             ended = int(strategy.experimental_local_results(element[2])[0]) == 0  # every replica has the same total
             if replicas.peers.is_over(source, ended=ended, steps=len(batches), unknown=self._may_differ(source)):
                 break
-            # a vote costs an all-reduce, so not before each batch
+            # not before each batch, since a vote costs an all-reduce
             if len(batches) % EVALUATION_CALL == 0 and self.agree(Vote(stop=should_stop())).stop:
                 return None
             batches.append(call(element))
-        return concatenated(batches)
+        return concatenate_batches(batches)
 
     def reset_metrics(self) -> None:
         self._steps_in_epoch = 0
         self._reset_metrics()
         for variable in self._sums.extras.values():
-            variable.assign(0.0)  # metrics are reset by Keras, these variables are ours
+            variable.assign(0.0)  # Keras resets only its metrics
 
     def _reset_metrics(self) -> None:
         self._model.reset_metrics()
         if self._whole:
-            # across replicas TensorFlow would divide a first value that is not 0 by their number
+            # across replicas, TensorFlow would divide an initial value other than 0 by their number
             self._strategy.run(tf.function(lambda: [metric.reset_state() for metric in self._whole], autograph=False))
 
     def second_look(self) -> list[str]:
         steps, metrics = self._steps, self._doubtful
         if not metrics or steps.sample is None:
             return []
-        # predictions are others now, on which a metric that has added up may not
+        # on the changed predictions, a metric that has added up may not do so
         kind = self._train_kind if steps.logs == "last" else self._test_kind
         found = set(kind.adding_up.metrics)
         kind = replace(kind, adding_up=deepcopy(kind.adding_up), logs={})
@@ -288,8 +289,8 @@ class ReplicaProgram(ProgramDefaults):
         late, _ = find_adding_up(self._strategy, self._model, step, kind, metrics, steps.sample(MAX_ROWS))
         names = [metrics[index].name for index in sorted(late.metrics - found)]
         return [
-            f"metric '{name}' does not add up over replicas after all, so its values are wrong; give it "
-            "additive: false in compile.metrics"
+            f"metric '{name}' does not add up over replicas after all, so its values are wrong; set "
+            "additive: false for it in compile.metrics"
             for name in names
         ]
 
@@ -297,18 +298,19 @@ class ReplicaProgram(ProgramDefaults):
         return self._sums.agree(vote)
 
     def _by_xla(self, replica_step: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-        # the step alone: the loop around it reads from the iterator, which XLA cannot
+        # the step alone: the loop around it reads from the iterator, which XLA does not support
         wanted = self._replicas.total == 1 and self._model.compiled and self._model.jit_compile is True
         return tf.function(replica_step, jit_compile=True) if wanted else replica_step
 
     def _make_call(
         self, replica_step: Callable[..., tf.Tensor], extras: list[tf.Variable], *, stops: bool, whole: bool = False
     ) -> Callable[..., Any]:
-        """
+        """Return a graph function for several steps.
+
         Args:
             replica_step: returns whether its losses are finite.
-            stops: the call ends with the first step of which they are not.
-            whole: each replica computes whole batches.
+            stops: whether the call ends after the first step whose losses are not finite.
+            whole: whether each replica computes whole batches.
         """
         strategy, replica_step = self._strategy, self._by_xla(replica_step)
 
@@ -321,11 +323,11 @@ class ReplicaProgram(ProgramDefaults):
         def totals(element: Any) -> Any:
             return strategy.experimental_local_results(element[2])
 
-        # losses differ from process to process, and all must leave the loop at the same step: of several, what the
-        # weights show decides, which are the same in all
+        # losses differ between processes, but all must leave the loop at the same step: several processes decide by
+        # the weights, which are the same in all
         alone = self._replicas.peers.number == 1
 
-        # AutoGraph is wanted here, for `while` and `break` of tensors; what it calls is marked not to be converted
+        # AutoGraph converts `while` and `break` on tensors here; the called functions are marked not to be converted
         @tf.function(reduce_retracing=True)
         def call(iterator: Any, num_steps: tf.Tensor, ballot: tf.Tensor, may_differ: bool, own: bool) -> Any:
             done, nonfinite, ended = tf.constant(0), tf.constant(0), tf.constant(False)
@@ -335,13 +337,13 @@ class ReplicaProgram(ProgramDefaults):
                 if own:
                     element = counted(strategy, element)
                 ended = totals(element)[0] == 0
-                # a Python bool, so the graph of the usual case has no such all-reduce in it
+                # a Python bool, so that the usual graph contains no such all-reduce
                 if ended_anywhere(strategy, ended) if may_differ else ended:
                     break
                 finite = run(element)
                 done += 1
                 sound = weights_are_finite(self._model.trainable_variables) if stops else tf.constant(True)
-                nonfinite = tf.where((finite & sound) | (nonfinite > 0), nonfinite, done)  # the first one stays
+                nonfinite = tf.where((finite & sound) | (nonfinite > 0), nonfinite, done)  # keep the first one
                 began, at = at, now(nonfinite)
                 rows = strategy.experimental_local_results(element[1])
                 times = times.write(done - 1, time_row(waited, began, at, rows))
@@ -361,7 +363,7 @@ class ReplicaProgram(ProgramDefaults):
 
     def _tracing(self, step: Callable[[Any], Any], kind: StepKind) -> Callable[[Any], Any]:
         def trace(iterator: Any) -> Any:
-            element = next(iterator)  # of its own rows, if it has them: this is for shapes alone
+            element = next(iterator)  # process-local rows are sufficient, since only shapes matter
             return self._strategy.run(lambda *element: self._with_share(step, kind, *element), args=element)
 
         return trace
@@ -374,7 +376,7 @@ class ReplicaProgram(ProgramDefaults):
         else:
             for name, variable in self._sums.extras.items():
                 variable.assign_add(tf.cast(tf.reduce_mean(returned[name]), variable.dtype))
-        # a stand-in row may give anything
+        # the loss of a stand-in row may be anything
         return losses_are_finite(returned) | (rows == 0)
 
     def _test_step(self, batch: Any, rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
@@ -399,7 +401,7 @@ class ReplicaProgram(ProgramDefaults):
         with replica_share(ReplicaShare(rows, total, start, kind, is_whole=kind.takes_whole_batches)):
             returned = step(batch)
         for variable, value in zip(self._of_rows, before, strict=True):
-            # a stand-in row (see input.py) must leave no trace; losses of single outputs count replicas, not rows
+            # a stand-in row (see input.py) must have no effect; losses of single outputs count replicas, not rows
             variable.assign(tf.where(rows > 0, tf.convert_to_tensor(variable.value), value))
         return returned
 
@@ -418,12 +420,12 @@ class ReplicaProgram(ProgramDefaults):
 
     def restore(self, state: State) -> None:
         if self._steps.logs == "mean" and self._iterator is not None:
-            self._make_extras()  # the state has values for them
+            self._make_extras()  # the state contains their values
         for variable, value in saved_values(self._model, state):
             variable.assign(value)
         restore_plain(self._model, state)
         partial = self._sums.partial_variables()
-        # the step that was saved logged other values: the means of this epoch begin anew
+        # if the saved step logged other values, the means of this epoch start again
         known = all(name in state for name in partial)
         sums = state if known else {name: np.zeros(v.shape) for name, v in partial.items()}
         for name, variable in partial.items():
@@ -432,10 +434,11 @@ class ReplicaProgram(ProgramDefaults):
 
 
 class Statistics:
-    """What layers count of the batches they see, such as the moving averages of BatchNormalization, by replica.
+    """Statistics of batches in layers, such as the moving averages of BatchNormalization, in each replica.
 
-    A checkpoint has those of the first replica, so an evaluation within training takes them too: else it would judge a
-    model that is never saved, and another one after a restart.
+    A checkpoint has those of the first replica, so an evaluation during training uses them too. Otherwise it would
+    evaluate
+    a model that is never saved, and another one after a restart.
     """
 
     def __init__(self, strategy: Any, model: keras.Model) -> None:
@@ -444,13 +447,13 @@ class Statistics:
 
     @functools.cached_property
     def _variables(self) -> list[Any]:
-        # a layer that is frozen counts nothing, and may be large
+        # a frozen layer keeps no statistics, and may be large
         found = [variable for layer in layers_of(self._model) if layer.trainable for variable in other_list(layer)]
         floats = (variable for variable in found if keras.backend.is_float_dtype(variable.dtype))
         return list({id(variable): variable for variable in floats}.values())
 
     def take_first(self) -> None:
-        """Gives all replicas those of the first; every process must call it."""
+        """Copy the first replica's statistics to all replicas; every process must call it."""
         if self._variables and self._strategy.num_replicas_in_sync > 1:
             self._call()
 
@@ -458,7 +461,7 @@ class Statistics:
         context = tf.distribute.get_replica_context()
         is_first = tf.equal(context.replica_id_in_sync_group, 0)
         values = [tf.convert_to_tensor(variable.value) for variable in self._variables]
-        # the others add zeros, whatever they have: exactly the value of the first comes out
+        # the others add zeros, so that the sum is exactly the first replica's value
         parts = [tf.where(is_first, value, tf.zeros_like(value)) for value in values]
         for variable, value in zip(self._variables, context.all_reduce(tf.distribute.ReduceOp.SUM, parts), strict=True):
             variable.assign(value)

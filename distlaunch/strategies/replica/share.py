@@ -1,17 +1,17 @@
-"""The share of the global batch that a replica has, so that losses and gradients add up to exactly those of one device.
+"""A replica's share of the global batch, so that losses and gradients add up to exactly those of one device.
 
-Two conventions exist for what a loss is within a replica's step.
+There are two conventions for a loss within a replica's step.
 
-`mean` (Keras's steps, and a `train_step` of the user's own): a loss keeps the scale that it has on one device, so that
-its mean over the replicas, each weighted by its rows, is the loss of the global batch. A plain mean over the replica's
-rows is such a value already. Masked and weighted means are scaled to be one. Gradients are averaged with the same
-weights.
+`mean` (Keras's steps, and a user's own `train_step`): a loss keeps the scale that it has on one device, so that its
+mean
+over the replicas, weighted by rows, is the loss of the global batch. A plain mean over the replica's rows already is
+such
+a value. Masked and weighted means are scaled to become one. Gradients are averaged with the same weights.
 
 `part` (`loop: custom`): a loss is this replica's part of the loss of the global batch; parts and gradients are summed.
 Source: TensorFlow's guide to custom training with tf.distribute.Strategy, "sum over examples / global batch size".
 
-Keras is brought to follow them by `patches.keras_losses`, `patches.keras_replica_metrics` and
-`patches.keras_gradient_sums`.
+`patches.keras_losses`, `patches.keras_replica_metrics` and `patches.keras_gradient_sums` make Keras follow them.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
@@ -32,16 +32,16 @@ from distlaunch.strategies.replica.row_random import RowPlace, numbers_for
 if TYPE_CHECKING:
     from distlaunch.strategies.replica.trial import Trial
 
-_local = threading.local()  # replicas are traced in threads of their own
+_local = threading.local()  # each replica is traced in a separate thread
 
 
 class Adds(Enum):
-    """How the values of several replicas give that of the global batch."""
+    """The way in which values of several replicas give that of the global batch."""
 
     MEAN = "mean"
-    """By their mean, weighted by rows."""
+    """Their mean, weighted by rows."""
     SUM = "sum"
-    """By their sum."""
+    """Their sum."""
     WHOLE = "whole"
     """Neither: the value has to be computed from the rows of all replicas."""
     RESULT = "result"
@@ -50,15 +50,16 @@ class Adds(Enum):
 
 @dataclass
 class AddingUp:
-    """How the losses, metrics and logs of a model add up over replicas, as far as that is not `Adds.MEAN`.
+    """How a model's losses, metrics and logs add up over replicas, if not by `Adds.MEAN`.
 
     Attributes:
-        losses: compiled losses, by their place among those of the model's outputs.
-        added: what layers add with `add_loss`, by the layer's path and the number of the call.
-        total: what an overridden `compute_loss` returns.
-        metrics: those that are computed from the rows of all replicas, by their place among the model's.
-        same_rows: sparse gradients of which each replica has the same rows of a table, such as those of positions, by
-            the places of the optimizer and of the variable.
+        losses: compiled losses, by their index among those of the model's outputs.
+        added: losses added with `add_loss`, by the layer's path and the number of the call.
+        total: the result of an overridden `compute_loss`.
+        metrics: metrics computed from the rows of all replicas, by their index among the model's.
+        same_rows: sparse gradients for which each replica has the same rows of a table, such as positions, by the
+            indices
+            of the optimizer and of the variable.
     """
 
     losses: dict[int, Adds] = field(default_factory=dict)
@@ -69,20 +70,21 @@ class AddingUp:
 
     @property
     def gathers(self) -> bool:
-        """True if anything is computed from the rows of all replicas."""
+        """Whether anything is computed from the rows of all replicas."""
         return bool(self.metrics) or Adds.WHOLE in (self.total, *self.losses.values())
 
 
 @dataclass(frozen=True)
 class StepKind:
-    """How a step of this program treats losses and gradients.
+    """How a step treats losses and gradients.
 
     Attributes:
         scale: the convention for losses, see the module.
-        weighs_gradients: gradients are those of losses in the convention `mean`, so each replica's count by its rows;
-            else Keras's own step weights the loss before it is differentiated.
-        adding_up: what is known of the model.
-        is_test: it is an evaluation step.
+        weighs_gradients: gradients are those of losses in the convention `mean`, so that each replica's are weighted by
+            its
+            rows; otherwise Keras's own step weights the loss before differentiation.
+        adding_up: how the model's values add up.
+        is_test: whether this is an evaluation step.
         logs: how the values that the step returns add up, by name.
     """
 
@@ -94,22 +96,22 @@ class StepKind:
 
     @property
     def takes_whole_batches(self) -> bool:
-        """True if each replica evaluates whole batches, since values of the step do not add up."""
+        """Whether each replica evaluates whole batches, because values of the step do not add up."""
         return self.is_test and Adds.WHOLE in self.logs.values()
 
 
 @dataclass(frozen=True)
 class ReplicaShare:
-    """The rows of the global batch that a replica has, and how its step treats losses.
+    """A replica's rows of the global batch, and how its step treats losses.
 
     Attributes:
-        rows: scalar float32, examples of this replica; 0 for a replica that has none (its row is a stand-in).
-        total: scalar float32, examples of the global batch.
-        start: scalar int64, the place of the replica's first example in it.
+        rows: examples of this replica, a float32 scalar; 0 for a replica without any (its row is a stand-in).
+        total: examples of the global batch, a float32 scalar.
+        start: index of the replica's first example in it, an int64 scalar.
         kind: how the step treats losses.
-        weight: the replica's part of a mask or of weights, where a mean is taken over them and not over rows.
-        trial: set where two parts of one batch are computed one after the other to find out how values add up.
-        is_whole: all rows are here, as on one device.
+        weight: the replica's part of a mask or of weights, for a mean over them instead of over rows.
+        trial: set while parts of a batch are computed one after the other, to find out how values add up.
+        is_whole: whether all rows are here, as on one device.
     """
 
     rows: tf.Tensor
@@ -127,11 +129,11 @@ class ReplicaShare:
 
     @property
     def keeps_scale(self) -> bool:
-        """True if losses follow the convention `mean`."""
+        """Whether losses follow the convention `mean`."""
         return self.kind.scale == "mean" and not self.is_whole
 
     def scaled(self, value: Any) -> Any:
-        """A mean over this replica's rows (or mask, or weights) in the convention of the step."""
+        """Return a mean over this replica's rows (or mask, or weights) in the convention of the step."""
         if self.is_whole:
             return value
         if self.kind.scale == "part":
@@ -141,11 +143,11 @@ class ReplicaShare:
         return value * tf.cast(tf.math.divide_no_nan(self.weight, self.share), value.dtype)
 
     def from_part(self, value: Any) -> Any:
-        """A value that is summed over replicas, such as a sum over rows, in the convention `mean`."""
+        """Return a value that is summed over replicas, such as a sum over rows, in the convention `mean`."""
         return tf.math.divide_no_nan(value, tf.cast(self.share, value.dtype))
 
     def sum_over_replicas(self, value: tf.Tensor) -> tf.Tensor:
-        """The sum of a value over all replicas; all of them must call it in the same order."""
+        """Return the sum of a value over all replicas; all must call it in the same order."""
         if self.is_whole:
             return value
         if self.trial is not None:
@@ -153,13 +155,15 @@ class ReplicaShare:
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
 
     def gathered(self, value: Any) -> Any:
-        """The rows of all replicas in place of this one's, in the order of the global batch.
+        """Return the rows of all replicas, in the order of the global batch.
 
         Gradients reach this replica's rows only, scaled so that their mean over replicas, weighted by rows, is the
-        gradient of one device.
+        gradient of
+        one device.
 
         Args:
-            value: a tensor whose first dimension is the rows, or a multiple of them; anything else stays as it is.
+            value: a tensor whose first dimension is the rows, or a multiple of them; anything else is returned
+                unchanged.
 
         Raises:
             TypeError: a tensor of text, or one with rows of different lengths, which cannot be summed over replicas.
@@ -188,13 +192,13 @@ class ReplicaShare:
 
     @contextlib.contextmanager
     def computing_whole(self) -> Iterator[None]:
-        """Within it, what is computed is computed as on one device."""
+        """Compute as on one device in this context."""
         with _set(replace(self, is_whole=True)):
             yield
 
     @contextlib.contextmanager
     def weighted_by(self, weight: tf.Tensor) -> Iterator[None]:
-        """Within it, a mean is one over a mask or over weights, of which this replica has this part."""
+        """Compute means over a mask or weights, of which this replica has the given part, in this context."""
         with _set(replace(self, weight=weight)):
             yield
 
@@ -219,8 +223,8 @@ def _set(share: ReplicaShare) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replica_share(share: ReplicaShare) -> Iterator[None]:
-    """Within it, Keras's losses, metrics and random numbers are those of this replica's rows of the global batch."""
-    # 1: a stand-in row is there, and it is divided by
+    """Make Keras's losses, metrics and random numbers those of this replica's rows of the global batch."""
+    # at least 1: there is a stand-in row, and code divides by the number
     place = RowPlace(share.start, tf.maximum(tf.cast(share.rows, tf.int64), 1), tf.cast(share.total, tf.int64))
     with _set(share), numbers_for(place):
         yield

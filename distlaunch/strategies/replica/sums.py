@@ -1,4 +1,4 @@
-"""What the replicas of all processes add up: votes, metrics, and what a step returns beside them."""
+"""Values that the replicas of all processes add up: votes, metrics, and other results of a step."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportFunctionMemberAccess=false
 # (what pyright infers of TensorFlow's functions is often wrong)
@@ -31,7 +31,7 @@ _PARTS = "parts/"
 
 @dataclass(frozen=True)
 class Replicas:
-    """Where this process stands among all replicas."""
+    """Number of replicas, in total and in this process, and the index of this process's first one."""
 
     total: int
     local: int
@@ -43,12 +43,13 @@ class Sums:
     """One all-reduce for everything that replicas add up at the end of a graph call.
 
     Args:
-        train, test: what is known of how values of the steps add up.
-        whole: metrics that each replica computes from all rows, so that one of them has the result.
+        train: how the values of the training step add up.
+        test: how the values of the evaluation step add up.
+        whole: metrics that each replica computes from all rows, so that one replica has the result.
 
     Attributes:
-        extras: a variable for each scalar that the training step returns beside the model's metrics.
-        test_extras: the same of the evaluation step.
+        extras: a variable for each scalar that the training step returns in addition to the model's metrics.
+        test_extras: the same for the evaluation step.
     """
 
     def __init__(
@@ -70,19 +71,19 @@ class Sums:
         self.test_extras: dict[str, tf.Variable] = {}
         self._extras_made = self._test_extras_made = False
         self._sum_call = tf.function(lambda ballot: self.sum(ballot, []), autograph=False)
-        # traced anew when the extras are there: a snapshot may come before the first step
+        # traced again once the extras exist: a snapshot may come before the first step
         self._parts_call = tf.function(
             lambda num_extras: self._parts([*self._metrics, *self.extras.values()]), autograph=False
         )
 
     def agree(self, vote: Vote) -> Vote:
-        """What all processes have voted for together."""
+        """Return the sum of all processes' votes."""
         return self._ballots.vote(self._sum_call(self._ballots.cast(vote)))
 
     def values(self) -> State:
-        """Of the variables of which each replica holds a part, by name; and, below `parts/`, the parts of all replicas.
+        """Return the values of variables of which each replica holds a part, and the parts, by name below `parts/`.
 
-        Their sum alone would be rounded, and a run that goes on from it would log other last digits.
+        Their sum alone would be rounded, and a run resumed from it would log other last digits.
         """
         named = self.partial_variables()
         if not named:
@@ -98,27 +99,29 @@ class Sums:
         return values
 
     def make_extras(self, trace: Callable[..., Any], iterator: Any) -> None:
-        """Makes variables for scalars that the step returns beside the model's metrics; finds them by tracing once.
+        """Create variables for scalars that the step returns in addition to the model's metrics.
+
+        The scalars are found by tracing the step once.
 
         Args:
             trace: a step of all replicas, with the next element of the iterator.
         """
         if self._extras_made:
             return
-        # also where none are found: the trace costs as much as that of a step
+        # set even if none are found: a trace costs as much as that of a step
         self._extras_made = True
         # Keras's own step returns the metrics, which are summed anyway
         if self._steps.logs == "mean" or self._returns_more("train_step"):
             self.extras = self._extras_of(trace, iterator, "log", replaces=self._steps.logs == "last")
 
     def make_test_extras(self, trace: Callable[..., Any], iterator: Any) -> None:
-        """Do the same for the evaluation step."""
+        """Create the variables of the evaluation step; see `make_extras`."""
         if not self._test_extras_made and self._returns_more("test_step"):
             self.test_extras = self._extras_of(trace, iterator, "test_log", replaces=True)
         self._test_extras_made = True
 
     def _returns_more(self, step: str) -> bool:
-        """Return True if a step may return something else than the model's metrics."""
+        """Return whether a step may return anything other than the model's metrics."""
         return has_own(self._model, step) or has_own(self._model, "compute_metrics")
 
     def _extras_of(
@@ -128,7 +131,7 @@ class Sums:
         names = set(flat_logs(returned)) if isinstance(returned, dict) else set()
         if replaces and names == set(metric_results(self._model)):
             return {}
-        # ON_READ: each replica writes its own copy, and nothing meets before the sum at the end of the call
+        # ON_READ: each replica writes its own copy, and they synchronize only at the end of the call
         with self._strategy.scope():
             return {
                 name: tf.Variable(
@@ -138,14 +141,14 @@ class Sums:
                     synchronization=tf.VariableSynchronization.ON_READ,
                     aggregation=tf.VariableAggregation.SUM,
                 )
-                for name in sorted(names)  # a set has another order in each process
+                for name in sorted(names)  # the order of a set differs between processes
             }
 
     def keep(self, returned: dict[str, Any], rows: tf.Tensor, total: tf.Tensor, *, test: bool = False) -> None:
-        """In a replica: keep what the latest step has returned, so that the sum over replicas is the global value."""
+        """In a replica, keep the results of the latest step, so that the sum over replicas is the global value."""
         kind, extras = (self._test, self.test_extras) if test else (self._train, self.extras)
         for name, variable in extras.items():
-            # a scalar as a rule; a step may return a value for each example
+            # usually a scalar; a step may return a value per example
             value = tf.cast(tf.reduce_mean(returned[name]), variable.dtype)
             if kind.takes_whole_batches:
                 value = tf.where(_is_first_replica(), value, tf.zeros_like(value))
@@ -157,7 +160,7 @@ class Sums:
         """Return the ballots and the variables' values, one float64 vector, summed with one all-reduce.
 
         Args:
-            whole: each replica has the values of all, so that those of one count.
+            whole: whether each replica has the values of all, so that those of one are used.
         """
         extras = {id(variable) for variable in self.test_extras.values()}
 
@@ -170,15 +173,15 @@ class Sums:
                 value = tf.reshape(tf.cast(_tensor(variable), tf.float64), [-1])
                 is_whole = id(variable) in self._whole or (whole and id(variable) not in extras)
                 parts.append(tf.where(_is_first_replica(), value, tf.zeros_like(value)) if is_whole else value)
-            # the number of all-reduces costs, not their size: between two workers an MLP's gradients take 2.6 ms in
-            # one, and 4.6 to 5.4 ms in one for each tensor
+            # the cost depends on the number of all-reduces, not on their size: between two workers, an MLP's gradients
+            # take 2.6 ms in one all-reduce, and 4.6 to 5.4 ms with one per tensor
             vector = tf.concat(parts, 0)
             return vector if self._replicas.total == 1 else context.all_reduce(tf.distribute.ReduceOp.SUM, vector)
 
         return self._strategy.experimental_local_results(self._strategy.run(local))[0]
 
     def _parts(self, variables: list[Any]) -> tf.Tensor:
-        """The variables' values in each replica, float64, [replicas, values]."""
+        """Return the variables' values in each replica; float64, shape [replicas, values]."""
         replicas = self._replicas.total
 
         def local() -> tf.Tensor:
@@ -191,7 +194,7 @@ class Sums:
         return self._strategy.experimental_local_results(self._strategy.run(local))[0]
 
     def split(self, vector: tf.Tensor, variables: list[Any]) -> list[tf.Tensor]:
-        """The inverse of the joining in `sum`: the ballot, then each variable's value."""
+        """Split the vector of `sum` into the ballot and each variable's value."""
         ballot, *parts = tf.split(vector, [self._ballots.size, *(int(np.prod(v.shape)) for v in variables)])
         values = [tf.reshape(tf.cast(p, v.dtype), v.shape) for p, v in zip(parts, variables, strict=True)]
         return [ballot, *values]
@@ -202,10 +205,10 @@ class Sums:
     ) -> tuple[tf.Tensor, dict[str, Any], list[tf.Tensor]]:
         variables = [*self._metrics, *extras]
         votes, *values = self.split(self.sum(ballot, variables, whole=whole), variables)
-        # results are computed from the sums without assigning them: each replica's own part goes on counting
+        # results are computed from the sums without assigning them: each replica continues with its own part
         mapping = list(zip(self._metrics, values, strict=False))
         with keras.StatelessScope(state_mapping=mapping):
-            # a result may be the variable itself, which outside of the scope is another value
+            # a result may be the variable itself, which has another value outside of the scope
             logs = {name: tf.convert_to_tensor(value) for name, value in metric_results(self._model).items()}
         return votes, logs, values[len(self._metrics) :]
 
@@ -226,24 +229,24 @@ class Sums:
         own = {name: value.numpy() / scale for name, value in zip(names, extras, strict=True)}
         if self._steps.logs == "mean" and not test:
             return plain_logs({**values, **own})
-        # as Keras: the step's own logs stand instead of the metrics, of which it may return some
+        # as in Keras, the step's own logs replace the metrics, some of which it may return
         results = {name: values[name] for name in own if kind.logs.get(name) is Adds.RESULT and name in values}
         return plain_logs({**own, **results})
 
     def partial_variables(self) -> dict[str, Any]:
-        """Variables of which each replica holds a part, by name: metrics and logs."""
+        """Return variables of which each replica holds a part, by name: metrics and logs."""
         return {**named_metrics(self._model), **{f"log/{name}": v for name, v in self.extras.items()}}
 
     def assign(self, name: str, variable: Any, value: np.ndarray, state: State) -> None:
-        """Puts back what replicas add up when it is read.
+        """Restore a variable that replicas add up when it is read.
 
         Args:
             value: the sum.
-            state: of which it is; as many replicas as have written it get their parts, else one gets all.
+            state: contains the parts; if they come from another number of replicas, the first replica gets the sum.
         """
         parts = state.get(f"{_PARTS}{name}")
         if parts is None or parts.shape != (self._replicas.total, *value.shape):
-            # written by another number of replicas: only the sum can be kept, in the first
+            # written by another number of replicas: only the sum can be restored, in the first
             rest = value if id(variable) in self._whole else np.zeros_like(value)
             parts = np.stack([value, *[rest] * (self._replicas.total - 1)])
 

@@ -1,8 +1,9 @@
 """Finds out how the losses, metrics and logs of a model add up over replicas, on rows of the first batch.
 
-The step is computed on all the rows, then on two unequal parts of them, each as a replica would. A value adds up by its
-mean if loss(whole) is the mean of the parts, weighted by rows; by its sum if it is their sum; else it needs all rows.
-Nothing is assigned: variables keep their values, optimizers get no gradients.
+The step is computed on all rows, then on two unequal parts of them, each as in a replica. A value adds up by its mean
+if
+the value of the whole is the mean of the parts' values, weighted by rows; by its sum if it is their sum; otherwise it
+needs all rows. Nothing is assigned: variables keep their values, and optimizers get no gradients.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
@@ -28,13 +29,13 @@ from distlaunch.strategies.replica.share import AddingUp, Adds, ReplicaShare, St
 from distlaunch.strategies.variables import flat_logs, has_own, metric_results, optimizers_of
 
 TOLERANCE = 1e-5
-"""Relative deviation up to which two values count as equal: rounding is below it."""
+"""Relative deviation below which two values count as equal; rounding stays below it."""
 TOLERANCE_16_BITS = 2e-2
-"""The same where layers compute with 16 bits."""
+"""The same tolerance for layers that compute in 16 bits."""
 GRADIENT_TOLERANCE = 1e-3
-"""The same for gradients, in which differences of large numbers may cancel."""
+"""The same tolerance for gradients, in which differences of large numbers may cancel."""
 MAX_ROWS = 64
-"""Rows of the first batch that are looked at."""
+"""Largest number of rows of the first batch that are used."""
 Key = tuple[str, ...]
 
 
@@ -62,7 +63,7 @@ class Trial:
     # what replicas would exchange
 
     def sum_over_replicas(self, value: tf.Tensor) -> tf.Tensor:
-        """The sum over all parts, which the whole has computed at the same place."""
+        """Return the sum over all parts, which the whole has computed at the same point."""
         if self.is_whole:
             self._sums.append(value)
             return value
@@ -70,7 +71,7 @@ class Trial:
         return self._sums[self._at_sum - 1]
 
     def gathered(self, padded: tf.Tensor) -> tf.Tensor:
-        """The rows of the whole."""
+        """Return the rows of the whole."""
         if self.is_whole:
             self._wholes.append(padded)
             return padded
@@ -88,7 +89,7 @@ class Trial:
     def note_total(self, value: Any, outputs: Any) -> None:
         self._note(("total",), value)
         if isinstance(outputs, tf.Tensor) and outputs.shape.rank:
-            # to know whether the model itself computes row by row
+            # to find out whether the model itself computes row by row
             self._note(("outputs",), tf.cast(tf.reduce_sum(tf.cast(outputs, tf.float32)), tf.float32))
 
     def note_logs(self, logs: dict[str, Any]) -> None:
@@ -96,7 +97,7 @@ class Trial:
             self._note(("log", name), tf.reduce_mean(tf.cast(value, tf.float32)))
 
     def note_metric(self, index: int, place: int, value: Any) -> None:
-        """Record a variable of a metric, less its value at the beginning."""
+        """Record a variable of a metric, minus its initial value."""
         self._note(("metric", str(index), str(place)), value)
 
     def note_result(self, name: str, value: Any) -> None:
@@ -105,7 +106,7 @@ class Trial:
     def note_states(
         self, index: int, base: list[Any], whole: list[Any], joined: list[Any], *, counts: bool = True
     ) -> None:
-        """How far the states of two updates are apart, and how far one is from where it began."""
+        """Record how far the states of two updates are apart, and how far one is from its initial state."""
         pairs = zip(base, whole, joined, strict=True)
         found = [(_deviation(b, a, a), _deviation(a, c, a)) for c, a, b in pairs]
         worst = [tf.reduce_max([one[0] for one in found]), tf.reduce_max([one[1] for one in found])]
@@ -121,7 +122,7 @@ class Trial:
         self.gradients.setdefault((*key, str(call)), []).append(dense)
 
     def _note(self, key: Key, value: Any) -> None:
-        # the same place may be come by several times in a step
+        # a step may pass the same point several times
         number = self._calls[key] = self._calls.get(key, 0) + 1
         self.values.setdefault((*key, str(number)), []).append(tf.cast(tf.convert_to_tensor(value), tf.float32))
 
@@ -136,13 +137,13 @@ class Observed:
     """Host values of a trial.
 
     Attributes:
-        values: of each key that of the whole, then those of the two parts.
-        gradients: of each call of an optimizer, how far gradients are from the mean and from the sum of the parts,
-            relative to the largest gradient of the variable.
-        states: of each metric that was tried from other states, pairs of (deviation, change).
-        shares: of the two parts.
+        values: for each key, the value of the whole, then those of the two parts.
+        gradients: for each call of an optimizer, the deviations of the gradients from the mean and from the sum of the
+            parts, relative to the largest gradient of the variable.
+        states: for each metric that was tried from other states, pairs of (deviation, change).
+        shares: shares of the two parts in the rows.
         tolerance: relative deviation up to which values count as equal.
-        bytes_per_row: what a metric is given for each row, by its place.
+        bytes_per_row: bytes that a metric gets for each row, by the metric's index.
     """
 
     values: dict[Key, list[np.ndarray]]
@@ -153,10 +154,10 @@ class Observed:
     bytes_per_row: dict[int, int] = field(default_factory=dict)
 
     def adds(self, key: Key) -> Adds | None:
-        """How the values of a key add up; None if nothing can be said, since all are zero."""
+        """Return how the values of a key add up; None if that is unknown because all are zero."""
         whole, *parts = self.values[key]
         if len(parts) != 2 or any(part.shape != whole.shape for part in parts):
-            # a value for each row: the parts of the whole, in their order
+            # a value per row: the parts of the whole, in order
             joined = np.concatenate([np.atleast_1d(part) for part in parts]) if parts else np.zeros(0)
             return Adds.MEAN if joined.shape == whole.shape and self.is_close(joined, whole) else Adds.WHOLE
         if not any(np.any(value) for value in (whole, *parts)):
@@ -167,7 +168,7 @@ class Observed:
         return Adds.SUM if self.is_close(parts[0] + parts[1], whole) else Adds.WHOLE
 
     def is_close(self, value: Any, expected: Any) -> bool:
-        """Return True if two values differ by rounding only; what is not finite differs."""
+        """Return whether two values differ by rounding only; values that are not finite differ."""
         scale = max(float(np.max(np.abs(expected), initial=0.0)), 1e-6)
         return bool(np.all(np.abs(value - expected) <= self.tolerance * scale))
 
@@ -177,7 +178,7 @@ class Observed:
 
 
 class Watch:
-    """Stands before the updates of metrics that may not add up.
+    """Replaces the updates of metrics that may not add up.
 
     Attributes:
         metrics: all metrics of the model.
@@ -190,7 +191,7 @@ class Watch:
         return next(index for index, known in enumerate(self.metrics) if known is metric)
 
     def update(self, metric: Any, update: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Update a metric with this replica's rows, or with those of all, as its states ask for."""
+        """Update a metric with this replica's rows, or with those of all replicas if its states need them."""
         at = current()
         if at is None or not at.keeps_scale:
             return update(*args, **kwargs)
@@ -214,7 +215,7 @@ def _try_states(
     kwargs: dict[str, Any],
     at: ReplicaShare,
 ) -> None:
-    """Tries state(A + B) = state(A) + state(B) - state from other states, on other predictions, in both orders."""
+    """Test state(A + B) = state(A) + state(B) - state from other states, on other predictions, in both orders."""
     trial, variables = at.trial, metric.variables
     assert trial is not None
     leaves = [leaf for leaf in keras.tree.flatten((args, kwargs)) if isinstance(leaf, tf.Tensor) and leaf.shape.rank]
@@ -248,7 +249,7 @@ def _try_states(
             )
             joined = [a + b - c for a, b, c in zip(front, back, base, strict=True)]
             trial.note_states(index, base, whole, joined)
-            # in the other order, one after the other
+            # one after the other, in reverse order
             trial.note_states(index, base, after(after(base, data, cut, rows), data, zero, cut), joined, counts=False)
 
 
@@ -270,7 +271,7 @@ def _rows_of(leaf: Any, rows: tf.Tensor, first: Any, stop: Any) -> Any:
 
 
 def _with_other_predictions(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of an update with predictions that are larger, and those of other rows."""
+    """Return the arguments of an update with larger predictions, taken from other rows."""
     place = 1 if len(args) > 1 else 0
 
     def other(leaf: Any) -> Any:
@@ -283,19 +284,19 @@ def _with_other_predictions(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def needs_trial(model: keras.Model, metrics: list[Any]) -> bool:
-    """Return True if a model has anything that may not add up over replicas by itself."""
+    """Return whether anything in a model may not add up over replicas."""
     if any(has_own(model, name) for name in ("train_step", "test_step", "compute_loss", "compute_metrics")):
         return True
     if any(not is_known_to_add_up(metric) or getattr(metric, "additive", None) is False for metric in metrics):
         return True
     if any(isinstance(layer, keras.layers.Embedding) for layer in layers_of(model)):
-        return True  # with entries of rows or of positions, see `AddingUp.same_rows`
+        return True  # its gradients may be of rows or of positions, see `AddingUp.same_rows`
     losses = keras.tree.flatten(getattr(model, "loss", None))
     return not all(map(_is_known, losses)) or any(map(_may_add_losses, layers_of(model)))
 
 
 def _is_known(loss: Any) -> bool:
-    """Return True for a loss of Keras's that compares row by row; others may compare rows with each other."""
+    """Return whether this is a Keras loss that compares row by row; others may compare rows with each other."""
     if loss is None or isinstance(loss, str):
         loss = loss and keras.losses.get(loss)
     if loss is None:
@@ -308,11 +309,11 @@ def _is_known(loss: Any) -> bool:
 
 
 _OF_ALL_ROWS = ("dice", "tversky", "circle")
-"""Losses of Keras's that compare rows with each other, as far as their arguments say."""
+"""Keras losses that can compare rows with each other, depending on their arguments."""
 
 
 def _may_add_losses(layer: Any) -> bool:
-    """Return True if a layer of the user's mentions `add_loss` in its code."""
+    """Return whether the code of a user's layer mentions `add_loss`."""
     classes = [cls for cls in type(layer).__mro__ if not cls.__module__.startswith(("keras.", "builtins"))]
     functions = (value for cls in classes for value in vars(cls).values())
     codes = (getattr(function, "__code__", None) for function in functions)
@@ -327,12 +328,12 @@ def find_adding_up(
     Args:
         strategy: the `tf.distribute.Strategy` that the model was created under.
         step: a training or evaluation step, a function of a batch.
-        kind: how the step treats losses; what is found is added to its `adding_up`.
-        metrics: those of the model, one by one.
-        rows: some of the first batch, in the structure of a batch.
+        kind: how the step treats losses; the findings are added to its `adding_up`.
+        metrics: the model's metrics, one by one.
+        rows: some rows of the first batch, in the structure of a batch.
 
     Returns:
-        What was found, and sentences for the user about what does not add up and cannot be mended.
+        The findings, and notes for the user about values that do not add up and cannot be corrected.
 
     Raises:
         ConfigError: a layer adds a loss that is neither a mean nor a sum over rows.
@@ -411,7 +412,7 @@ def _observe(
 
 
 def _compared(parts: list[list[Any]], shares: tf.Tensor) -> tf.Tensor:
-    """Largest deviation of the whole's gradients from the mean and from the sum of those of the parts."""
+    """Return the largest deviations of the whole's gradients from the mean and from the sum of the parts'."""
     if len(parts) != 3:
         return tf.constant([np.inf, np.inf], tf.float32)
     found = []
@@ -426,7 +427,7 @@ def _compared(parts: list[list[Any]], shares: tf.Tensor) -> tf.Tensor:
 
 @contextlib.contextmanager
 def _whole_batch_statistics(model: keras.Model) -> Iterator[None]:
-    """Within it, BatchNormalization takes the statistics of all rows: that of each replica's own is documented."""
+    """Make BatchNormalization use the statistics of all rows; that replicas use their own is documented."""
     norms = [layer for layer in layers_of(model) if isinstance(layer, keras.layers.BatchNormalization)]
     before = [layer.synchronized for layer in norms]
     for layer in norms:
@@ -439,7 +440,7 @@ def _whole_batch_statistics(model: keras.Model) -> Iterator[None]:
 
 
 def to_text(kinds: list[StepKind]) -> bytes:
-    """Return what was found of some steps, for other processes, which must come to the same."""
+    """Return the findings about some steps as JSON for other processes, which must use the same."""
     found = kinds[0].adding_up
     plain = {
         "losses": [[place, adds.value] for place, adds in found.losses.items()],
@@ -453,7 +454,7 @@ def to_text(kinds: list[StepKind]) -> bytes:
 
 
 def take_text(kinds: list[StepKind], text: bytes) -> None:
-    """Adopt what `to_text` has written of the same steps, which share one `adding_up`."""
+    """Adopt the findings that `to_text` has written for the same steps, which share one `adding_up`."""
     plain, found = json.loads(text), kinds[0].adding_up
     found.losses = {place: Adds(adds) for place, adds in plain["losses"]}
     found.added = {(path, number): Adds(adds) for path, number, adds in plain["added"]}
@@ -465,12 +466,12 @@ def take_text(kinds: list[StepKind], text: bytes) -> None:
 
 
 def metrics_with_memory(model: keras.Model, step: Callable[[Any], Any], metrics: list[Any], rows: Any) -> list[Any]:
-    """Return the metrics whose state after two batches is not the sum of those after each, as workers compute them.
+    """Return the metrics whose state after two batches is not the sum of the states after each, as on workers.
 
     Args:
         step: an evaluation step, a function of a batch.
-        metrics: those that are to be tried.
-        rows: some of the first batch, in the structure of a batch.
+        metrics: the metrics to be tried.
+        rows: some rows of the first batch, in the structure of a batch.
     """
     leaves, signature = _any_number_of(rows)
     variables = [variable for metric in metrics for variable in metric.variables]
@@ -500,10 +501,10 @@ def metrics_with_memory(model: keras.Model, step: Callable[[Any], Any], metrics:
 
 
 def _decide(observed: Observed, kind: StepKind, model: keras.Model, metrics: list[Any]) -> bool:
-    """Add what was observed; returns whether the step has to be tried again, since more can be seen then."""
+    """Add the observations to the findings; return whether another trial of the step can find more."""
     found = kind.adding_up
     losses = {int(key[1]): observed.adds(key) for key in observed.keys("loss")}
-    # a value that is zero says nothing; computed from all rows it is right in any case
+    # a value of zero is inconclusive; computed from all rows it is correct in any case
     losses = {place: Adds.WHOLE if adds is None else adds for place, adds in losses.items()}
     losses = {place: adds for place, adds in losses.items() if adds is not Adds.MEAN and place not in found.losses}
     added = {(key[1], int(key[2])): observed.adds(key) or Adds.MEAN for key in observed.keys("added")}
@@ -522,7 +523,7 @@ def _decide(observed: Observed, kind: StepKind, model: keras.Model, metrics: lis
             found.total = total
             return True
     if not kind.weighs_gradients and any(of_sum > GRADIENT_TOLERANCE for _, of_sum in observed.gradients.values()):
-        # values that are close by chance: gradients are not
+        # values may be close by chance, gradients are not
         if has_own(model, "compute_loss") and found.total is not Adds.WHOLE:
             found.total = Adds.WHOLE
             return True
@@ -561,7 +562,7 @@ def _needs_all_rows(observed: Observed, metrics: list[Any], index: int) -> bool:
         return False
     tried = observed.states.get(("metric", str(index)))
     if tried is None:
-        return False  # it is given no rows, or nothing at all
+        return False  # it gets no rows, or nothing at all
     unequal = any(observed.adds(key) not in (Adds.SUM, None) for key in _keys_of(observed, index))
     return unequal or bool(np.any(tried[:, 0] > observed.tolerance)) or not np.any(tried[:, 1] > 0)
 
@@ -572,17 +573,17 @@ def _keys_of(observed: Observed, index: int) -> list[Key]:
 
 def _refused_layer(path: str) -> str:
     return (
-        f"the layer '{path}' adds a loss (`add_loss`) that is neither a mean nor a sum over rows, so that replicas "
-        "cannot compute that of the whole batch; add a mean or a sum over rows, or use one_device, dtensor or jax, "
+        f"the layer '{path}' adds a loss (`add_loss`) that is neither a mean nor a sum over rows, so replicas "
+        "cannot compute the loss of the whole batch; add a mean or a sum over rows, or use one_device, dtensor or jax, "
         "where the layer sees all rows"
     )
 
 
 def _sentences(observed: Observed, kind: StepKind, model: keras.Model, metrics: list[Any]) -> Iterator[str]:
-    """Yield a sentence for each value that is not that of one device, or that costs more."""
+    """Yield a note for each value that differs from that of one device, or that has a cost."""
     name, found = type(model).__name__, kind.adding_up
     for key, (of_mean, of_sum) in observed.gradients.items():
-        # Keras's own step weights the loss, so the gradients are parts already
+        # Keras's own step weights the loss, so the gradients already are parts
         if (of_mean if kind.weighs_gradients else of_sum) <= GRADIENT_TOLERANCE:
             continue
         which = f"optimizer {int(key[1]) + 1}" if len(optimizers_of(model)) > 1 else "the optimizer"
@@ -591,28 +592,28 @@ def _sentences(observed: Observed, kind: StepKind, model: keras.Model, metrics: 
                 what = "are sums over rows, and replicas average them; divide the loss by the number of rows"
             else:
                 what = (
-                    "do not add up over replicas: those of a batch are not the mean of those of its parts (a masked "
-                    "mean, a clipped gradient or a loss that compares rows are not)"
+                    "do not add up over replicas: those of a batch are not the mean of those of its parts (for example "
+                    "with a masked mean, clipped gradients or a loss that compares rows)"
                 )
             yield (
                 f"{name}.train_step: the gradients that {which} gets {what}; this run differs from one device. "
                 "With dtensor or jax the step sees all rows"
             )
         elif not has_own(model, "compute_loss") and not found.losses:
-            yield "the model computes with several rows at once, so on replicas its gradients differ from one device"
+            yield "the model combines rows of a batch, so on replicas its gradients differ from one device"
     for index in sorted(found.metrics):
         size = observed.bytes_per_row.get(index, 0)
         yield (
             f"metric '{metrics[index].name}' does not add up over replicas, so it is computed from the rows of all "
-            f"({size:,} bytes for each example)"
+            f"replicas ({size:,} bytes per example)"
         )
     for log, adds in kind.logs.items():
         if adds is Adds.WHOLE:
-            what = "each of them evaluates whole batches" if kind.is_test else "its mean over them is shown"
+            what = "each replica evaluates whole batches" if kind.is_test else "the mean over replicas is shown"
             step = "test_step" if kind.is_test else "train_step"
             yield f"{name}: the value '{log}' of {step} does not add up over replicas, so {what}"
     for index, metric in enumerate(metrics):
         is_decided = index in found.metrics or getattr(metric, "additive", None) is not None
         wrong = not is_decided and any(observed.adds(key) not in (Adds.SUM, None) for key in _keys_of(observed, index))
         if wrong:
-            yield f"metric '{metric.name}' is given values by {name} that do not add up over replicas"
+            yield f"metric '{metric.name}' gets values from {name} that do not add up over replicas"
