@@ -30,8 +30,8 @@ class Source:
         at_once: how many batches are loaded at the same time; None: as many as there are cores.
         threads: examples that they load at the same time, in Python or TensorFlow; 0: whole batches are loaded.
         describe: what processes compare to know that they see the same data; see `data/fingerprints.py`.
-        own: an element is `(row source, rows)`, this process's part of the global batch, and knows no other's. Of
-            one with 0 rows the first row is a stand-in, which must not count; where all processes have 0, it is an end.
+        is_process_local: whether an element is `(row source, rows)` with this process's part of the global batch
+            only. With 0 rows, the first row is a stand-in, which must not count; 0 rows in all processes mark an end.
         global_batch: its rows, but for the last one of a pass; None if not known.
         check: fails in the graph where a batch does not fit the model, or gives it back; `load` does it already, but
             not that of another process, which has no model. None: nothing is looked at.
@@ -46,7 +46,7 @@ class Source:
     at_once: int | None = None
     threads: int = 0
     describe: Callable[[], str] = lambda: "{}"
-    own: bool = False
+    is_process_local: bool = False
     global_batch: int | None = None
     check: Callable[[Batch], Batch] | None = None
 

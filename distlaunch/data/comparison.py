@@ -50,7 +50,7 @@ def compare_data(
     gathered = peers.gather(json.dumps({name: _facts(split) for name, split in read.items()}))
     seen = {task: json.loads(text) for task, text in gathered.items()}
     names = {name for facts in seen.values() for name in facts}
-    own = {name for name, split in read.items() if split.own or config.data.streams is not None}
+    own = {name for name, split in read.items() if split.is_process_local or config.data.streams is not None}
     shared = {task: {name: facts[name] for name in facts if name not in own} for task, facts in seen.items()}
     reasons = OF_FUNCTION if config.data.sharding == "function" else REASONS
     lengths = {
@@ -71,11 +71,11 @@ def compare_data(
         if config.strategy.has_coordinator:
             # the coordinator reads none of the workers' data, so what it knows of its own says nothing
             train = train.of_others()
-    if train.own:
+    if train.is_process_local:
         train = _agreed(train, "training", seen)
-    if validation is not None and validation.own:
+    if validation is not None and validation.is_process_local:
         validation = _agreed(validation, "validation", seen)
-    if len(seen) > 1 and train.has_glimpse and not (train.own or config.strategy.has_coordinator):
+    if len(seen) > 1 and train.has_glimpse and not (train.is_process_local or config.strategy.has_coordinator):
         train = train.with_running(RunningFingerprint(peers.gather))
     return train, validation
 
@@ -86,7 +86,11 @@ def describe_data(config: RunConfig, train: Split, validation: Split | None) -> 
     for name, split in {"train": train, "validation": validation}.items():
         if split is not None:
             # of data that workers divide, which part the chief has depends on their number
-            workers = {"workers": config.cluster.num_workers} if split.own and config.data.streams is None else {}
+            workers = (
+                {"workers": config.cluster.num_workers}
+                if split.is_process_local and config.data.streams is None
+                else {}
+            )
             descriptions[name] = json.dumps({**workers, **json.loads(split.describe())})
     return descriptions
 

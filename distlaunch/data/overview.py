@@ -55,7 +55,7 @@ def _of_split(config: RunConfig, split: Split, readers: list[dict[str, Any]]) ->
     examples, num_bytes = split.buffer()
     first = [_numbers(split, at, batch, reader) for at in range(_BATCHES) for reader in readers]
     most = max((entry["stop"] - entry["start"] for entry in first), default=batch)
-    rows = split.global_batch or batch if split.own else most
+    rows = split.global_batch or batch if split.is_process_local else most
     whole = own_rows(split.evaluation_source(), first=0, number=1, of=1)
     spec: Any = whole.element_spec
     ahead = batches_ahead(spec[0], rows)

@@ -30,13 +30,13 @@ def split_rows(source: Source, *, first_replica: int, num_local: int, num_replic
 
     Of a source whose elements are this process's `own`, `total` and `start` count what is in this process.
     """
-    if source.own:
+    if source.is_process_local:
         # the others' replicas have rows of their own
         first_replica, num_replicas = 0, num_local
 
     @_as_it_is
     def part(element: Any, replica: Any) -> Any:
-        element, total = element if source.own else (element, num_rows(element))
+        element, total = element if source.is_process_local else (element, num_rows(element))
         replica = tf.zeros_like(replica) if num_replicas == 1 else replica
         start, stop = first_row(total, replica, num_replicas), first_row(total, replica + 1, num_replicas)
         # at the end of an epoch (total 0) nothing is needed: the loop leaves before the step
@@ -87,7 +87,7 @@ def own_rows(source: Source, *, first: int, number: int, of: int) -> tf.data.Dat
     @_as_it_is
     def part(*components: Any) -> Any:
         element = pack(components)
-        if source.own:
+        if source.is_process_local:
             rows, total = element
             return rows, tf.zeros_like(total), total
         total = num_rows(element)

@@ -78,7 +78,7 @@ def make_split(
         message = "got 'skip', but a tf.data pipeline gives no example by number to take the place of one that fails"
         hint = "write 'stop', and leave out in the pipeline itself what fails, with `.ignore_errors()`"
         raise ConfigError(Problem(("data", "on_error"), f"{message}; {hint}"))
-    return _Recipe(data, config, seed, preprocessing, training=training, own=share.number > 1).split()
+    return _Recipe(data, config, seed, preprocessing, training=training, is_process_local=share.number > 1).split()
 
 
 class _Recipe:
@@ -86,13 +86,13 @@ class _Recipe:
 
     Args:
         training: whether it is the split for training, which has other forms.
-        own: see `Split.own`.
+        is_process_local: see `Split.is_process_local`.
     """
 
     def __init__(self, data: Any, config: DataConfig, seed: int, preprocessing: Preprocessing | None, *,
-                 training: bool, own: bool = False, epoch_steps: int | None = None) -> None:  # fmt: skip
+                 training: bool, is_process_local: bool = False, epoch_steps: int | None = None) -> None:  # fmt: skip
         self._data, self._config, self._seed, self._preprocessing = data, config, seed, preprocessing
-        self._training, self._own, self._epoch_steps = training, own, epoch_steps
+        self._training, self._is_process_local, self._epoch_steps = training, is_process_local, epoch_steps
         self._limit = config.train_examples if training else config.validation_examples
         self._skips = training and config.on_error == "skip"
         if not isinstance(data, (PyData, StreamData, tf.data.Dataset)):
@@ -111,7 +111,7 @@ class _Recipe:
     def in_order(self) -> Split:
         split = self._made(trains=False)
         # which worker has most of them is only known of what training reads
-        return split.with_length(None, None) if split.own else split
+        return split.with_length(None, None) if split.is_process_local else split
 
     def _made(self, *, trains: bool, augmented: bool = False) -> Split:
         """Return a form of the split; one that does not train is in its own order, unchanged and whole."""
@@ -120,7 +120,7 @@ class _Recipe:
             split = split.with_transform(class_weights(self._config.class_weight))
         if self._preprocessing is not None:
             split = split.with_preprocessing(self._preprocessing)
-        return split.with_role("train" if self._training else "validation", own=self._own)
+        return split.with_role("train" if self._training else "validation", is_process_local=self._is_process_local)
 
     def _read(self, *, trains: bool, augmented: bool) -> Split:
         data, config, limit = self._data, self._config, self._limit

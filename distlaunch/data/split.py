@@ -71,7 +71,8 @@ class Split(ABC):
         empty: a row source without rows, which marks an end.
         global_batch: rows of a batch, but for the last one of a pass; None if unknown.
         name: `train` or `validation`.
-        own: other processes have other examples, and their parts of each batch; see `Source.own`.
+        is_process_local: whether each process has its own examples, and a part of each batch; see
+            `Source.is_process_local`.
         endless: the pipeline repeats for ever, so that a pass has no end.
         by_number: `pick()` finds any batch at once.
         is_numbered: batches are found by number although there is no end to them.
@@ -90,7 +91,7 @@ class Split(ABC):
     empty: Any
     global_batch: int | None = None
     name: str = "train"
-    own: bool = False
+    is_process_local: bool = False
     endless: bool = False
     by_number: bool = False
     is_numbered: bool = False
@@ -191,9 +192,9 @@ class Split(ABC):
         """
         return self._with(_transforms=(*self._transforms, check), _check=check)
 
-    def with_role(self, name: str, *, own: bool) -> Self:
+    def with_role(self, name: str, *, is_process_local: bool) -> Self:
         """Return the split with another `name` and `own`."""
-        return self._with(name=name, own=own)
+        return self._with(name=name, is_process_local=is_process_local)
 
     def with_length(self, num_batches: int | None, num_examples: int | None) -> Self:
         """Return the split with a length that the processes have agreed upon; None: unknown."""
@@ -272,7 +273,7 @@ class Split(ABC):
             start = tf.where(number == first_pass, tf.constant(offset, tf.int64), tf.constant(0, tf.int64))
             rows = self.batches(number, start)
             kept.append(rows if tf.executing_eagerly() else None)  # in debug mode it owns its functions
-            if self.own:
+            if self.is_process_local:
                 return self._own_pass(rows, start, self.num_batches, ends=ends_visible)
             return rows.concatenate(tf.data.Dataset.from_tensors(self.empty)) if ends_visible else rows
 
@@ -280,7 +281,7 @@ class Split(ABC):
         last = np.iinfo(np.int64).max if passes is None else first_pass + passes
         elements = tf.data.Dataset.range(first_pass, last).flat_map(one_pass)
         if self.num_batches is None and not ends_visible and (forever := self.forever()) is not None:
-            elements = _with_rows(forever) if self.own else forever
+            elements = _with_rows(forever) if self.is_process_local else forever
         first = position if self.num_batches is None else first_pass * self.num_batches + offset
         elements = elements.skip(skip) if skip else elements
         if self.running is not None and self.has_glimpse:
@@ -301,7 +302,9 @@ class Split(ABC):
         rows, number = self.batches(_ZERO, _ZERO), self.num_batches
         if first is not None:
             rows, number = rows.take(first), first
-        elements = (self._own_pass(rows, _ZERO, number, ends=True) if self.own else rows).concatenate(self._ends())
+        elements = (self._own_pass(rows, _ZERO, number, ends=True) if self.is_process_local else rows).concatenate(
+            self._ends()
+        )
         return self._source(elements, f"{self.name}:once", 0, number, ends=number is None)
 
     def first_rows(self, rows: int, *, raw: bool = False) -> Batch:
@@ -325,12 +328,12 @@ class Split(ABC):
     def _source(
         self, elements: tf.data.Dataset, name: str, first: int, num_batches: int | None, *, ends: bool
     ) -> Source:
-        ends = ends and not self.own  # those of one's own data are agreed upon with the rows of each batch
+        ends = ends and not self.is_process_local  # those of one's own data are agreed upon with the rows of each batch
         # directly, where nothing is done afterwards: it spares AutoGraph the conversion of a function
         load = self.load if self._transforms else self.read
         return Source(
-            elements, load, name, first, num_batches, ends, self.at_once, self.threads, self.describe, self.own,
-            self.global_batch, self._check,
+            elements, load, name, first, num_batches, ends, self.at_once, self.threads, self.describe,
+            self.is_process_local, self.global_batch, self._check,
         )  # fmt: skip
 
     def _own_pass(self, rows: tf.data.Dataset, start: tf.Tensor, num_batches: int | None, *, ends: bool
@@ -341,7 +344,7 @@ class Split(ABC):
         return _with_rows(rows).concatenate(self._ends()) if ends else _with_rows(rows)
 
     def _ends(self) -> tf.data.Dataset:
-        if not self.own:
+        if not self.is_process_local:
             return tf.data.Dataset.from_tensors(self.empty).repeat()
         return self.sample(1).take(1).map(lambda *element: (pack(element), _ZERO)).repeat()
 

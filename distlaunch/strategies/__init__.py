@@ -1,0 +1,1 @@
+"""Distribution strategies, each behind the protocol in `protocol.py`."""

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.patches.keras_private import compiled_loss, compiled_metrics, value_of
-from distlaunch.strategies.parameter_server.partition import is_split, joined
+from distlaunch.strategies.parameter_server.partition import is_split, join_shards
 from distlaunch.strategies.protocol import Logs
 from distlaunch.strategies.state import State, StateMismatchError
 
@@ -118,7 +118,7 @@ def named_metrics(model: keras.Model) -> dict[str, Any]:
 
 def _named(prefix: str, variables: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     seen: set[str] = set()
-    for path, variable in joined(list(variables)):
+    for path, variable in join_shards(list(variables)):
         # paths may repeat: layers made by hand can share a name
         name = _unique(f"{prefix}/{path}", seen)
         seen.add(name)

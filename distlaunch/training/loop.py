@@ -177,7 +177,7 @@ class TrainingLoop:
         logs = {name: values[-1] for name, values in start.history.items() if values}
         first = self._progress.epoch
         while self._progress.epoch < self._epochs and not self._progress.finished:
-            if self._train.own and self._epoch_steps is None and self._progress.epoch > first:
+            if self._train.is_process_local and self._epoch_steps is None and self._progress.epoch > first:
                 self._program.set_train_data(self._source(self._progress))
             ended = self._epoch()
             if ended is None:
@@ -239,7 +239,7 @@ class TrainingLoop:
         if self._epoch_steps is None:
             # with process-local data a source is one pass: the processes must agree on where it ends
             return self._train.training_source(
-                *at, ends_visible=True, passes=min(passes, 1) if self._train.own else passes
+                *at, ends_visible=True, passes=min(passes, 1) if self._train.is_process_local else passes
             )
         if self._longer_epoch is not None:
             at = (at[0], self._epoch_steps - 1)

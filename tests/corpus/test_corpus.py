@@ -113,7 +113,10 @@ def test_a_trial_that_fails_is_said_and_ends_nothing(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(program, "find_adding_up", fails)
     trained = by_distlaunch("scalar mean", STRATEGIES["mirrored 2"], tmp_path)
-    assert any("could not find out how the values of a step add up over replicas (needs 16 rows)" in said for said in trained.said)
+    assert any(
+        "could not find out how the values of a step add up over replicas (needs 16 rows)" in said
+        for said in trained.said
+    )
     # a mean over rows is right all the same
     assert max(deviations(trained, reference("scalar mean")).values()) < 1e-5
     # nor does the second look after the first epoch, which a metric of the user's asks for

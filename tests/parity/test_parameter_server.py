@@ -92,9 +92,7 @@ def test_a_model_with_an_optimizer_of_its_own_wants_whole_variables():
     from distlaunch.base.errors import ConfigError
     from distlaunch.strategies.parameter_server.partition import Shards
 
-    with pytest.raises(
-        ConfigError, match=r"strategy\.partitioner: the model's function builds an optimizer of its own"
-    ):
+    with pytest.raises(ConfigError, match=r"strategy\.partitioner: the model's function builds an optimizer itself"):
         keras.optimizers.Adam().build([Shards([tf.Variable([[1.0]]), tf.Variable([[2.0]])])])
 
 

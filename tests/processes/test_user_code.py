@@ -119,7 +119,7 @@ def test_devices_that_jax_does_not_have(tmp_path: Path, name: str, value: str) -
     done = run_command("train", "job.yaml", cwd=tmp_path, env={name: value, "CUDA_VISIBLE_DEVICES": ""})
     assert done.code == 3
     assert f"{name}={value}: JAX cannot use such a device here" in done.err
-    assert f"unset it, or write {name}=cpu" in done.err
+    assert f"unset it, or set {name}=cpu" in done.err
     assert "Traceback" not in done.text
     assert "File " not in done.text
 

@@ -66,7 +66,7 @@ def test_the_sum_of_ballots_holds_what_each_process_has_seen(monkeypatch: pytest
     votes = [Vote(next_steps=8), Vote(finish=True, next_steps=3), Vote(stop=False, next_steps=2)]
     seen = [(0, True), (7, True), (4, True)]
     total = sum(
-        each.counted(each.cast(vote), nonfinite, ended)
+        each.with_results(each.cast(vote), nonfinite, ended)
         for each, vote, (nonfinite, ended) in zip(ballots, votes, seen, strict=True)
     )
     for each in ballots:

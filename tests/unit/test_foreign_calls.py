@@ -44,10 +44,10 @@ import jax
 sys.path.insert(0, {str(tmp_path)!r})
 from given import *
 from distlaunch.base.errors import ConfigError
-from distlaunch.strategies.jax.keras_backend import foreign_calls_named
+from distlaunch.strategies.jax.keras_backend import name_foreign_calls
 for make, loss in {[(expression, loss) for expression, loss, _ in CASES]!r}:
     try:
-        with foreign_calls_named():
+        with name_foreign_calls():
             i = layers.Input((3,))
             model = keras.Model(i, eval(make))
             model.compile("sgd", eval(loss))

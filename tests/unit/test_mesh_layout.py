@@ -14,7 +14,7 @@ from distlaunch.base.errors import ConfigError  # noqa: E402
 from distlaunch.layouts import with_layout  # noqa: E402
 from distlaunch.strategies.mesh.layout import (  # noqa: E402
     as_yaml,
-    chosen_layouts,
+    choose_layouts,
     layouts_of,
     notes_of_processes,
     proposed_rules,
@@ -40,7 +40,7 @@ def mlp() -> Any:
 
 def test_the_first_rule_that_matches_counts() -> None:
     rules = {"d1/kernel": [None, "model"], "kernel": ["model", None], "d1/bias": ["model"], "bn": [None]}
-    found, _ = chosen_layouts(rules, mlp(), MESH)
+    found, _ = choose_layouts(rules, mlp(), MESH)
     assert found == {"mlp/d1/kernel": (None, "model"), "mlp/d1/bias": ("model",), "mlp/d2/kernel": ("model", None)}
 
 
@@ -132,16 +132,16 @@ def in_code(**axes: list[str | None]) -> Any:
 
 def test_layouts_in_the_models_code_count_where_the_config_has_no_rule() -> None:
     model = in_code(kernel=[None, "model"], bias=["model"])
-    assert chosen_layouts({}, model, MESH) == ({"mlp/d1/kernel": (None, "model"), "mlp/d1/bias": ("model",)}, [])
-    layouts, _ = chosen_layouts({"d1/kernel": ["model", None], "d1/bias": [None]}, model, MESH)
+    assert choose_layouts({}, model, MESH) == ({"mlp/d1/kernel": (None, "model"), "mlp/d1/bias": ("model",)}, [])
+    layouts, _ = choose_layouts({"d1/kernel": ["model", None], "d1/bias": [None]}, model, MESH)
     assert layouts == {"mlp/d1/kernel": ("model", None)}
-    layouts, notes = chosen_layouts("auto", model, MESH)
-    assert layouts == {**chosen_layouts({}, model, MESH)[0], "mlp/d2/kernel": ("model", None)}
+    layouts, notes = choose_layouts("auto", model, MESH)
+    assert layouts == {**choose_layouts({}, model, MESH)[0], "mlp/d2/kernel": ("model", None)}
     assert "layout: auto" in notes[0]
 
 
 def test_layouts_in_code_serve_meshes_without_their_axis() -> None:
-    layouts, notes = chosen_layouts({}, in_code(kernel=[None, "model"]), {"batch": 4})
+    layouts, notes = choose_layouts({}, in_code(kernel=[None, "model"]), {"batch": 4})
     assert layouts == {}
     assert "'model', which the mesh does not have" in notes[0]
 
@@ -155,7 +155,7 @@ def test_layouts_in_code_serve_meshes_without_their_axis() -> None:
 )
 def test_layouts_in_code_that_do_not_fit_name_their_layer(axes: Any, words: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError) as caught:
-        chosen_layouts({}, in_code(**axes), MESH)
+        choose_layouts({}, in_code(**axes), MESH)
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 

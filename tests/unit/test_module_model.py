@@ -10,7 +10,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from distlaunch.layouts import with_layout  # noqa: E402
-from distlaunch.strategies.mesh.layout import chosen_layouts  # noqa: E402
+from distlaunch.strategies.mesh.layout import choose_layouts  # noqa: E402
 from distlaunch.strategies.module_model import ModuleModel  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
@@ -69,5 +69,5 @@ def test_training_reaches_the_module_and_what_it_assigns_the_model() -> None:
 def test_layouts_in_the_modules_code() -> None:
     module = Tied()
     with_layout(module.layers[1], weight=[None, "model"])
-    layouts, _ = chosen_layouts({}, ModuleModel(module), {"batch": 1, "model": 2})
+    layouts, _ = choose_layouts({}, ModuleModel(module), {"batch": 1, "model": 2})
     assert layouts == {"layers/1/weight": (None, "model")}

@@ -30,7 +30,7 @@ from distlaunch.checkpoints.state_files import FileDamagedError, read_files, wri
 from distlaunch.checkpoints.store import CheckpointStore, DamagedError
 from distlaunch.checkpoints.writers import PartsWriter, WriteRequest
 from distlaunch.strategies.coordination import MultiProcessStrategy, Peers
-from distlaunch.strategies.mesh.parts import Block, MeshParts, StoredVariable, shares
+from distlaunch.strategies.mesh.parts import Block, MeshParts, StoredVariable, assign_blocks
 from distlaunch.strategies.state import ShardSlice, State
 from tests.unit.test_peers import DEADLINE_S, MemoryStore
 
@@ -141,7 +141,7 @@ def same(state: State, other: State) -> bool:
 
 def test_each_block_is_written_once_by_one_who_holds_it() -> None:
     stored = Mesh(VALUES).stored()
-    written = shares(stored, 2)
+    written = assign_blocks(stored, 2)
     assert not set(written[0]) & set(written[1])
     for rank, part in enumerate(written):
         assert all((rank, block) in stored[name].devices for name, block in part)

@@ -1,4 +1,4 @@
-"""Host arrays on a DTensor mesh and back: each process handles the parts that its devices hold."""
+"""Converts between host arrays and a DTensor mesh: each process handles the parts that its devices hold."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false
 # (what pyright infers of TensorFlow's functions is often wrong)
@@ -19,13 +19,19 @@ def layout_of(mesh: dtensor.Mesh, axes: Axes) -> dtensor.Layout:
 
 
 def place(value: Any, layout: dtensor.Layout) -> Any:
-    """An array that every process has, on the mesh."""
+    """Put an array that every process has on the mesh."""
     whole = tf.constant(value)
     return place_rows(whole, 0, whole.shape.as_list(), layout)
 
 
 def place_rows(rows: tf.Tensor, start: int, shape: Sequence[int], layout: dtensor.Layout) -> Any:
-    """The array of this shape of which `rows`, from number `start` on, are all that the devices here need."""
+    """Return an array on the mesh, made of the rows that the devices here need.
+
+    Args:
+        rows: all rows that the devices here need.
+        start: index of the first of them in the array.
+        shape: shape of the array.
+    """
     cuts = [
         (dimension, axis, shape[dimension] // layout.mesh.dim_size(axis))
         for dimension, axis in enumerate(layout.sharding_specs)
@@ -38,21 +44,21 @@ def place_rows(rows: tf.Tensor, start: int, shape: Sequence[int], layout: dtenso
     for place in layout.mesh.local_device_locations():
         piece = pieces
         for dimension, axis, size in cuts:
-            # `rows` begin at `start`: the first piece here is that number of all
+            # `rows` begin at `start`, so the first piece has the index start // size
             piece = piece[place[axis] - (start // size if dimension == 0 else 0)]
         here.append(piece)
     return dtensor.pack(here, layout)
 
 
 def _cut(pieces: Any, dimension: int, size: int) -> Any:
-    """Cuts each tensor of a nested list into parts of a size, which is faster than to slice one by one."""
+    """Split each tensor of a nested list into parts of a given size, which is faster than slicing one by one."""
     if isinstance(pieces, list):
         return [_cut(piece, dimension, size) for piece in pieces]
     return tf.split(pieces, pieces.shape[dimension] // size, axis=dimension)
 
 
-def joined(components: Sequence[tf.Tensor], shape: Sequence[int], layout: dtensor.Layout) -> np.ndarray | None:
-    """The array whose parts the devices here hold; None if they do not hold all."""
+def join_parts(components: Sequence[tf.Tensor], shape: Sequence[int], layout: dtensor.Layout) -> np.ndarray | None:
+    """Return the array whose parts the devices here hold, or None if they do not hold all parts."""
     parts = parts_of(shape, layout)
     here = [parts[device] for device in layout.mesh.local_device_ids()]
     # as text: slices have no hash before Python 3.12
@@ -67,14 +73,14 @@ def joined(components: Sequence[tf.Tensor], shape: Sequence[int], layout: dtenso
     return whole
 
 
-def gathered(value: Any) -> np.ndarray:
-    """A tensor of the mesh, whole; every process must call it."""
+def gather(value: Any) -> np.ndarray:
+    """Return a tensor of the mesh as a whole array; every process must call it."""
     whole = dtensor.Layout.replicated(dtensor.fetch_layout(value).mesh, rank=value.shape.rank)
     return dtensor.unpack(dtensor.relayout(value, whole))[0].numpy()
 
 
 def parts_of(shape: Any, layout: dtensor.Layout) -> list[tuple[slice, ...]]:
-    """Which part of an array each device holds, in the mesh's order."""
+    """Return the slices of an array that each device holds, in the mesh's order."""
     mesh = layout.mesh
     sizes = [mesh.dim_size(axis) for axis in mesh.dim_names]
     found = []
@@ -92,7 +98,7 @@ def parts_of(shape: Any, layout: dtensor.Layout) -> list[tuple[slice, ...]]:
 
 
 def parts_of_process(mesh: dtensor.Mesh, axis: str | None) -> tuple[int, int]:
-    """The first of the parts along an axis that devices of this process hold, and how many there are up to the last."""
+    """Return the first of the parts along an axis that this process's devices hold, and their span."""
     if axis is None:
         return 0, 1
     places = np.unravel_index(mesh.local_device_ids(), [mesh.dim_size(name) for name in mesh.dim_names])

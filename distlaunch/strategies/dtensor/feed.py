@@ -14,7 +14,7 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.data.batches import Batch, Source
 from distlaunch.data.rows import own_rows
 from distlaunch.strategies.coordination import Peers
-from distlaunch.strategies.dtensor.arrays import gathered, layout_of, parts_of_process, place_rows
+from distlaunch.strategies.dtensor.arrays import gather, layout_of, parts_of_process, place_rows
 from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch
 from distlaunch.strategies.mesh.own_rows import RowCounts
 
@@ -24,10 +24,10 @@ class Feed:
 
     Args:
         axes: mesh axis of each dimension of the inputs; the first splits the examples.
-        peers: the processes whose devices the mesh has.
+        peers: the processes whose devices form the mesh.
 
     Attributes:
-        rows: examples of all global batches that were read.
+        rows: number of examples of all global batches that were read.
     """
 
     def __init__(self, mesh: dtensor.Mesh, axes: Axes, peers: Peers) -> None:
@@ -36,21 +36,21 @@ class Feed:
         self.rows = 0
 
     def batches(self, source: Source) -> Iterator[Batch | None]:
-        """Each in turn; None at the end of a pass whose length was not known."""
+        """Yield each batch; None at the end of a pass of unknown length."""
         axis = self.axes[0] if self.axes else None
         first, number = parts_of_process(self._mesh, axis)
         parts = 1 if axis is None else self._sizes[axis]
         for batch, start, total in own_rows(source, first=first, number=number, of=parts):
-            if source.own:
-                counts = RowCounts.agreed(self._peers, int(total), number)
+            if source.is_process_local:
+                counts = RowCounts.gather(self._peers, int(total), number)
                 self.rows += counts.total
-                yield counts.place(batch, self._pack, gathered, tf.constant) if counts.total else None
+                yield counts.place(batch, self._pack, gather, tf.constant) if counts.total else None
                 continue
             self.rows += int(total)
             yield self._pack(batch, int(start), int(total)) if total > 0 else None
 
     def _pack(self, batch: Batch, start: int, total: int) -> Batch:
-        """A batch on the mesh, of whose rows these are what the devices here need."""
+        """Return a batch on the mesh, made of the rows that the devices here need."""
 
         def pack(leaf: Any, axes: Axes) -> Any:
             if not isinstance(leaf, tf.Tensor):

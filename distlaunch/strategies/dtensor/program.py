@@ -1,10 +1,10 @@
-"""Training and evaluation on a DTensor mesh by functional steps.
+"""Training and evaluation on a DTensor mesh with functional steps.
 
-All variables are read first, the new values computed, and all assigned last: DTensor may give the old value of a
-variable that is read after it was assigned in the same function, without an error.
+All variables are read first, then the new values are computed, then all variables are assigned: for a variable that is
+read after its assignment in the same function, DTensor may return the old value without an error.
 
-A last batch that does not divide by the mesh lies whole on every device; rows added to it would count in unweighted
-metrics and in BatchNorm.
+A last batch that the mesh does not divide is replicated on every device; padding rows would count in unweighted metrics
+and in BatchNorm.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
@@ -57,18 +57,18 @@ from distlaunch.strategies.variables import (
     state_variables,
 )
 
-_STEPS_PER_CHECK = 16  # steps of an evaluation between two looks at the wish to stop
+_STEPS_PER_CHECK = 16  # steps of an evaluation between two checks for a stop request
 _RESOURCES = (tf.resource, tf.variant)
 
 
 class DTensorProgram(ProgramDefaults):
-    """Implements `Program`. The state lies on the mesh; the model's variables show it.
+    """Implementation of `Program`. The state is on the mesh, and the model's variables show it.
 
     Args:
-        steps: functional: `train(state, batch) -> (logs, state)`, and `test` alike, as in Keras on JAX.
+        steps: functional: `train(state, batch) -> (logs, state)`, and `test` likewise, as in Keras on JAX.
         layouts: axes of the weights that are split, by path.
         input_axes: mesh axis of each dimension of the inputs; the first splits the examples.
-        peers: the processes whose devices the mesh has.
+        peers: the processes whose devices form the mesh.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class DTensorProgram(ProgramDefaults):
         done, nonfinite, ended = 0, None, False
         seconds, input_s, rows_before, began = [], 0.0, self._feed.rows, time.perf_counter()
         while done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite):
-            # the step before has ended, so that the devices wait with Python
+            # the previous step has ended, so the devices wait too
             asked = time.perf_counter()
             batch = next(self._batches)
             waited = time.perf_counter() - asked
@@ -128,7 +128,7 @@ class DTensorProgram(ProgramDefaults):
                 nonfinite = done
             input_s += waited
             seconds.append(time.perf_counter() - began)
-            began += seconds[-1]  # not the time now: nothing between two steps is lost
+            began += seconds[-1]  # not the current time, so that no time between two steps is lost
         self._steps_in_epoch += done
         times = StepTimes(tuple(seconds), input_s, (self._feed.rows - rows_before) / self._peers.number)
         return CallResult(done, ended, self._train_logs(), self._peers.agree(vote), nonfinite, times)
@@ -160,7 +160,7 @@ class DTensorProgram(ProgramDefaults):
 
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
         others = self._groups[1]
-        # what layers change goes from batch to batch, as in Keras, and ends with the predictions
+        # changes by layers last from batch to batch, as in Keras, and are undone after the predictions
         before = _read(others)
         try:
             return self._predictions(source, should_stop)
@@ -190,7 +190,7 @@ class DTensorProgram(ProgramDefaults):
         return self._peers.agree(vote)
 
     def _train(self, batch: Batch) -> tf.Tensor:
-        """One step; returns the probe of its losses."""
+        """Run one step; return the probe of its losses."""
         state = tuple(_read(group) for group in self._groups)
         sums = {name: variable.on_mesh.read_value() for name, variable in self._sums.items()}
         with _one_stream_of_random_numbers(self._mesh):
@@ -198,16 +198,16 @@ class DTensorProgram(ProgramDefaults):
         values = {name: tf.cast(tf.reduce_mean(logs[name]), tf.float32) for name in sums}
         if self._steps.logs == "mean":
             values = {name: sums[name] + value for name, value in values.items()}
-        # only now: what is read after an assignment may be the old value
+        # last: a read after an assignment may return the old value
         for group, before, values_of_group in zip(self._groups, state, new, strict=True):
             assign_new(group, before, values_of_group)
         for name, value in values.items():
             self._sums[name].on_mesh.assign(value)
-        # any device's part is the value
+        # replicated, so that any device holds the value
         return dtensor.relayout(loss_probe(logs), dtensor.Layout.replicated(self._mesh, rank=0))
 
     def _test(self, batch: Batch) -> dict[str, tf.Tensor]:
-        """Run one step and return the values that it reports in place of the model's metrics."""
+        """Run one step, and return the values that it reports in place of the model's metrics."""
         assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
         trainable, others, _, metrics = self._groups
         state = (_read(trainable), _read(others), _read(metrics))
@@ -230,7 +230,7 @@ class DTensorProgram(ProgramDefaults):
         )
 
     def _find_log_names(self, batch: Batch) -> None:
-        """Makes variables for the scalars that the step returns beside the model's metrics."""
+        """Create variables for scalars that the step returns in addition to the model's metrics."""
         if self._log_names is not None:
             return
 
@@ -252,14 +252,14 @@ class DTensorProgram(ProgramDefaults):
         return plain_logs(metric_results(self._model))
 
     def _test_logs(self, own: Mapping[str, Any]) -> Logs:
-        # as Keras: what the step itself returns for the last batch stands instead of the metrics
+        # as in Keras, the step's own results for the last batch replace the metrics
         values = {name: dtensor.unpack(value)[0].numpy() for name, value in own.items()}
         return plain_logs(values) if own else self._metric_logs()
 
     def _train_logs(self) -> Logs:
         own = plain_logs({name: variable.numpy() for name, variable in self._sums.items()})
         if own and self._steps.logs == "last":
-            return own  # as Keras: the step's own logs stand instead of the metrics
+            return own  # as in Keras, the step's own logs replace the metrics
         scale = max(self._steps_in_epoch, 1)
         return {**self._metric_logs(), **{name: value / scale for name, value in own.items()}}
 
@@ -273,7 +273,7 @@ class DTensorProgram(ProgramDefaults):
         return self._local.holding({id(one): self._whole_value(one) for one in self._model.variables})
 
     def finalize(self) -> None:
-        # traced: there a value on the mesh is read and assigned as it lies, in parts that no process may have whole
+        # traced: in a graph, values on the mesh are read and assigned in place, even if no process holds all parts
         tf.function(lambda: put_final_weights(self._model), autograph=False)()
 
     def mesh(self) -> dict[str, Any]:
@@ -290,11 +290,11 @@ class DTensorProgram(ProgramDefaults):
         return value.gathered() if self._peers.number > 1 and any(value.axes) else value.numpy()
 
     def stored(self) -> dict[str, StoredVariable]:
-        """As of `PartedProgram`."""
+        """See `PartedProgram.stored`."""
         return {name: value_of(variable).stored() for name, variable in snapshot_variables(self._model).items()}
 
     def log_state(self) -> State:
-        """As of `PartedProgram`."""
+        """See `PartedProgram.log_state`."""
         return log_state(self._model, self._sums, self._steps_in_epoch)
 
     def restore(self, state: State) -> None:
@@ -303,7 +303,10 @@ class DTensorProgram(ProgramDefaults):
 
 
 def _one_stream_of_random_numbers(mesh: dtensor.Mesh) -> AbstractContextManager[None]:
-    """Within it, random tensors are drawn whole on each device: split ones would be other numbers in other layouts."""
+    """Draw random tensors whole on each device, in this context.
+
+    Split tensors would get other numbers under other layouts.
+    """
 
     def whole(tensor: tf.Tensor) -> tf.Tensor:
         return dtensor.relayout(tensor, dtensor.Layout.replicated(mesh, rank=tensor.shape.rank))
@@ -324,29 +327,29 @@ def assign_new(variables: list[Any], before: list[Any], values: list[Any]) -> No
 
 @contextlib.contextmanager
 def _in_plain_words() -> Iterator[None]:
-    """Turns what DTensor's compiler says about a model that it cannot split into one sentence."""
+    """Turn errors of DTensor's compiler, about a model that it cannot split, into one sentence."""
     try:
         yield
     except (tf.errors.UnknownError, tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
-        # DTensor's compiler names its own source files; other errors of these types are the model's
+        # DTensor's compiler names its own source files; other errors of these types come from the model
         if "tensorflow/dtensor/" not in str(error):
             raise
         # such as "'tf.TensorListReserve' op does not implement layout propagation"
         if lacking := re.search(r"'tf\.(\w+)' op does not implement layout propagation", str(error)):
-            loop = " (a recurrent layer: unroll=True does without)" if "TensorList" in lacking[1] else ""
+            loop = " (a recurrent layer: use unroll=True)" if "TensorList" in lacking[1] else ""
             message = f"DTensor has no {lacking[1]}, which this model needs{loop}; use kind: jax, or mirrored"
             raise ConfigError(Problem(("strategy", "kind"), message)) from error
         found = re.search(r"error: (.*)", str(error))
         reason = found[1].strip() if found else str(error).splitlines()[0]
-        message = f"DTensor cannot run this model split this way: {reason}; leave the layer whole, or use kind: jax"
+        message = f"DTensor cannot run this model with this split: {reason}; do not split the layer, or use kind: jax"
         raise ConfigError(Problem(("strategy", "layout"), message)) from error
 
 
 class MeshFunction:
-    """A function of a batch, traced for each shape of it.
+    """A function of a batch, traced for each shape of batch.
 
-    DTensor takes constants that the function uses only if they are tiny, and nothing from the host otherwise: layers
-    that keep a table as a tensor, statistics given to `Normalization`, weights of a loss. They are copied to the mesh.
+    DTensor accepts captured constants only if they are tiny, and nothing else from the host: tables that layers keep as
+    tensors, statistics passed to `Normalization`, weights of a loss. They are copied to the mesh.
     """
 
     def __init__(self, function: Callable[[Batch], Any], mesh: dtensor.Mesh) -> None:
@@ -357,7 +360,7 @@ class MeshFunction:
     def __call__(self, batch: Batch) -> Any:
         key = tuple((tuple(leaf.shape), leaf.dtype) for leaf in tf.nest.flatten(batch))
         if key not in self._seen:
-            # the call below finds this very function
+            # the call below uses this concrete function
             concrete = self._call.get_concrete_function(batch)
             concrete.set_external_captures([self._on_mesh(tensor) for tensor in concrete.captured_inputs])
             self._seen.add(key)
@@ -367,7 +370,9 @@ class MeshFunction:
         if dtensor.is_dtensor(tensor):
             return tensor
         if tensor.dtype in _RESOURCES:
-            message = "DTensor cannot use what the model keeps on the host: a tf.Variable of its own, or a lookup table"
+            message = (
+                "DTensor cannot use objects that the model keeps on the host: a plain tf.Variable, or a lookup table"
+            )
             hint = "make it a weight of a layer, look up in `data.preprocessing`, or use kind: mirrored"
             raise ConfigError(Problem(("strategy", "kind"), f"{message}; {hint}"))
         return place(tensor, dtensor.Layout.replicated(self._mesh, rank=tensor.shape.rank))

@@ -28,14 +28,16 @@ from distlaunch.strategies.protocol import Steps
 from distlaunch.strategies.tensorflow_store import TensorFlowStore
 
 _WHOLE = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D, keras.layers.Embedding)
-"""What DTensor cannot split, or not in every model: it wants whole filters, and loses the shape of some gathers."""
+"""Layers that DTensor cannot split in every model: it needs whole filters, and loses the shape of some gathers."""
 
 
 class DTensor(MeshStrategy):
+    """The strategy `dtensor`, on a mesh of TensorFlow devices."""
+
     kind = "dtensor"
 
     def __init__(self, config: DTensorConfig, task: Task | None = None, cluster: Cluster | None = None) -> None:
-        del cluster  # its size is that in TF_CONFIG
+        del cluster  # TF_CONFIG determines the size
         super().__init__(config, _WHOLE)
         self.task = task or Task("worker", 0)
         self._peers = _peers()
@@ -45,7 +47,10 @@ class DTensor(MeshStrategy):
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Variables are made on the host; DTensor's own random operations draw other numbers for other layouts."""
+        """Create variables on the host.
+
+        DTensor's own random operations draw other numbers for other layouts.
+        """
         with tf.device("CPU:0"):
             yield
 
@@ -59,10 +64,10 @@ class DTensor(MeshStrategy):
         return parts_of_process(self.mesh, axis)
 
 
-# once a process: the keys of `Peers` count from its start, and a second one would use them again
+# cached: a second object would use the same keys again
 @functools.cache
 def _peers() -> Peers:
-    """The processes that TF_CONFIG names, as DTensor gets them too."""
+    """Return the processes that TF_CONFIG lists, and set the variables that DTensor reads."""
     addresses, rank = addresses_and_rank()
     if len(addresses) == 1:
         return Peers()
@@ -72,25 +77,25 @@ def _peers() -> Peers:
 
 
 def _mesh(sizes: dict[str, int], devices: list[str], peers: Peers) -> dtensor.Mesh:
-    """The mesh over these devices of each process; the processes find each other first."""
+    """Return the mesh over these devices of each process; the processes connect first."""
     dims, kind = list(sizes.items()), devices[0].partition(":")[0]
     if peers.number == 1:
         return dtensor.create_mesh(dims, devices=devices)
-    # a second run in one process (a notebook): DTensor can be initialised once
+    # not for a second run in one process (a notebook): DTensor can be initialized only once
     if not is_initialized():
         dtensor.initialize_accelerator_system(kind)
     return dtensor.create_distributed_mesh(dims, local_devices=devices, device_type=kind)
 
 
 def _sizes_and_devices(config: DTensorConfig, num_processes: int) -> tuple[dict[str, int], list[str]]:
-    """The mesh's axes, and this process's share of its devices: GPUs, or virtual CPU devices where there is none.
+    """Return the mesh's axes, and this process's share of its devices: GPUs, or virtual CPU devices if there are none.
 
     Raises:
-        ConfigError: there are not as many GPUs.
+        ConfigError: there are not enough GPUs.
     """
     product, filled = config.product, -1 in config.mesh.values()
     gpus = len(tf.config.list_physical_devices("GPU")) * num_processes
-    # so that each process has equally many devices
+    # so that each process has the same number of devices
     step = math.lcm(product, num_processes)
     available = gpus // step * step if gpus else product * CPU_DEVICES
     wanted = available if filled else product

@@ -1,4 +1,4 @@
-"""The value of a Keras variable that lies on a DTensor mesh."""
+"""The value of a Keras variable on a DTensor mesh."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from distlaunch.base.errors import UsageError
-from distlaunch.strategies.dtensor.arrays import gathered, joined, layout_of, parts_of, place
+from distlaunch.strategies.dtensor.arrays import gather, join_parts, layout_of, parts_of, place
 from distlaunch.strategies.mesh.layout import Axes
 from distlaunch.strategies.mesh.parts import Block, StoredVariable
-from distlaunch.strategies.mesh.state import placed
+from distlaunch.strategies.mesh.state import variable_placement
 from distlaunch.strategies.stand_in import StandIn
 
 
 class MeshVariable(StandIn):
-    """The value of a Keras variable that lies on a mesh.
+    """The value of a Keras variable on a mesh.
 
-    Where a tensor is wanted, it is the whole of it on the host; in a traced function the variable on the mesh, which a
-    gradient tape watches.
+    As a tensor, it is the whole value on the host; in a traced function it is the variable on the mesh, which a
+    gradient
+    tape watches.
     """
 
     def __init__(self, value: np.ndarray, mesh: dtensor.Mesh, axes: Axes) -> None:
@@ -44,34 +45,34 @@ class MeshVariable(StandIn):
 
     @property
     def handle(self) -> Any:
-        """By this a gradient tape knows the variable."""
+        """Handle by which a gradient tape identifies the variable."""
         return self.on_mesh.handle
 
     def as_tensor(self) -> tf.Tensor:
         return self.on_mesh.read_value() if tf.inside_function() else tf.constant(self.numpy())
 
     def numpy(self) -> np.ndarray:
-        """The whole value, put together from what this process holds.
+        """Return the whole value, joined from the parts that this process holds.
 
         Raises:
             UsageError: other processes hold parts of it.
         """
         whole = self.whole()
         if whole is None:
-            message = "a variable is read whole in one process, but others hold parts of it"
-            raise UsageError(f"{message}; let the mesh's first axes, which go over the processes, not split variables")
+            message = "one process reads a whole variable, but other processes hold parts of it"
+            raise UsageError(f"{message}; do not split variables by the mesh's first axes, which span the processes")
         return whole
 
     def whole(self) -> np.ndarray | None:
-        """The same; None if other processes hold parts of it."""
-        return joined(dtensor.unpack(self.on_mesh.read_value()), self._sizes(), self.layout)
+        """Return the whole value, or None if other processes hold parts of it."""
+        return join_parts(dtensor.unpack(self.on_mesh.read_value()), self._sizes(), self.layout)
 
     def gathered(self) -> np.ndarray:
-        """The whole value; every process must call it."""
-        return gathered(self.on_mesh.read_value())
+        """Return the whole value; every process must call it."""
+        return gather(self.on_mesh.read_value())
 
     def stored(self) -> StoredVariable:
-        """What each device holds of it."""
+        """Return the variable with the block that each device holds."""
         blocks = self._blocks()
         components: list[Any] = []
 
@@ -86,12 +87,12 @@ class MeshVariable(StandIn):
         return StoredVariable(self._sizes(), self.dtype.size, devices, value_of)
 
     def placed(self, name: str) -> dict[str, Any]:
-        """As the event VariablesPlaced has it."""
+        """Return the variable as in the event VariablesPlaced."""
         devices = [(device, [list(bounds) for bounds in block]) for device, block in enumerate(self._blocks())]
-        return placed(name, self._sizes(), np.dtype(self.dtype.as_numpy_dtype), self.axes, devices)
+        return variable_placement(name, self._sizes(), np.dtype(self.dtype.as_numpy_dtype), self.axes, devices)
 
     def _blocks(self) -> list[Block]:
-        """Of each device of the mesh."""
+        """Return the block of each device of the mesh."""
         parts = parts_of(self._sizes(), self.layout)
         return [tuple((one.start, one.stop) for one in part) for part in parts]
 

@@ -1,4 +1,7 @@
-"""Batches on the devices of a JAX mesh, the next one loaded while the devices compute, and what steps wait for them."""
+"""Batches on the devices of a JAX mesh.
+
+The next batch is loaded while the devices compute. The time that steps wait for a batch is measured.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch
 from distlaunch.strategies.mesh.own_rows import RowCounts
 from distlaunch.strategies.step_times import StepTimes
 
-_EVERY = 7  # steps, of which one is measured; odd, since two batches may come together, and every other step waits
-_LATEST = 8  # measurements whose mean stands for the other steps
+_EVERY = 7  # one of so many steps is measured; odd, since batches may come in pairs, so that every other step waits
+_LATEST = 8  # measurements whose mean is used for the other steps
 
 
 class Placement:
-    """Where a batch lies: inputs are split by `axes`, labels and weights by the first of them."""
+    """Placement of batches: inputs are split by `axes`, labels and weights by the first of them."""
 
     def __init__(self, mesh: Mesh, axes: Axes) -> None:
         self._mesh, self.axes = mesh, axes
@@ -38,22 +41,23 @@ class Placement:
 
     @property
     def all_remedies(self) -> Uncertain:
-        """All that there are against what XLA gets wrong."""
+        """All remedies against wrong results of XLA."""
         return Uncertain(Kernels.ALL, True, self._mesh)
 
     def apply_all_remedies(self) -> None:
-        """From now on, whatever the batch."""
+        """Apply all remedies to every batch from here on."""
         self._applies_all = True
 
     def own_rows(self, source: Source) -> tf.data.Dataset:
-        """What this process has to read of each batch; see there."""
+        """Return the part of each batch that this process reads; see `data.rows.own_rows`."""
         return own_rows(source, first=self._first, number=self.parts_here, of=self._parts)
 
     def put(self, batch: Batch, start: int, total: int) -> Batch:
-        """Host arrays on the devices; a dimension of the batch that its axis does not divide stays whole.
+        """Put host arrays on the devices; a dimension that its axis does not divide is not split.
 
         Args:
-            start, total: which row of the global batch the first is, and how many that has.
+            start: index of the first row in the global batch.
+            total: number of rows of the global batch.
         """
 
         def put_leaf(leaf: np.ndarray, axes: Axes) -> jax.Array:
@@ -63,11 +67,11 @@ class Placement:
         return self._map(put_leaf, batch)
 
     def put_own(self, batch: Batch, counts: RowCounts) -> Batch:
-        """As `put`, of the rows that each process has for itself."""
+        """Put process-local rows on the devices; see `put`."""
         return counts.place(batch, self.put, lambda leaf: np.asarray(self._gather(leaf)), lambda array: array)
 
     def uncertain(self, batch: Batch) -> Uncertain:
-        """What XLA gets wrong on this mesh, with a batch that lies on it so."""
+        """Return what XLA may compute wrongly on this mesh for a batch with this placement."""
         if self._applies_all:
             return self.all_remedies
         large = {axis for axis, size in self._mesh.shape.items() if size > 1}
@@ -94,7 +98,7 @@ class Placement:
 
 
 def parts_of_process(mesh: Mesh, axis: str | None) -> tuple[int, int]:
-    """The first of the parts along an axis that devices of this process hold, and how many there are up to the last."""
+    """Return the first of the parts along an axis that this process's devices hold, and their span."""
     if axis is None:
         return 0, 1
     dimension, here = mesh.axis_names.index(axis), jax.process_index()
@@ -103,7 +107,7 @@ def parts_of_process(mesh: Mesh, axis: str | None) -> tuple[int, int]:
 
 
 def place(value: Any, sharding: NamedSharding) -> jax.Array:
-    """A value that every process has, on the devices of all; one that lies there already stays."""
+    """Put a value that every process has on the devices; a value that is already placed is returned unchanged."""
     if isinstance(value, jax.Array) and value.sharding == sharding:
         return value
     whole = np.asarray(value)
@@ -111,10 +115,16 @@ def place(value: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def _from_parts(rows: np.ndarray, start: int, shape: tuple[int, ...], sharding: NamedSharding) -> jax.Array:
-    """The array of this shape of which `rows`, from number `start` on, are all that the devices here need."""
+    """Return an array on the devices, made of the rows that the devices here need.
+
+    Args:
+        rows: all rows that the devices here need.
+        start: index of the first of them in the array.
+        shape: shape of the array.
+    """
 
     def part(index: Any) -> np.ndarray:
-        # a scalar has no dimensions to cut
+        # a scalar has no dimensions to slice
         if not index:
             return rows
         first, stop, _ = index[0].indices(shape[0])
@@ -124,35 +134,35 @@ def _from_parts(rows: np.ndarray, start: int, shape: tuple[int, ...], sharding: 
 
 
 class Feed:
-    """Takes a source's batches in turn.
+    """Takes the batches of a source one after the other.
 
     Attributes:
-        waited_s: how long it has waited until batches were read.
-        rows: examples of all global batches that were taken.
+        waited_s: total time in seconds spent waiting for batches to be read.
+        rows: number of examples of all global batches that were taken.
     """
 
     def __init__(self, source: Source, placement: Placement, peers: Peers) -> None:
         self._parts = iter(placement.own_rows(source))
-        self._placement, self._peers, self._own = placement, peers, source.own
+        self._placement, self._peers, self._own = placement, peers, source.is_process_local
         self._ahead: list[tuple[Batch | None, int]] = []
         self.waited_s = 0.0
         self.rows = 0
 
     def take(self) -> Batch | None:
-        """The next batch; None at the end of a pass whose length was not known."""
+        """Return the next batch; None at the end of a pass of unknown length."""
         self.load_ahead()
         batch, rows = self._ahead.pop()
         self.rows += rows
         return batch
 
     def load_ahead(self) -> None:
-        """Starts to copy the next batch, if that is not done yet."""
+        """Start to copy the next batch, unless that is already done."""
         if not self._ahead:
             began = time.perf_counter()
             batch, start, total = next(self._parts)
             self.waited_s += time.perf_counter() - began
             if self._own:
-                counts = RowCounts.agreed(self._peers, int(total), self._placement.parts_here)
+                counts = RowCounts.gather(self._peers, int(total), self._placement.parts_here)
                 put = self._placement.put_own(on_host(batch), counts) if counts.total else None
                 self._ahead.append((put, counts.total))
                 return
@@ -161,31 +171,36 @@ class Feed:
 
 
 def on_host(batch: Batch) -> Batch:
-    """The batch as arrays that JAX can hold.
+    """Return the batch as arrays that JAX supports.
 
     Raises:
-        ConfigError: it holds text, or rows of different lengths.
+        ConfigError: it contains text, or rows of different lengths.
     """
     return tf.nest.map_structure(_array, batch)
 
 
 def _array(leaf: Any) -> np.ndarray:
-    """As JAX holds it, without 64 bits."""
+    """Return an array in JAX's form, without 64-bit types."""
     if not isinstance(leaf, tf.Tensor) or leaf.dtype in (tf.string, tf.variant):
         kind = leaf.dtype.name if isinstance(leaf, tf.Tensor) else type(leaf).__name__
-        message = f"a batch holds {kind}, which JAX does not have; make it numbers of one shape in the data function"
+        message = (
+            f"a batch holds {kind}, which JAX does not support; convert it to numbers of one shape in the data function"
+        )
         raise ConfigError(Problem(("data",), message))
     array = leaf.numpy()
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
 class StepClock:
-    """Measures steps, and how long the devices had nothing to do because the next batch was not there.
+    """Measures steps, and the time that the devices are idle because the next batch is not ready.
 
-    JAX returns from a step before the devices have computed it, and the next batch is read meanwhile: what Python waits
-    for a batch says nothing about the devices. So in one step of a few, Python first waits until the devices are done,
-    and then for the batch: from there on they wait with it. In that step the copy of the next batch does not overlap
-    with computing, which is what measuring costs.
+    JAX returns from a step before the devices have computed it, and the next batch is read meanwhile, so Python's wait
+    for a
+    batch says nothing about the devices. Therefore, in one of several steps, Python first waits until the devices are
+    done,
+    and then for the batch: from then on the devices wait too. In that step the copy of the next batch does not overlap
+    with
+    the computation, which is the cost of measuring.
     """
 
     def __init__(self) -> None:
@@ -195,12 +210,12 @@ class StepClock:
         self._rows = 0
 
     def begin(self, feed: Feed) -> None:
-        """A call begins."""
+        """Start a call."""
         self._ends, self._rows = [time.perf_counter()], feed.rows
 
     def load_ahead(self, feed: Feed, probe: jax.Array) -> None:
-        """Reads the next batch; `probe` is there when the devices are done with all steps so far."""
-        # the first step compiles, and the two batches that were read meanwhile are taken first
+        """Read the next batch; `probe` is ready when the devices have finished all steps so far."""
+        # not the first steps: the first one compiles, while two batches are read
         measures = self._steps % _EVERY == _EVERY // 2
         self._steps += 1
         if measures:
@@ -211,12 +226,12 @@ class StepClock:
             self._measured.append(feed.waited_s - before)
 
     def step_ended(self) -> None:
-        """The devices are done with one more step of the call."""
+        """Record the end of one more step of the call."""
         self._ends.append(time.perf_counter())
 
     def times(self, feed: Feed, num_processes: int) -> StepTimes:
-        """Of the call."""
+        """Return the times of the call."""
         seconds = tuple(end - began for began, end in itertools.pairwise(self._ends))
         mean = sum(self._measured) / len(self._measured) if self._measured else 0.0
-        # a mean of other steps: never more than this call took
+        # the mean comes from other steps, so it is limited to the duration of this call
         return StepTimes(seconds, min(mean * len(seconds), sum(seconds)), (feed.rows - self._rows) / num_processes)

@@ -1,8 +1,9 @@
-"""Builds a model on JAX as it is built on TensorFlow: with the same initial weights, and BatchNorm over all replicas;
-and lets its random layers draw the same numbers in each step.
+"""Builds a model on JAX as on TensorFlow: with the same initial weights, and BatchNorm over all replicas.
 
-The random generators of TensorFlow and JAX differ, so a model would begin elsewhere, and no run on JAX could be
-compared with one on TensorFlow. Drawn on the host, initial weights also depend on no layout.
+It also makes random layers draw the same numbers in each step. The random generators of TensorFlow and JAX differ, so
+models would start differently, and runs on JAX could not be compared with runs on TensorFlow. Drawn on the host,
+initial
+weights are also independent of layouts.
 """
 
 from __future__ import annotations
@@ -68,31 +69,32 @@ def _dropout_in_step(seed: Any, inputs: Any, rate: float, noise_shape: Any = Non
 
 _BY_TENSORFLOW: dict[str, Draw] = {"normal": _normal, "truncated_normal": _truncated_normal, "uniform": _uniform}
 _IN_STEP: dict[str, Draw] = {"normal": _normal_in_step, "uniform": _uniform_in_step, "dropout": _dropout_in_step}
-"""They return None where JAX has to draw."""
+"""Functions that draw in a step; they return None where JAX has to draw."""
 
 
 @contextlib.contextmanager
 def building() -> Iterator[None]:
-    """Models are made within it."""
-    with foreign_calls_named(), tensorflow_draws(), synchronized_accepted():
+    """Build models in this context."""
+    with name_foreign_calls(), tensorflow_draws(), synchronized_accepted():
         yield
 
 
-def drawing(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A step, to be traced, whose random layers draw what they draw on TensorFlow."""
+def draw_like_tensorflow(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a step, to be traced, whose random layers draw the same numbers as on TensorFlow."""
 
     def traced(*args: Any) -> Any:
-        with foreign_calls_named(), tensorflow_draws():
+        with name_foreign_calls(), tensorflow_draws():
             return step(*args)
 
     return traced
 
 
 def tensorflow_draws() -> AbstractContextManager[None]:
-    """Within it Keras draws what it draws on TensorFlow.
+    """Return a context in which Keras draws the same numbers as on TensorFlow.
 
-    In traced functions that holds for normal and uniform numbers and for dropout, of the types that
-    `jax_random.is_supported`; everything else is drawn by JAX.
+    In traced functions that applies to normal and uniform numbers and dropout, of types that `jax_random.is_supported`;
+    JAX
+    draws everything else.
     """
     return drawn_by({name: _on_host(draw) for name, draw in _BY_TENSORFLOW.items()}, _IN_STEP)
 
@@ -107,26 +109,26 @@ def _on_host(draw: Draw) -> Draw:
 
 
 def _tensorflow_seed(seed: Any) -> np.ndarray:
-    """As Keras makes it of its 64-bit seeds on TensorFlow."""
+    """Return the seed that Keras derives from its 64-bit seeds on TensorFlow."""
     return (np.asarray(seed).astype(np.int64) % (_INT32_MAX - 1)).astype(np.int32)
 
 
 @contextlib.contextmanager
-def foreign_calls_named() -> Iterator[None]:
-    """Turn the error that JAX raises for an array that another library asks for into one that names the layer.
+def name_foreign_calls() -> Iterator[None]:
+    """Replace JAX's error about an array that another library requests by one that names the layer.
 
     Raises:
-        ConfigError: in its place.
+        ConfigError: instead of JAX's error.
     """
     try:
         yield
     except Exception as error:
-        # Keras raises an error of its own in its place, which may fail, since JAX's cannot be made from text
+        # Keras tries to raise JAX's error with another text, which may fail with an error of its own
         found = next((one for one in _chain(error) if isinstance(one, jax.errors.TracerArrayConversionError)), None)
         if found is None:
             raise
         message = f"{_part(found)}{user_line(found)} computes with {_library(found)}, which cannot be traced by JAX"
-        hint = "strategy jax needs keras.ops in their place; the other strategies run on TensorFlow"
+        hint = "strategy jax needs keras.ops instead; the other strategies run on TensorFlow"
         raise ConfigError(Problem(("model", "function"), f"{message}; {hint}")) from error
 
 
@@ -145,7 +147,7 @@ def _library(error: BaseException) -> str:
 
 
 def _part(error: BaseException) -> str:
-    """The innermost layer, loss or metric on the way to the error."""
+    """Return the innermost layer, loss or metric in the error's traceback, in words."""
     found = "the model"
     for frame, _ in traceback.walk_tb(error.__traceback__):
         part: Any = frame.f_locals.get("self")

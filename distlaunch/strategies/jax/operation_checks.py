@@ -1,9 +1,9 @@
 """Checks before the first step that XLA computes a model's convolutions and poolings on a mesh as on one device.
 
-XLA's partitioner has returned wrong gradients without an error (see `patches.jax_partitioning`). What is known of it is
-computed in other ways; this finds what is not known, in a release of JAX or on a mesh that nobody has tried: each kind
-of operation in the traced step is computed with its gradients on tiny arrays, which lie on the mesh as the model's do,
-and on one device. It runs while the step is compiled. Results are kept in the user's cache by the versions of JAX.
+XLA's partitioner has returned wrong gradients without an error (see `patches.jax_partitioning`). Known errors are
+avoided; this module finds unknown ones, in an untested release of JAX or on an untested mesh. Each kind of operation in
+the traced step is computed with its gradients on tiny arrays, which are placed like the model's, and on one device. It
+runs while the step is compiled. Results are cached in the user's cache directory by the versions of JAX.
 """
 
 from __future__ import annotations
@@ -36,12 +36,15 @@ from distlaunch.strategies.mesh.layout import Axes, dividing_axes
 _CONVOLUTION = "conv_general_dilated"
 _WINDOWS = ("reduce_window_max", "reduce_window_min", "reduce_window_sum")
 _TOLERANCE = 1e-3
-"""Relative to the largest value. Rounding stays below 1e-5 on such arrays, and what is wrong counts a part twice."""
+"""Allowed deviation, relative to the largest value.
+
+Rounding stays below 1e-5 on such arrays, and wrong results count a part twice.
+"""
 _GROUPS = 4
 _CHANNELS = 2
 _VERSION = 1
 _QUICK_ON_CPU = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-"""Most of the time goes into machine code that is fast, which runs once; partitioning comes before that."""
+"""Options for fast compilation: the machine code runs once, and partitioning is done before these options apply."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,11 @@ class Operation:
     """A kind of operation, on tiny arrays.
 
     Attributes:
-        layer: the first layer of the model that has it.
+        layer: the first layer of the model that uses it.
         compute: the operation on arrays of these shapes.
-        shapes: of its arrays.
+        shapes: shapes of its arrays.
         axes: mesh axis of each dimension of its arrays.
-        description: what tells it from other kinds.
+        description: text that identifies the kind.
     """
 
     layer: str
@@ -69,7 +72,7 @@ class OperationChecks:
     Args:
         input_axes: mesh axis of each dimension of the inputs.
         layouts: axes of the weights that are split, by their shapes.
-        peers: the processes whose devices the mesh has; all of them check at the same time.
+        peers: the processes whose devices form the mesh; all of them check at the same time.
     """
 
     def __init__(
@@ -117,7 +120,7 @@ class OperationChecks:
         def alone(arrays: list[list[Any]]) -> list[Any]:
             return computed(arrays, Uncertain())
 
-        # gradients lie as what they are gradients of
+        # gradients have the shardings of their arrays
         shardings = [(None, tuple(each)) for each in lying]
         values = jax.jit(on_mesh, out_shardings=shardings, compiler_options=self._quick)(placed)
         found = jax.tree.map(np.asarray, self._gather(values))
@@ -133,14 +136,14 @@ class OperationChecks:
         """Return the operations that are right only if all remedies are applied.
 
         Args:
-            uncertain: the remedies that the step has been traced with.
-            strongest: all that there are.
+            uncertain: the remedies that the step was traced with.
+            strongest: all remedies.
 
         Raises:
-            ConfigError: an operation is wrong with these too.
+            ConfigError: an operation is wrong with all remedies too.
         """
         kept = _Kept(self._mesh, uncertain) if self._peers.is_chief else None
-        # processes of other hosts may know other kinds, and all have to compute the same
+        # processes on other hosts may have other cached results, but all have to compute the same
         known: dict[str, bool] = json.loads(self._peers.from_chief(json.dumps(kept.read() if kept else {}).encode()))
         new = [each for each in operations if each.description not in known]
         wrong = [each for each, _ in self.deviating(new, uncertain)]
@@ -155,7 +158,7 @@ class OperationChecks:
         sizes = ", ".join(f"{axis}: {size}" for axis, size in self._mesh.shape.items())
         layers = listed([f"'{each.layer}'" for each, _ in wrong])
         message = (
-            f"got {{{sizes}}}, on which JAX {jax.__version__} computes {layers} and its gradients another way than on "
+            f"got {{{sizes}}}, on which JAX {jax.__version__} computes other values or gradients for {layers} than on "
             f"one device (by up to {100 * max(worst for _, worst in wrong):.0f} %, on small arrays)"
         )
         raise ConfigError(
@@ -163,7 +166,7 @@ class OperationChecks:
         )
 
     def _convolutions(self, equation: Any, layer: str) -> Iterator[Operation]:
-        """Yield an operation for each way in which a kernel of this shape lies."""
+        """Yield an operation for each layout of a kernel of this shape."""
         inputs, kernel = (one.aval.shape for one in equation.invars)
         params = equation.params
         inputs_at, kernel_at = params["dimension_numbers"].lhs_spec, params["dimension_numbers"].rhs_spec
@@ -202,7 +205,7 @@ class OperationChecks:
         return _operation(equation, layer, params, [small], [axes])
 
     def _parts(self, shape: Sequence[int], axes: Axes) -> list[int]:
-        """Return into how many parts each dimension is cut."""
+        """Return the number of parts that each dimension is split into."""
         names = [*axes, *[None] * (len(shape) - len(axes))]
         return [1 if name is None else self._mesh.shape[name] for name in names]
 
@@ -210,7 +213,7 @@ class OperationChecks:
         return min(shape[dimension], 2 * self._parts(shape, axes)[dimension])
 
     def _places(self, shape: Sequence[int], axes: Axes, dimension: int, few: int) -> int:
-        """Return a number of places that is at least `few`, if there are as many, and as divisible as the real one."""
+        """Return a small size, at least `few` if possible, that is as divisible as the real one."""
         part = self._parts(shape, axes)[dimension]
         return min(shape[dimension], -(-max(few, 2 * part if part > 1 else 1) // part) * part)
 
@@ -219,7 +222,7 @@ class OperationChecks:
 
 
 class _Kept:
-    """Keeps what is known of the operations on a mesh: whether they are right without further remedies."""
+    """Cache of results for the operations on a mesh: whether they are right without further remedies."""
 
     def __init__(self, mesh: Mesh, uncertain: Uncertain) -> None:
         device = mesh.devices.flat[0]
@@ -233,7 +236,7 @@ class _Kept:
         self._path = None if folder is None else folder / f"{name}.json"
 
     def read(self) -> dict[str, bool]:
-        """Return what is known; nothing where there is no file, or a damaged one."""
+        """Return the cached results; empty if there is no file, or a damaged one."""
         try:
             found = json.loads(self._path.read_bytes()) if self._path is not None else {}
         except (OSError, ValueError):
@@ -242,7 +245,7 @@ class _Kept:
         return {str(name): value is True for name, value in known.items()} if isinstance(known, dict) else {}
 
     def write(self, known: Mapping[str, bool]) -> None:
-        """Keep it, if there is a place for it; else the next start checks again."""
+        """Write the results, if possible; otherwise the next start checks again."""
         if self._path is None:
             return
         with contextlib.suppress(OSError):
@@ -264,7 +267,7 @@ def _operation(
 
 
 def _equations(jaxpr: Jaxpr, where: str) -> Iterator[tuple[Any, str]]:
-    """Yield all equations, those within others too, each with the names of the scopes around it."""
+    """Yield all equations, including nested ones, each with the names of the enclosing scopes."""
     for equation in jaxpr.eqns:
         inner = f"{where}/{equation.source_info.name_stack}"
         yield equation, inner
@@ -275,15 +278,15 @@ def _equations(jaxpr: Jaxpr, where: str) -> Iterator[tuple[Any, str]]:
 
 
 def _layer(where: str) -> str:
-    """The innermost name; Keras opens a scope for each layer, and JAX writes what it transforms around it."""
+    """Return the innermost name; Keras opens a scope for each layer, and JAX wraps transformations around it."""
     names = re.findall(r"[^/()]+(?=[/)]|$)", where)
     return names[-1] if names else "the model"
 
 
 def _with_gradients(operation: Operation, arrays: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
-    """The operation's values, and the gradients of a loss to its arrays.
+    """Return the operation's values, and the gradients of a loss with respect to its arrays.
 
-    The loss is no sum, and the inputs no plain inputs: the partitioner sees what surrounds the operation in a model.
+    The loss is not a plain sum, and the inputs are computed, so that the partitioner sees an operation inside a model.
     """
 
     def loss(*own: Any) -> tuple[Any, Any]:

@@ -1,9 +1,10 @@
 """Training and evaluation on a mesh of JAX devices: functional steps, compiled once for each shape of batch.
 
 A last batch that is smaller than the others is not padded: it is compiled for its own shape, and XLA splits it
-unevenly, or on meshes of several axes computes it whole on every device. Rows added with weight zero would still count
-in unweighted metrics, in BatchNorm's statistics and in losses that a layer adds, and would change dropout masks; one
-more compilation is exact for every model.
+unevenly,
+or, on meshes of several axes, computes it whole on every device. Rows added with weight zero would still count in
+unweighted metrics, in BatchNorm's statistics and in losses that a layer adds, and would change dropout masks; one more
+compilation is exact for every model.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.final_weights import put_final_weights
 from distlaunch.strategies.finite import loss_probe
 from distlaunch.strategies.jax.feed import Feed, Placement, StepClock, place
-from distlaunch.strategies.jax.keras_backend import drawing
+from distlaunch.strategies.jax.keras_backend import draw_like_tensorflow
 from distlaunch.strategies.jax.operation_checks import OperationChecks
 from distlaunch.strategies.jax.values import Values
 from distlaunch.strategies.local_model import LocalModel
@@ -46,18 +47,18 @@ from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Program
 from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import metric_results, plain_logs
 
-_IN_FLIGHT = 2  # steps started before the oldest has to be done: the devices have work, and memory stays bounded
-_STEPS_PER_CHECK = 16  # steps of an evaluation between two looks at the wish to stop
+_IN_FLIGHT = 2  # steps started before the oldest must be done: devices stay busy, memory stays bounded
+_STEPS_PER_CHECK = 16  # steps of an evaluation between two checks for a stop request
 
 
 class JaxProgram(ProgramDefaults):
-    """Implements `Program`. Between calls the state lies in the model's variables, split by their layouts.
+    """Implementation of `Program`. Between calls the state is in the model's variables, split by their layouts.
 
     Args:
-        steps: functional: `train(state, batch) -> (logs, state)`, and `test` alike, as in Keras on JAX.
+        steps: functional: `train(state, batch) -> (logs, state)`, and `test` likewise, as in Keras on JAX.
         layouts: axes of the weights that are split, by path.
         input_axes: mesh axis of each dimension of the inputs; the first splits the examples.
-        peers: the processes whose devices the mesh has.
+        peers: the processes whose devices form the mesh.
     """
 
     def __init__(self, steps: Steps, mesh: Mesh, layouts: Mapping[str, Axes], input_axes: Axes, peers: Peers) -> None:
@@ -104,7 +105,7 @@ class JaxProgram(ProgramDefaults):
             if len(running) > _IN_FLIGHT:
                 nonfinite = nonfinite or _if_nonfinite(*running.popleft())
                 self._clock.step_ended()
-        # the values that the variables held were donated to the first step, and are gone
+        # the previous values of the variables were donated to the first step
         self._values.assign(state)
         self._steps_in_epoch += done
         agreed = self._peers.agree(vote)  # while the devices compute
@@ -137,15 +138,15 @@ class JaxProgram(ProgramDefaults):
             if hooks is not None:
                 hooks.end(done, plain_logs(own or self._result(metrics)))
             done += 1
-            # the next batch would be read for nothing
+            # after the last step, the next batch is not needed
             if done != max_steps:
                 feed.load_ahead()
             if done % _IN_FLIGHT == 0:
-                # else Python would start all steps at once, and their batches would fill the memory
+                # otherwise Python would start all steps at once, and their batches would fill the memory
                 jax.block_until_ready(metrics)
-        # also if it was stopped: what the variables held was donated
+        # also if stopped, since the previous values were donated
         self._values.assign((trainable, others, slots, metrics))
-        # as Keras: what the step itself returns for the last batch stands instead of the metrics
+        # as in Keras, the step's own results for the last batch replace the metrics
         return None if stopped else plain_logs(own or self._result(metrics))
 
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
@@ -155,8 +156,8 @@ class JaxProgram(ProgramDefaults):
             with computed_exactly(self._placement.uncertain(batch)):
                 return predictions_of(self._model, trainable, others, batch)
 
-        # what layers change goes from batch to batch, as in Keras, and ends with the predictions
-        call, batches = jax.jit(drawing(step), out_shardings=(self._whole, self._values.shardings[1])), []
+        # changes by layers last from batch to batch, as in Keras, and are dropped after the predictions
+        call, batches = jax.jit(draw_like_tensorflow(step), out_shardings=(self._whole, self._values.shardings[1])), []
         while not self._peers.is_over(source, ended=(batch := feed.take()) is None, steps=len(batches)):
             if len(batches) % _STEPS_PER_CHECK == 0 and self.agree(Vote(stop=should_stop())).stop:
                 return None
@@ -175,10 +176,10 @@ class JaxProgram(ProgramDefaults):
         return self._peers.agree(vote)
 
     def _checked_train_call(self, state: TrainState, batch: Any) -> tuple[Callable[..., Any], list[str]]:
-        """Return the compiled step, whose operations are right on this mesh, and what to say of them.
+        """Return the compiled step, whose operations are right on this mesh, and notes about it.
 
         Raises:
-            ConfigError: one is wrong, and there is no other way to compute it.
+            ConfigError: an operation is wrong, and there is no other way to compute it.
         """
         call = self._make_train_call(state, batch)
         if self._mesh.size == 1:
@@ -191,16 +192,16 @@ class JaxProgram(ProgramDefaults):
         remedies = self._placement.uncertain(batch), self._placement.all_remedies
         with ThreadPoolExecutor(1) as pool:
             checked = pool.submit(checks.check, operations, *remedies)
-            step.lower().compile()  # which the first call finds
+            step.lower().compile()  # the first call reuses it
         if not (wrong := checked.result()):
             return call, []
         self._placement.apply_all_remedies()
         layers = listed([f"'{each.layer}'" for each in wrong])
-        told = f"JAX {jax.__version__} computes {layers} wrongly on this mesh, so they are computed another way"
+        told = f"JAX {jax.__version__} computes {layers} incorrectly on this mesh, so another method is used"
         return self._make_train_call(state, batch), [told]
 
     def _make_train_call(self, state: TrainState, batch: Any) -> Any:
-        step, average = drawing(self._steps.train), self._steps.logs == "mean"
+        step, average = draw_like_tensorflow(self._steps.train), self._steps.logs == "mean"
         names = self._log_names(state, batch)
         if self._sums is None or set(self._sums) != set(names):
             known = self._sums or {}
@@ -214,12 +215,12 @@ class JaxProgram(ProgramDefaults):
             return state, sums, loss_probe(logs)
 
         shardings = (self._values.shardings, self._whole, self._whole)
-        # donated: the new state takes the memory of the old one, so that never both are held
+        # donated: the new state reuses the memory of the old one
         return jax.jit(call, donate_argnums=(0, 1), out_shardings=shardings)
 
     def _make_test_call(self) -> Callable[..., Any]:
         assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
-        step, shardings = drawing(self._steps.test), self._values.shardings
+        step, shardings = draw_like_tensorflow(self._steps.test), self._values.shardings
 
         def call(trainable: Any, others: Any, metrics: Any, batch: Any) -> Any:
             with computed_exactly(self._placement.uncertain(batch)):
@@ -230,10 +231,10 @@ class JaxProgram(ProgramDefaults):
         return jax.jit(call, donate_argnums=(1, 2), out_shardings=(shardings[1], shardings[3], self._whole))
 
     def _log_names(self, state: TrainState, batch: Any) -> list[str]:
-        """Names of the scalars that the step returns beside the model's metrics."""
+        """Return the names of scalars that the step returns in addition to the model's metrics."""
         if (known := known_log_names(self._steps)) is not None:
             return known
-        # for the names alone: nothing is compiled or computed
+        # only for the names: nothing is compiled or computed
         logs, _ = jax.eval_shape(self._steps.train, state, batch)
         return extra_log_names(self._steps, logs)
 
@@ -241,7 +242,7 @@ class JaxProgram(ProgramDefaults):
 
     def _metrics_result(self, metrics: list[Any]) -> dict[str, Any]:
         with keras.StatelessScope(state_mapping=list(zip(self._values.groups[3], metrics, strict=True))):
-            # a result may be the variable itself, which outside of the scope is another value
+            # a result may be the variable itself, which has another value outside of the scope
             return {name: jnp.asarray(value) for name, value in metric_results(self._model).items()}
 
     def _train_logs(self, state: TrainState) -> Logs:
@@ -249,7 +250,7 @@ class JaxProgram(ProgramDefaults):
         if not self._sums:
             return logs
         if self._steps.logs == "last":
-            return plain_logs(self._sums)  # as Keras: the step's own logs stand instead of the metrics
+            return plain_logs(self._sums)  # as in Keras, the step's own logs replace the metrics
         scale = max(self._steps_in_epoch, 1)
         return {**logs, **{name: value / scale for name, value in plain_logs(self._sums).items()}}
 
@@ -279,11 +280,11 @@ class JaxProgram(ProgramDefaults):
         return state_of(self._model, self._sums or {}, self._steps_in_epoch, self._values.copy)
 
     def stored(self) -> dict[str, StoredVariable]:
-        """As of `PartedProgram`."""
+        """See `PartedProgram.stored`."""
         return self._values.stored()
 
     def log_state(self) -> State:
-        """As of `PartedProgram`."""
+        """See `PartedProgram.log_state`."""
         return log_state(self._model, self._sums or {}, self._steps_in_epoch)
 
     def restore(self, state: State) -> None:
@@ -293,5 +294,5 @@ class JaxProgram(ProgramDefaults):
 
 
 def _if_nonfinite(step: int, probe: jax.Array) -> int | None:
-    """The step if its losses, of which this is the probe, are not finite; waits until it is done."""
+    """Wait for a step, and return it if its losses, of which this is the probe, are not finite."""
     return None if np.isfinite(np.asarray(probe)) else step

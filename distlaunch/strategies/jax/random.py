@@ -1,8 +1,10 @@
-"""TensorFlow's random numbers on JAX: dropout masks are those of the other strategies, at the same seed.
+"""TensorFlow's random numbers on JAX: at the same seed, dropout masks are those of the other strategies.
 
-What is written here is Philox 4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), seeded and
-turned into floats as `tf.random.stateless_uniform` and `stateless_normal` do it. Each number follows from its place
-alone, so the compiler can split a draw over a mesh in any way.
+This is Philox 4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), seeded and converted to
+floats
+as in `tf.random.stateless_uniform` and `stateless_normal`. Each number depends only on its position, so the compiler
+can
+split a draw over a mesh in any way.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from jax import lax
 Words = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)  # of the golden ratio and of the root of 3, as in the paper
-# TensorFlow's own, with which it makes a key and a counter of a seed
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)  # from the golden ratio and the square root of 3, as in the paper
+# TensorFlow's constants for deriving a key and a counter from a seed
 _SCRAMBLING_KEY = (0x3EC8F720, 0x02461E29)
-_ROUNDS, _LANES = 10, 4  # words of 32 bits of one count
+_ROUNDS, _LANES = 10, 4  # a count produces four 32-bit words
 _INT32_MAX = 2**31 - 1
-# of each type: the integer of its size, bits of its fraction, and the bits of 1.0
+# for each dtype: the integer of its size, the bits of its fraction, and the bits of 1.0
 _LAYOUTS = {
     "float32": (jnp.uint32, 23, 0x3F800000),
     "float16": (jnp.uint16, 10, 0x3C00),
@@ -33,53 +35,56 @@ _LAYOUTS = {
 
 
 def is_supported(dtype: Any) -> bool:
-    """Whether numbers of this type can be drawn here."""
+    """Return whether numbers of this dtype can be drawn here."""
     return jnp.dtype(dtype).name in _LAYOUTS
 
 
 def uniform(seed: jax.Array, shape: Sequence[int], dtype: Any = "float32") -> jax.Array:
-    """Numbers in [0, 1) as of `tf.random.stateless_uniform`, bit by bit.
+    """Return numbers in [0, 1), equal to `tf.random.stateless_uniform` bit by bit.
 
     Args:
         seed: state of a Keras `SeedGenerator`, shape [2].
-        dtype: one that `is_supported` is true of.
+        dtype: a dtype that `is_supported`.
     """
     return _joined([_unit(word, dtype) for word in _words(seed, shape)], shape)
 
 
 def normal(seed: jax.Array, shape: Sequence[int], dtype: Any = "float32") -> jax.Array:
-    """Standard normal numbers as of `tf.random.stateless_normal`, up to rounding; arguments as of `uniform`."""
+    """Return standard normal numbers, equal to `tf.random.stateless_normal` up to rounding; see `uniform`."""
     first, second, third, fourth = (_unit(word, "float32") for word in _words(seed, shape))
-    # in float32 whatever the type, as TensorFlow does
+    # in float32 for every dtype, as in TensorFlow
     values = [*_box_muller(first, second), *_box_muller(third, fourth)]
     return _joined([value.astype(dtype) for value in values], shape)
 
 
 def _box_muller(first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
-    # 1e-7 as in TensorFlow: the logarithm of 0 is infinite
+    # at least 1e-7, as in TensorFlow: the logarithm of 0 is infinite
     radius = jnp.sqrt(-2.0 * jnp.log(jnp.maximum(first, jnp.float32(1e-7))))
     angle = jnp.float32(2 * math.pi) * second
     return jnp.sin(angle) * radius, jnp.cos(angle) * radius
 
 
 def _unit(word: jax.Array, dtype: Any) -> jax.Array:
-    """The lower bits as the fraction of a number in [1, 2), less 1."""
+    """Return a number in [0, 1) made of the lower bits: they are the fraction of a number in [1, 2), minus 1."""
     integer, bits, one = _LAYOUTS[jnp.dtype(dtype).name]
     fraction = word.astype(integer) & integer((1 << bits) - 1)
     return lax.bitcast_convert_type(fraction | integer(one), jnp.dtype(dtype)) - jnp.ones((), dtype)
 
 
 def _words(seed: jax.Array, shape: Sequence[int]) -> Words:
-    """Those of as many counts as hold the draw: shape [..., last / 4] if the last dimension allows it, else flat."""
+    """Return the words of all counts that the draw needs.
+
+    Their shape is [..., last / 4] if the last dimension allows it; otherwise they are flat.
+    """
     key, high = _key_and_counter(seed)
     zero = jnp.zeros((), jnp.uint32)
     count = _counts(shape)
-    # above 2**32 counts, 64 GiB of floats, numbers would come again
+    # above 2**32 counts (64 GiB of floats), numbers would repeat
     return _philox((count, jnp.broadcast_to(zero, count.shape), high[0], high[1]), key)
 
 
 def _counts(shape: Sequence[int]) -> jax.Array:
-    """A number for each four entries, in their order; made without reshaping, which a mesh could not split."""
+    """Return a number for each four entries, in order; made without a reshape, which a mesh could not split."""
     if not _divides(shape):
         return lax.iota(jnp.uint32, -(-math.prod(shape) // _LANES))
     grid = [*shape[:-1], shape[-1] // _LANES]
@@ -91,7 +96,7 @@ def _counts(shape: Sequence[int]) -> jax.Array:
 
 
 def _joined(lanes: Sequence[jax.Array], shape: Sequence[int]) -> jax.Array:
-    """The four values of each count in turn; chosen by place, which XLA computes far faster than a stack."""
+    """Return the four values of each count in turn; selected by position, which is far faster in XLA than a stack."""
     grid = [*lanes[0].shape, _LANES]
     lane = lax.broadcasted_iota(jnp.uint32, grid, len(grid) - 1)
     first, second, third, fourth = (jnp.broadcast_to(value[..., None], grid) for value in lanes)
@@ -104,7 +109,7 @@ def _divides(shape: Sequence[int]) -> bool:
 
 
 def _key_and_counter(seed: jax.Array) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """The key, and the upper half of the counter, that TensorFlow makes of a seed."""
+    """Return the key, and the upper half of the counter, that TensorFlow derives from a seed."""
     low, high = jnp.asarray(seed).astype(jnp.uint32) % jnp.uint32(_INT32_MAX - 1)  # as Keras does on TensorFlow
     zero = jnp.zeros((), jnp.uint32)
     mixed = _philox((low, zero, high, zero), tuple(map(jnp.uint32, _SCRAMBLING_KEY)))
@@ -121,7 +126,7 @@ def _philox(counter: Any, key: Any) -> Words:
 
 
 def _product(constant: int, value: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The lower and the upper word of a product, of 16-bit halves: JAX has no 64-bit integers by default."""
+    """Return the lower and upper word of a product, made of 16-bit halves: JAX has no 64-bit integers by default."""
     half = jnp.uint32(0xFFFF)
     c_low, c_high = jnp.uint32(constant & 0xFFFF), jnp.uint32(constant >> 16)
     low, high = value & half, value >> 16

@@ -1,4 +1,4 @@
-"""`jax`: one program over a mesh of devices; Keras runs on JAX, XLA inserts the communication."""
+"""`jax`: one program over a mesh of devices; Keras runs on JAX, and XLA inserts the communication."""
 
 from __future__ import annotations
 
@@ -32,36 +32,41 @@ from distlaunch.strategies.mesh.strategy import MeshStrategy
 from distlaunch.strategies.protocol import Steps
 
 _LONG_S = 0.1
-"""Compiling a training step takes from half a second to minutes; what takes less than this is not worth a file."""
+"""Shortest compilation time that is worth a file; a training step takes from half a second to minutes."""
 _HEARTBEAT_S = 30
-"""How long a process may be silent. A launcher sees at once if one of its own dies; this is for those of others."""
+"""How long a process may be silent, in seconds.
+
+A launcher notices at once when one of its own processes dies; this is for processes of other launchers.
+"""
 
 
 class Jax(MeshStrategy):
+    """The strategy `jax`, on a mesh of JAX devices."""
+
     kind = "jax"
 
     def __init__(self, config: JaxConfig, task: Task | None = None, cluster: Cluster | None = None) -> None:
         # Keras chooses its backend when it is imported, and keeps it
         if keras.backend.backend() != "jax":
-            message = f"strategy jax needs Keras on JAX, but here it runs on {keras.backend.backend()} already"
+            message = f"strategy jax needs Keras on JAX, but it already runs on {keras.backend.backend()} here"
             raise UsageError(f"{message}; start the run with `distlaunch train`, or set KERAS_BACKEND=jax first")
         super().__init__(config)
         self.task = task or Task("worker", 0)
-        with contextlib.suppress(RuntimeError):  # TensorFlow runs already: what it has taken stays taken
-            tf.config.set_visible_devices([], "GPU")  # it only reads data here
+        with contextlib.suppress(RuntimeError):  # TensorFlow already runs, and keeps its devices
+            tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads data here
         self._peers = _connect((cluster or Cluster()).start_timeout_s)
         self.mesh = make_mesh(config, self._peers.number)
         self.num_replicas = int(dict(self.mesh.shape).get(config.batch_axis or "", 1))
 
     def keep_compiled(self, folder: Path) -> None:
-        if jax.config.jax_compilation_cache_dir is None:  # the user's own is as good
+        if jax.config.jax_compilation_cache_dir is None:  # a user's setting takes precedence
             jax.config.update("jax_compilation_cache_dir", str(folder))
             jax.config.update("jax_persistent_cache_min_compile_time_secs", _LONG_S)
             jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)  # any size
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Variables are made on the host, where a model fits that no single device holds."""
+        """Create variables on the host, where a model fits that no single device can hold."""
         with building(), jax.default_device(_host()):
             yield
 
@@ -77,14 +82,14 @@ class Jax(MeshStrategy):
 
 
 def make_mesh(config: JaxConfig, num_processes: int = 1) -> Mesh:
-    """The mesh over equally many devices of each process: every GPU that it needs, or virtual CPU devices.
+    """Return the mesh over the same number of devices in each process: GPUs, or virtual CPU devices.
 
     Raises:
-        ConfigError: there are not as many devices.
+        ConfigError: there are not enough devices.
     """
     product, filled = config.product, -1 in config.mesh.values()
     cpus = product * CPU_DEVICES if filled else product
-    with contextlib.suppress(RuntimeError):  # JAX runs already: its devices stay as they are
+    with contextlib.suppress(RuntimeError):  # JAX already runs, and its devices cannot change
         each = -(-cpus // num_processes)
         jax.config.update("jax_num_cpu_devices", max(each, jax.config.jax_num_cpu_devices))
     devices = _devices()
@@ -101,7 +106,11 @@ def make_mesh(config: JaxConfig, num_processes: int = 1) -> Mesh:
 
 
 def _devices() -> list[Any]:
-    """Return JAX's devices in all processes. Raises UsageError if those that the environment asks for are not there."""
+    """Return JAX's devices in all processes.
+
+    Raises:
+        UsageError: the devices that the environment asks for do not exist.
+    """
     try:
         return jax.devices()
     except (AssertionError, RuntimeError) as error:
@@ -110,7 +119,7 @@ def _devices() -> list[Any]:
             raise
         why = f" ({str(error).splitlines()[0]})" if str(error) else ""
         raise UsageError(
-            f"{chosen}={os.environ[chosen]}: JAX cannot use such a device here{why}; unset it, or write {chosen}=cpu"
+            f"{chosen}={os.environ[chosen]}: JAX cannot use such a device here{why}; unset it, or set {chosen}=cpu"
         ) from None
 
 
@@ -122,7 +131,7 @@ def _host() -> Any:
 
 
 class JaxStore:
-    """JAX's coordination service as a store of `peers`."""
+    """JAX's coordination service as a store for `Peers`."""
 
     lost = jax.errors.JaxRuntimeError
 
@@ -133,7 +142,7 @@ class JaxStore:
         try:
             return coordination_client().blocking_key_value_get_bytes(key, timeout_ms)
         except jax.errors.JaxRuntimeError as error:
-            # JAX has one type for all errors of its runtime: the kind is the beginning of the text
+            # JAX has one type for all errors of its runtime: the text begins with the kind
             if not str(error).startswith("DEADLINE_EXCEEDED"):
                 raise
             return None
@@ -142,36 +151,36 @@ class JaxStore:
         coordination_client().key_value_delete(key)
 
     def close(self) -> None:
-        jax.distributed.shutdown()  # a process that sees the service go without it is aborted
+        jax.distributed.shutdown()  # otherwise a process is aborted when the service ends
 
 
 @functools.cache  # JAX can do it once
 def _connect(start_timeout_s: float) -> Peers:
-    """Waits for the processes that TF_CONFIG names; their devices are known afterwards.
+    """Wait for the processes that TF_CONFIG lists; afterwards their devices are known.
 
-    Must come before JAX uses any device.
+    Call it before JAX uses any device.
 
     Raises:
-        UsageError: the port of the first one is in use.
+        UsageError: the port of the first process is in use.
     """
     addresses, rank = addresses_and_rank()
     if len(addresses) == 1:
         return Peers()
-    # its handler for SIGTERM would stand in the way of ours
+    # its handler for SIGTERM would replace ours
     jax.config.update("jax_enable_preemption_service", False)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # the launcher lets no proxy stand between tasks: see `cluster.proxies`
+    # the launcher bypasses proxies between tasks: see `cluster.proxies`
     jax.config.update("jax_check_proxy_envs", False)
     host, _, port = addresses[0].rpartition(":")
     try:
         jax.distributed.initialize(
             addresses[0],
-            # what only this machine is to reach is not offered to others
+            # a loopback address is not offered to other machines
             coordinator_bind_address=f"{host}:{port}" if host == "127.0.0.1" else f"[::]:{port}",
             num_processes=len(addresses),
             process_id=rank,
-            cluster_detection_method="deactivate",  # the launcher says who takes part, not Slurm or MPI around it
-            initialization_timeout=int(start_timeout_s) + _HEARTBEAT_S,  # the launcher's ends first, and says more
+            cluster_detection_method="deactivate",  # the launcher determines the processes, not Slurm or MPI
+            initialization_timeout=int(start_timeout_s) + _HEARTBEAT_S,  # the launcher's ends first, with more details
             heartbeat_timeout_seconds=_HEARTBEAT_S,
         )
     except jax.errors.JaxRuntimeError as error:

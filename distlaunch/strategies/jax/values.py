@@ -1,4 +1,4 @@
-"""The values of a model's variables on a JAX mesh: in their places for a step, and as host arrays for a checkpoint."""
+"""The values of a model's variables on a JAX mesh: placed for a step, and as host arrays for a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from distlaunch.strategies.jax.feed import place
 from distlaunch.strategies.mesh.functional_step import TrainState
 from distlaunch.strategies.mesh.layout import Axes, slot_layout
 from distlaunch.strategies.mesh.parts import Block, StoredVariable
-from distlaunch.strategies.mesh.state import placed, snapshot_variables
+from distlaunch.strategies.mesh.state import snapshot_variables, variable_placement
 from distlaunch.strategies.variables import state_variables
 
 
 class Values:
-    """Puts the values in their places when it is made.
+    """Values of a model's variables, which are placed on the mesh at construction.
 
     Args:
         layouts: axes of the weights that are split, by path.
-        peers: the processes whose devices the mesh has.
+        peers: the processes whose devices form the mesh.
 
     Attributes:
         groups: variables of a step: trainable, not trainable, of the optimizer, of metrics.
-        shardings: where the values of each group lie.
+        shardings: shardings of the values of each group.
     """
 
     def __init__(self, model: keras.Model, mesh: Mesh, layouts: Mapping[str, Axes], peers: Peers) -> None:
@@ -71,7 +71,7 @@ class Values:
         return NamedSharding(self._mesh, PartitionSpec(*axes)) if axes else self._whole
 
     def read(self) -> TrainState:
-        """Values of all variables in their places; what a callback has assigned lies elsewhere."""
+        """Return the placed values of all variables; a value that a callback assigned is placed first."""
         read = [
             [place(variable.value, sharding) for variable, sharding in zip(group, shardings, strict=True)]
             for group, shardings in zip(self.groups, self.shardings, strict=True)
@@ -84,27 +84,27 @@ class Values:
                 variable.assign(value)
 
     def put(self, variable: Any, value: np.ndarray) -> None:
-        """Gives a variable a value, of which only the blocks that devices here need are looked at."""
+        """Assign a value, of which only the blocks for this process's devices are read."""
         sharding = self._sharding_of.get(id(variable))
         same_type = value.dtype.name == variable.dtype
         variable.assign(place(value, sharding) if sharding is not None and same_type else value)
 
     def copy(self, variable: Any) -> np.ndarray:
-        """A copy of the whole value; where processes hold parts of it, all must call it."""
+        """Return a copy of the whole value; if processes hold parts of it, all must call it."""
         value: Any = variable.value
         if self._peers.number > 1 and not value.is_fully_replicated and not value.is_fully_addressable:
             value = self._gather(value)
         return _copied(value)
 
     def local_copy(self, variable: Any) -> np.ndarray | None:
-        """A copy of the whole value; None if other processes hold parts of it."""
+        """Return a copy of the whole value, or None if other processes hold parts of it."""
         value: Any = variable.value
         if not value.is_fully_replicated and not value.is_fully_addressable:
             return None
         return _copied(value)
 
     def stored(self) -> dict[str, StoredVariable]:
-        """What each device holds of each variable of a snapshot."""
+        """Return each variable of a snapshot with the block that each device holds."""
         self.assign(self.read())
         return {name: self._stored(variable.value) for name, variable in snapshot_variables(self._model).items()}
 
@@ -120,12 +120,12 @@ class Values:
         if getattr(value.sharding, "mesh", None) == self._mesh:
             indices = value.sharding.devices_indices_map(shape)
             devices = [(device.process_index, block_of(index)) for device, index in indices.items()]
-        else:  # it takes no part in steps: each process has a whole one
+        else:  # it is not used in steps: each process has a whole copy
             devices = [(rank, tuple((0, size) for size in shape)) for rank in range(self._peers.number)]
         return StoredVariable(shape, value.dtype.itemsize, devices, value_of)
 
     def placement(self) -> list[dict[str, Any]]:
-        """As of `Program`."""
+        """See `Program.placement`."""
         return [self._placed(name, variable) for name, variable in state_variables(self._model).items()]
 
     def _placed(self, name: str, variable: Any) -> dict[str, Any]:
@@ -138,11 +138,11 @@ class Values:
             (order[device], [list(part.indices(size)[:2]) for part, size in zip(index, shape, strict=True)])
             for device, index in value.sharding.devices_indices_map(value.shape).items()
         ]
-        return placed(name, shape, value.dtype, axes, devices)
+        return variable_placement(name, shape, value.dtype, axes, devices)
 
 
 def _copied(value: jax.Array) -> np.ndarray:
     array = np.asarray(value)
-    # a buffer of the host that JAX shares is no copy; what was put together or came from a device is
+    # an array may share a host buffer with JAX; one that was assembled or came from a device is a copy
     shared = not array.flags.owndata and all(device.platform == "cpu" for device in value.devices())
     return array.copy() if shared else array

@@ -1,0 +1,1 @@
+"""The common parts of `dtensor` and `jax`."""

@@ -26,7 +26,7 @@ Mesh = Mapping[str, int]
 _NEAREST = 3
 
 
-def chosen_layouts(
+def choose_layouts(
     layout: Rules | Literal["auto"], model: keras.Model, mesh: Mesh, whole: tuple[type, ...] = ()
 ) -> tuple[dict[str, Axes], list[str]]:
     """Return the layout by path of the weights that are split, and notes about the choice.

@@ -28,7 +28,7 @@ class RowCounts:
     parts: int
 
     @classmethod
-    def agreed(cls, peers: Peers, rows: int, parts: int) -> RowCounts:
+    def gather(cls, peers: Peers, rows: int, parts: int) -> RowCounts:
         """Return the counts of all processes; every process must call it for every batch."""
         return cls(tuple(int(count) for count in peers.gather(str(rows))), peers.rank, parts)
 

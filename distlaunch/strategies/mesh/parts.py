@@ -54,7 +54,7 @@ class MeshParts:
         stored = self._program.stored()
         state: State = self._program.log_state() if self.rank == 0 else {}
         cuts = {}
-        for name, block in shares(stored, self.number)[self.rank]:
+        for name, block in assign_blocks(stored, self.number)[self.rank]:
             one = stored[name]
             if _is_whole(block, one.shape):
                 state[name] = one.value_of(block)
@@ -73,7 +73,7 @@ class MeshParts:
         return found
 
 
-def shares(stored: Mapping[str, StoredVariable], number: int) -> list[list[tuple[str, Block]]]:
+def assign_blocks(stored: Mapping[str, StoredVariable], number: int) -> list[list[tuple[str, Block]]]:
     """Return the blocks that each process writes.
 
     Each block is written by one process that holds it, and all processes write about the same number of bytes.

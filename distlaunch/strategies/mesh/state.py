@@ -78,7 +78,7 @@ def mesh_description(sizes: Mapping[str, int], inputs: Sequence[str | None]) -> 
     return {"axes": list(sizes), "shape": shape, "devices": list(range(math.prod(shape))), "inputs": list(inputs)}
 
 
-def placed(
+def variable_placement(
     name: str,
     shape: Sequence[int],
     dtype: np.dtype[Any],

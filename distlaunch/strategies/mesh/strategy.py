@@ -8,7 +8,7 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.strategies.mesh import Mesh as MeshConfig
 from distlaunch.data.batches import Share
 from distlaunch.strategies.coordination import MultiProcessStrategy
-from distlaunch.strategies.mesh.layout import Axes, Mesh, chosen_layouts, notes_of_processes, whole_batch_notes
+from distlaunch.strategies.mesh.layout import Axes, Mesh, choose_layouts, notes_of_processes, whole_batch_notes
 from distlaunch.strategies.mesh.parts import MeshParts
 from distlaunch.strategies.protocol import Parts
 
@@ -37,7 +37,7 @@ class MeshStrategy(MultiProcessStrategy):
         Raises:
             ConfigError: a rule matches no weight, or one that it does not fit.
         """
-        layouts, notes = chosen_layouts(self._config.layout, model, sizes, self._whole)
+        layouts, notes = choose_layouts(self._config.layout, model, sizes, self._whole)
         axis = self._config.batch_axis
         apart = notes_of_processes(layouts, lambda name: self._parts_here(name)[1] == sizes[name])
         self._notes = [*notes, *apart, *whole_batch_notes(axis, sizes)]

@@ -1,0 +1,1 @@
+"""The strategy `parameter_server`."""

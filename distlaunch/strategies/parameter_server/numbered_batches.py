@@ -28,14 +28,14 @@ from distlaunch.patches.tensorflow_iterators import untuned
 from distlaunch.strategies.parameter_server.worker_batches import Offered, offer
 
 _ZERO = np.int64(0)
-_SEED_STEP = 7_919  # between the orders of two workers
+_SEED_STEP = 7_919  # between the seeds of two workers
 
 
 class Reader:
-    """Reads any batch of a split; fast where rows can be picked, or where numbers come in ascending order.
+    """Reads any batch of a split; fast if rows can be picked, or if the numbers come in ascending order.
 
     Args:
-        once: the first pass only; otherwise pass follows pass without end.
+        once: read the first pass only; otherwise one pass follows another without end.
     """
 
     def __init__(self, split: Split, *, once: bool) -> None:
@@ -50,7 +50,7 @@ class Reader:
         self.first_pass = FirstPass(split.num_batches)
 
     def read(self, number: int) -> Batch:
-        """Batch `number`, or one without rows past the end."""
+        """Return batch `number`, or one without rows after the end."""
         with tf.device("CPU:0"), data_errors_raised():
             return self._load(self._find(number))
 
@@ -92,7 +92,7 @@ class Reader:
         self._iterator = self._open(self._pass, start)
 
     def _open(self, number_of_pass: int, start: int) -> Iterator[Any]:
-        # in a graph, as in training_source: shuffling takes its seed another way there
+        # in a graph, as in training_source, where shuffling derives its seed differently
         position = tf.data.Dataset.from_tensors((np.int64(number_of_pass), np.int64(start)))
         batches = position.flat_map(self._split.batches)
         batches = batches.map(lambda *parts: pack(parts))
@@ -101,13 +101,13 @@ class Reader:
 
 
 class OwnReader:
-    """Reads the next batch of a worker's own data, whichever number it is asked for.
+    """Reads the next batch of a worker's process-local data, whatever the requested number.
 
     Attributes:
-        first_pass: says nothing, since others may have more or less.
+        first_pass: unknown, since other workers may have more or fewer batches.
 
     Args:
-        num_workers: how many share the numbers.
+        num_workers: number of workers that share the numbers.
     """
 
     first_pass = FirstPass()
@@ -117,14 +117,14 @@ class OwnReader:
         self._next: int | None = None
 
     def read(self, number: int) -> Batch:
-        # a resumed run goes on about where the worker was
+        # a resumed run continues about where the worker was
         at = number // self._num_workers if self._next is None else self._next
         self._next = at + 1
         return self._reader.read(at)
 
 
 class EachReader:
-    """A reader for each worker of this process, made when it is asked for the first time.
+    """A reader for each worker of this process, created when it is first used.
 
     Args:
         timed: whether waits for it count as waits of training.
@@ -150,10 +150,10 @@ class EachReader:
 def offer_splits(
     config: RunConfig, splits: Splits, train: Split, validation: Split | None, context: WorkerContext | None = None
 ) -> None:
-    """Lets workers in this process read the splits by number, each in the order that the config gives it.
+    """Let workers in this process read the splits by number, each in the order that the config asks for.
 
     Args:
-        context: the worker that the splits are of, with `data.sharding: function`.
+        context: the worker that the splits belong to, with `data.sharding: function`.
     """
     length = None if config.data.sharding == "function" else train.num_batches
     offer("train", _train_readers(config, splits, train, context).offered(train, length))
@@ -167,7 +167,7 @@ def offer_splits(
 
 def _train_readers(config: RunConfig, splits: Splits, train: Split, context: WorkerContext | None) -> EachReader:
     def drawing(worker: int) -> Reader:
-        # never the run's own seed, which the order of all together has
+        # never the run's own seed, which determines the common order
         seed = config.seed + _SEED_STEP * (worker + 1)
         return Reader(
             make_split(splits.train, config.data, seed=seed, training=True, preprocessing=splits.preprocessing),

@@ -1,9 +1,10 @@
 """Variables split by rows over parameter servers.
 
 A Keras layer keeps one variable (`layer.kernel`), whose value is joined from its shards wherever it is read; the
-layer's list of trainable variables holds the shards. So gradients, optimizers with their slots, clipping by the global
-norm and regularisation work on shards, in place, without knowing of it. Embedding tables are looked up in the shards
-and never joined. Shards have the sizes of TensorFlow's "div" strategy: equal, the first ones one row longer if need be.
+layer's
+list of trainable variables holds the shards. So gradients, optimizers with their slots, clipping by the global norm and
+regularization work on the shards in place, without change. Embedding tables are looked up in the shards and never
+joined. Shards have the sizes of TensorFlow's "div" strategy: equal, except that the first ones may have one more row.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
@@ -31,14 +32,14 @@ from distlaunch.patches.keras_private import (
 )
 from distlaunch.strategies.stand_in import StandIn
 
-# they work with means, norms or products over all of a variable
+# these use means, norms or products over a whole variable
 _WHOLE_TENSOR_OPTIMIZERS = ("Adafactor", "Lamb", "Muon")
-# what they add up over shards is what they give for the whole
+# the sum of these over shards equals their value for the whole variable
 _ADDITIVE = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
 
 class Shards(StandIn):
-    """The value of a variable that is split by rows; where a tensor is wanted, the shards joined."""
+    """The value of a variable that is split by rows; as a tensor, the joined shards."""
 
     def __init__(self, variables: Sequence[Any]) -> None:
         self.variables = list(variables)
@@ -54,17 +55,20 @@ class Shards(StandIn):
 
     @property
     def value(self) -> Shards:
-        """Itself, as a Keras variable has its value here."""
+        """Itself: a Keras variable's value is found here."""
         return self
 
     @property
     def _unique_id(self) -> str:
-        """Keras's optimizers ask for it when they are built. Ours gets the shards; raises ConfigError for any other."""
-        message = "the model's function builds an optimizer of its own, for variables that are to be split"
+        """Raise ConfigError: an optimizer is built for this variable.
+
+        Keras's optimizers read this attribute when they are built. The compiled optimizer gets the shards instead.
+        """
+        message = "the model's function builds an optimizer itself, for variables that would be split"
         raise ConfigError(Problem(("strategy", "partitioner"), f"{message}; use `partitioner: null` for this model"))
 
     def assign(self, value: Any) -> None:
-        """Takes a whole value, a piece at a time: one message never holds all of it."""
+        """Assign a whole value shard by shard, so that no message holds all of it."""
         for variable, start, stop in zip(self.variables, self.offsets, self.offsets[1:], strict=False):
             variable.assign(value[start:stop])
 
@@ -75,7 +79,7 @@ class Shards(StandIn):
         return np.concatenate([np.asarray(keras.ops.convert_to_numpy(_raw(v))) for v in self.variables])
 
     def lookup(self, ids: Any) -> tf.Tensor:
-        """Rows by id, gathered on the servers that hold them."""
+        """Return rows by id, gathered on the servers that hold them."""
         return tf.nn.embedding_lookup([_raw(v) for v in self.variables], ids)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -87,7 +91,7 @@ def _raw(variable: Any) -> Any:
 
 
 def make_partitioner(config: Partitioner) -> Any:
-    """TensorFlow's partitioner of that name: (shape, dtype) -> number of parts of each dimension."""
+    """Return TensorFlow's partitioner of that name: (shape, dtype) -> number of parts of each dimension."""
     partitioners = tf.distribute.experimental.partitioners
     if config.kind == "fixed_shards":
         return partitioners.FixedShardsPartitioner(config.num_shards)
@@ -101,14 +105,14 @@ def make_partitioner(config: Partitioner) -> Any:
 
 
 def num_shards(partitioner: Any, shape: tf.TensorShape, dtype: tf.DType) -> int:
-    """Into how many parts the rows of a variable are split."""
+    """Return the number of parts that the rows of a variable are split into."""
     if shape.rank == 0:
         return 1
     return max(1, min(int(partitioner(shape=shape, dtype=dtype)[0]), int(shape[0])))
 
 
 def shard_bounds(rows: int, shards: int) -> list[tuple[int, int]]:
-    """First row and last + 1 of each shard."""
+    """Return start and stop row of each shard."""
     base, extra = divmod(rows, shards)
     sizes = [base + (index < extra) for index in range(shards)]
     ends = np.cumsum(sizes).tolist()
@@ -116,24 +120,24 @@ def shard_bounds(rows: int, shards: int) -> list[tuple[int, int]]:
 
 
 def is_split(variable: Any) -> bool:
-    """Whether a Keras variable's value is split."""
+    """Return whether a Keras variable's value is split."""
     return isinstance(value_of(variable), Shards)
 
 
 def whole_path(shard: Any) -> str | None:
-    """Path of the variable that a Keras variable is a shard of; None if it is whole."""
+    """Return the path of the variable that a Keras variable is a shard of, or None if it is not a shard."""
     return getattr(shard, "_distlaunch_whole", None)
 
 
 def show_shards(model: keras.Model) -> None:
-    """Puts the shards in the place of split variables in the layers' lists. To be called when all layers are built.
+    """Replace split variables by their shards in the layers' lists. Call it when all layers are built.
 
     Raises:
-        ConfigError: a variable is split that has a constraint or a regularizer which needs all of it.
+        ConfigError: a split variable has a constraint or a regularizer that needs the whole variable.
     """
     for layer in layers_of(model):
         variables = trainable_list(layer)
-        # from the end, since what comes after a replaced one moves
+        # from the end, since a replacement moves the variables after it
         for index in reversed(range(len(variables))):
             if is_split(variables[index]):
                 variables[index : index + 1] = _shard_variables(variables[index])
@@ -142,8 +146,8 @@ def show_shards(model: keras.Model) -> None:
             look_up_by(layer, value_of(table).lookup, _check_lookup)
 
 
-def joined(variables: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Variables by path; the shards of one that is split count as one, in the place of the first."""
+def join_shards(variables: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield variables by path; the shards of a split variable count as one, in the place of the first."""
     shards: dict[str, list[Any]] = {}
     for variable in variables:
         if (whole := whole_path(variable)) is not None:
@@ -152,7 +156,7 @@ def joined(variables: Sequence[Any]) -> Iterator[tuple[str, Any]]:
         whole = whole_path(variable)
         if whole is None:
             yield variable.path, variable
-        # at its first shard; at the others it is gone from there
+        # yielded at its first shard, and removed for the others
         elif whole in shards:
             yield whole, Shards(shards.pop(whole))
 
@@ -161,7 +165,7 @@ def _shard_variables(whole: Any) -> list[Any]:
     _check_parts(whole)
     made = []
     for index, raw in enumerate(value_of(whole).variables):
-        # Keras asks TensorFlow for a new variable, and gets the shard that is there
+        # Keras asks TensorFlow for a new variable, and gets the existing shard
         with tf.variable_creator_scope(lambda _, raw=raw, **kwargs: raw):
             shard = keras.Variable(
                 initializer="zeros",
@@ -186,8 +190,8 @@ def _check_parts(whole: Any) -> None:
         needs_all = f"regularizer {type(whole.regularizer).__name__}"
     if needs_all is not None:
         message = (
-            f"splits {whole.path}, whose {needs_all} needs all of it at once; drop that, or set the partitioner so "
-            "that this variable stays whole"
+            f"splits {whole.path}, whose {needs_all} needs the whole variable; remove that, or configure the "
+            "partitioner so that this variable is not split"
         )
         raise ConfigError(Problem(("strategy", "partitioner"), message))
 
@@ -199,7 +203,7 @@ def _check_lookup(layer: keras.layers.Embedding) -> None:
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Raises ConfigError if an optimizer looks at whole variables, which a shard cannot stand for."""
+    """Raise ConfigError if an optimizer works on whole variables, which a shard cannot replace."""
     name = type(optimizer).__name__
     if getattr(optimizer, "clipnorm", None) is not None:
         message = f"{name}(clipnorm=...) needs the norm of whole variables, but they are split; use global_clipnorm"
@@ -211,7 +215,7 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def placement_of(variables: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The variables by name as the event VariablesPlaced has them; rows are [first, last + 1], None for all."""
+    """Return the variables as in the event VariablesPlaced; rows are [start, stop], or None for all."""
     placed = []
     for name, variable in variables.items():
         shards = variable if isinstance(variable, Shards) else None
@@ -231,7 +235,7 @@ def _part(variable: Any, rows: list[int] | None) -> dict[str, Any]:
 
 
 def _task_of(variable: Any) -> str:
-    """The task that holds a variable, such as `ps:1`."""
+    """Return the task that holds a variable, such as `ps:1`."""
     raw = variable.value if isinstance(variable, keras.Variable) else variable
     # such as /job:ps/replica:0/task:1/device:CPU:0
     match = re.search(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)", raw.device)

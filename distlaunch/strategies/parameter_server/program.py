@@ -1,9 +1,9 @@
 """Assigns steps to the workers of a parameter-server cluster.
 
 The unit of work is a block: a few consecutive global batches, which one worker trains on inside one graph call.
-Variables lie on the servers and are updated in place. What a block adds to the metrics comes back as its result, and is
-counted when it has arrived: a block that a dead worker held is done by another and counts once. Numbers of steps are
-the coordinator's; `optimizer.iterations` follows them, since workers that count it up together lose counts.
+Variables are on the servers and updated in place. A block's contribution to the metrics is its result, and is counted
+when it arrives: a block that a dead worker held is repeated by another worker, and counts once. The coordinator counts
+the steps; `optimizer.iterations` follows it, since workers that increment it together lose counts.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
@@ -62,15 +62,15 @@ from distlaunch.strategies.variables import (
     state_variables,
 )
 
-BLOCKS_PER_WORKER = 4  # in one call: few enough to be long, many enough that a slow worker does not hold up the others
+BLOCKS_PER_WORKER = 4  # per call: few, to make them long; enough that a slow worker does not delay the others
 EVALUATION_BLOCK = 16  # steps
-_STALL_S = 30.0  # a call takes about half a second; after this time it is worth a word
-_POLL_S = 0.002  # by so much at most the end of a call is noticed late
+_STALL_S = 30.0  # a call takes about half a second; after this time a message is printed
+_POLL_S = 0.002  # largest delay in noticing the end of a call
 _pause = threading.Event()  # never set
 
 
 class CoordinatorProgram(ProgramDefaults):
-    """Implements `Program` with a `ClusterCoordinator`, for a model that was created under its strategy."""
+    """Implementation of `Program` with a `ClusterCoordinator`, for a model created under its strategy."""
 
     def __init__(self, strategy: Any, coordinator: Any, steps: Steps, num_workers: int) -> None:
         self._strategy, self._coordinator, self._steps, self._num_workers = strategy, coordinator, steps, num_workers
@@ -81,7 +81,7 @@ class CoordinatorProgram(ProgramDefaults):
         self._counts = [int(keras.ops.convert_to_numpy(counter.value)) for counter in self._counters]
         self._refuse_metrics_with_memory()
         self._model.reset_metrics()
-        # read after the reset: the fresh value of a metric need not be 0
+        # read after the reset: the initial value of a metric need not be 0
         self._zeros = [host_value(variable) for variable in self._metrics]
         self._totals = self._fresh_totals()
         self._log_names: list[str] | None = None
@@ -105,10 +105,8 @@ class CoordinatorProgram(ProgramDefaults):
         if undeclared and steps.test is not None and steps.sample is not None:
             wrong += metrics_with_memory(self._model, steps.test, undeclared, steps.sample(MAX_ROWS))
         if wrong:
-            message = (
-                f"metric '{wrong[0].name}' does not add up over batches, which workers compute apart from each other"
-            )
-            hint = "leave it out, and let `distlaunch evaluate` compute it, which is one device"
+            message = f"metric '{wrong[0].name}' does not add up over batches, which workers compute independently"
+            hint = "leave it out, and compute it with `distlaunch evaluate`, which uses one device"
             raise ConfigError(Problem(("compile", "metrics"), f"{message}; {hint}"))
 
     # data
@@ -116,7 +114,7 @@ class CoordinatorProgram(ProgramDefaults):
     def set_train_data(self, source: Source) -> None:
         check_data(source, self._num_workers)
         self._source, self._next_batch = source, source.first
-        # the graph has the source's name and length in it
+        # the graph contains the source's name and length
         self._train_call = None
 
     # steps
@@ -126,7 +124,7 @@ class CoordinatorProgram(ProgramDefaults):
         if self._train_call is None:
             self._train_call = self._make_call(self._steps.train, self._source, self._find_log_names(self._source))
         size = max(1, num_steps // (BLOCKS_PER_WORKER * self._num_workers))
-        blocks = self._deal(self._train_call, self._source, self._next_batch, num_steps, size)
+        blocks = self._distribute_blocks(self._train_call, self._source, self._next_batch, num_steps, size)
         done = sum(block.done for block in blocks)
         spoilt = [index * size + block.nonfinite for index, block in enumerate(blocks) if block.nonfinite]
         nonfinite = min(spoilt, default=None)
@@ -162,7 +160,7 @@ class CoordinatorProgram(ProgramDefaults):
             wanted = at_once if limit is None else min(at_once, limit - at)
             if hooks is not None:
                 hooks.begin(at)
-            blocks = self._deal(self._test_calls[source.name], source, at, wanted, EVALUATION_BLOCK)
+            blocks = self._distribute_blocks(self._test_calls[source.name], source, at, wanted, EVALUATION_BLOCK)
             self._add(blocks, totals)
             last = next((block.logs for block in reversed(blocks) if block.done), last)
             if sum(block.done for block in blocks) < wanted:
@@ -172,11 +170,11 @@ class CoordinatorProgram(ProgramDefaults):
             at += wanted
         return self._test_logs(totals, last)
 
-    def _deal(self, call: Any, source: Source, first: int, num_steps: int, size: int) -> list[Block]:
-        """Has batches `first` and following worked on, in blocks, by whichever worker is free; waits for all."""
+    def _distribute_blocks(self, call: Any, source: Source, first: int, num_steps: int, size: int) -> list[Block]:
+        """Distribute a range of batches in blocks to whichever worker is free, and wait for all of them."""
         results = []
         for start in range(0, num_steps, size):
-            # blocks run in any order: each is given the optimizer's counter where it begins
+            # blocks run in any order: each gets the optimizer's counter at its first step
             counts = [count + start * more for count, more in zip(self._counts, self._increments, strict=True)]
             order = np.array([first + start, min(size, num_steps - start), *counts], np.int64)
             results.append(self._coordinator.schedule(call, args=(tf.constant(order),)))
@@ -186,7 +184,7 @@ class CoordinatorProgram(ProgramDefaults):
         return blocks
 
     def _make_call(self, step: Callable[..., Any], source: Source, log_names: list[str]) -> Any:
-        """The graph of a block: int64 [first batch, number of steps, iterations ...] -> one float64 vector."""
+        """Return the graph of a block: int64 [first batch, number of steps, iterations ...] -> one float64 vector."""
         spec = batch_spec(source.elements, source.load)
         trains = step is self._steps.train
         mean = self._steps.logs == "mean" and trains
@@ -234,11 +232,11 @@ class CoordinatorProgram(ProgramDefaults):
             return tf.concat(parts, 0)
 
         with self._strategy.scope():
-            # traced here: how often a step counts is known before the first block is dealt out
+            # traced here, so that the increments per step are known before the first block is scheduled
             return call.get_concrete_function(tf.TensorSpec([2 + len(self._counters)], tf.int64))
 
     def _find_log_names(self, source: Source) -> list[str]:
-        """Scalars that the training step returns beside the model's metrics."""
+        """Return the names of scalars that the training step returns in addition to the model's metrics."""
         if self._log_names is None:
             always = self._steps.logs == "mean"
             is_known = not always and not self._returns_more("train_step")
@@ -246,7 +244,7 @@ class CoordinatorProgram(ProgramDefaults):
         return self._log_names
 
     def _find_test_log_names(self, source: Source) -> list[str]:
-        """The same of the evaluation step."""
+        """Return the same names for the evaluation step."""
         assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
         if not self._returns_more("test_step"):
             return []
@@ -256,7 +254,7 @@ class CoordinatorProgram(ProgramDefaults):
         return has_own(self._model, step) or has_own(self._model, "compute_metrics")
 
     def _traced_log_names(self, step: Callable[..., Any], source: Source, *, always: bool) -> list[str]:
-        """Names of what a step returns, found by tracing it once; empty if these are the metrics, unless `always`."""
+        """Trace a step, and return the names of its results; empty if they are the metrics, unless `always`."""
         spec = batch_spec(source.elements, source.load)
 
         @tf.function(autograph=False)
@@ -279,13 +277,13 @@ class CoordinatorProgram(ProgramDefaults):
     # metrics
 
     def _fresh_totals(self) -> list[np.ndarray]:
-        # float64: counts stay exact above 2**24, where float32 ends
+        # float64: counts above 2**24 are not exact in float32
         return [np.array(zero, np.float64) for zero in self._zeros]
 
     def _add(self, blocks: list[Block], totals: list[np.ndarray]) -> None:
         for block in blocks:
             for total, value, zero in zip(totals, block.metrics, self._zeros, strict=True):
-                total += value - zero  # each block begins with the values of fresh metrics, which must count once
+                total += value - zero  # each block starts with initial values, which must count only once
 
     def _logs(self, totals: list[np.ndarray], *, own: bool) -> Logs:
         tensors = [tf.constant(t, v.dtype) for t, v in zip(totals, self._metrics, strict=True)]
@@ -293,19 +291,19 @@ class CoordinatorProgram(ProgramDefaults):
             results = metric_results(self._model)
             values = {name: np.asarray(tf.convert_to_tensor(value)) for name, value in results.items()}
         if own and self._log_names and self._steps.logs == "last":
-            values = {}  # as Keras: the step's own logs stand instead of the metrics
+            values = {}  # as in Keras, the step's own logs replace the metrics
         if own:
             scale = max(self._steps_in_epoch, 1) if self._steps.logs == "mean" else 1
             values.update({name: np.asarray(value / scale) for name, value in self._log_sums.items()})
         return plain_logs(values)
 
     def _test_logs(self, totals: list[np.ndarray], last: list[float]) -> Logs:
-        # as Keras: what the step itself returns for the last batch stands instead of the metrics
+        # as in Keras, the step's own results for the last batch replace the metrics
         own = dict(zip(self._test_log_names, last, strict=True)) if last else {}
         return plain_logs(own) if own else self._logs(totals, own=False)
 
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> None:
-        raise UsageError("servers do not predict: `distlaunch predict` reads their checkpoints on one device")
+        raise UsageError("parameter servers do not predict: `distlaunch predict` reads their checkpoints on one device")
 
     def reset_metrics(self) -> None:
         self._steps_in_epoch, self._log_sums, self._totals = 0, {}, self._fresh_totals()
@@ -347,16 +345,20 @@ class CoordinatorProgram(ProgramDefaults):
 
 
 def _counts(optimizer: Any) -> bool:
-    """Whether every step counts; an optimizer that scales losses skips some, and has one worker only."""
+    """Return whether every step counts; an optimizer that scales losses skips some, and allows one worker only."""
     return not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
 @dataclass(frozen=True)
 class Block:
-    """What came of a block: steps done, the metrics' values after it, the step's own logs.
+    """Result of a block.
 
-    `nonfinite` is the first step in it, from 1, whose loss was not finite; 0: all were. `first_pass` is what its worker
-    says of its data, see `worker_batches.first_pass`.
+    Attributes:
+        done: number of steps done.
+        nonfinite: the first of its steps, from 1, whose loss was not finite; 0 if there is none.
+        first_pass: the worker's report on its data, see `worker_batches.first_pass`.
+        metrics: values of the metrics' variables after it.
+        logs: the step's own logs.
     """
 
     done: int
@@ -367,7 +369,7 @@ class Block:
 
 
 def _unpacked(vector: np.ndarray, fresh: list[np.ndarray]) -> Block:
-    """The block of a vector that has its parts one after the other.
+    """Return the block from a vector with its parts one after the other.
 
     Args:
         fresh: values of the metrics before any step.
@@ -379,7 +381,7 @@ def _unpacked(vector: np.ndarray, fresh: list[np.ndarray]) -> Block:
 
 
 def _wait_for_blocks(coordinator: Any) -> None:
-    """Until all blocks are done. What a worker's data function raised is raised here."""
+    """Wait until all blocks are done, and raise the error of a worker's data function, if there is one."""
     report_after_s = _STALL_S
     began = time.monotonic()
     try:
@@ -387,19 +389,19 @@ def _wait_for_blocks(coordinator: Any) -> None:
             _pause.wait(_POLL_S)
             waited = time.monotonic() - began
             if waited > report_after_s:
-                # ever more rarely
+                # with growing intervals
                 report_after_s *= 2
                 print(f"waiting for the workers' steps for {waited:.0f} s; one may be suspended", flush=True)
         coordinator.join()
     except tf.errors.OpError:
-        # of a data function in this process; TensorFlow's error has only its text
+        # the error of a data function in this process; TensorFlow's error has only its text
         if (error := read_failure()) is not None:
             raise error from None
         raise
 
 
 class _Cell(StandIn):
-    """Stands in a Keras variable while a block is traced: it holds a tensor, and assigning replaces that."""
+    """Value of a Keras variable while a block is traced: it holds a tensor, and an assignment replaces the tensor."""
 
     def __init__(self, tensor: tf.Tensor, name: str) -> None:
         self.tensor, self._name = tensor, name
@@ -421,7 +423,7 @@ class _Cell(StandIn):
         # a tensor of a branch or a loop body cannot be used outside of it
         if _current_graph() is not self._graph:
             message = (
-                f"the step updates '{self._name}' inside a condition or loop, which parameter_server cannot follow"
+                f"the step updates '{self._name}' inside a condition or loop, which parameter_server does not support"
             )
             raise ConfigError(Problem(("strategy", "kind"), f"{message}; update it in every step"))
         self.tensor = tf.cast(value, self.tensor.dtype)
@@ -434,7 +436,7 @@ def _current_graph() -> Any:
 
 @contextlib.contextmanager
 def _as_cells(variables: list[Any], tensors: list[tf.Tensor]) -> Iterator[list[_Cell]]:
-    """Within it, the variables are cells that hold these tensors."""
+    """Use cells with these tensors as the values of the variables, in this context."""
     kept = [value_of(variable) for variable in variables]
     cells = [_Cell(tensor, variable.path) for variable, tensor in zip(variables, tensors, strict=True)]
     for variable, cell in zip(variables, cells, strict=True):

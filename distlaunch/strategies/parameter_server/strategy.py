@@ -1,4 +1,4 @@
-"""`parameter_server`: workers compute, servers hold the variables, a coordinator assigns the steps."""
+"""`parameter_server`: workers compute, servers hold the variables, and a coordinator assigns the steps."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
 # (what pyright infers of TensorFlow's functions is often wrong)
@@ -41,12 +41,14 @@ from distlaunch.strategies.protocol import Steps, StrategyDefaults
 from distlaunch.strategies.variables import chain, optimizers_of
 
 _in_process: dict[tuple[int, int], Any] = {}
-"""Servers of this process, which cannot be stopped, by numbers of workers and ps: a second run uses them again."""
+"""Servers of this process by numbers of workers and ps; they cannot be stopped, so a second run reuses them."""
 
 
 class ParameterServer(StrategyDefaults):
+    """The coordinator of the strategy `parameter_server`."""
+
     kind = "parameter_server"
-    num_replicas = 1  # a step is one worker's, on a whole global batch
+    num_replicas = 1  # one worker takes a step, on a whole global batch
     is_chief = True
 
     def __init__(self, config: ParameterServerConfig, task: Task, cluster: Cluster) -> None:
@@ -61,7 +63,7 @@ class ParameterServer(StrategyDefaults):
         servers = resolver.cluster_spec()
         self._num_workers: int = servers.num_tasks("worker")
         self._local_cpu = tf.config.list_logical_devices("CPU")[0].name
-        with self._strategy.scope():  # one after the other on each server: what is placed beside them lies there
+        with self._strategy.scope():  # one anchor on each server, to colocate variables with
             self._anchors = [tf.Variable(0.0, trainable=False, name=f"ps_{i}") for i in range(servers.num_tasks("ps"))]
         self._load = [0] * len(self._anchors)
 
@@ -74,22 +76,22 @@ class ParameterServer(StrategyDefaults):
         return self._placing()
 
     def _create(self, next_creator: Any, **kwargs: Any) -> Any:
-        """Puts a variable on the server that holds least so far, and splits it if it is to be."""
-        # an optimizer's slot, which lies beside its variable
+        """Create a variable on the server that holds least so far; split it if the partitioner says so."""
+        # an optimizer's slot, which is placed with its variable
         if kwargs.get("colocate_with") is not None:
             return next_creator(**kwargs)
         initial = kwargs["initial_value"]
         if self._partitioner is None or not kwargs.get("trainable") or not callable(initial):
             return self._place(next_creator, kwargs)
         with tf.init_scope(), tf.device(self._local_cpu):
-            # drawn whole and then cut, so that the values are those of one device
+            # drawn whole and then split, so that the values are those of one device
             whole = tf.convert_to_tensor(initial(), dtype=kwargs.get("dtype"))
         parts = num_shards(self._partitioner, whole.shape, whole.dtype)
         if parts == 1:
             return self._place(next_creator, {**kwargs, "initial_value": lambda: tf.identity(whole)})
         made = []
         for index, (start, stop) in enumerate(shard_bounds(int(whole.shape[0]), parts)):
-            with tf.init_scope(), tf.device(self._local_cpu):  # so that only this shard's rows travel
+            with tf.init_scope(), tf.device(self._local_cpu):  # so that only this shard's rows are sent
                 rows = tf.identity(whole[start:stop])
             options = {**kwargs, "name": f"{kwargs.get('name') or 'variable'}/part_{index}"}
             made.append(self._place(next_creator, {**options, "initial_value": lambda rows=rows: tf.identity(rows)}))
@@ -115,7 +117,7 @@ class ParameterServer(StrategyDefaults):
     def _check_loss_scale(self, optimizer: Any) -> None:
         if self._num_workers > 1 and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             message = (
-                "float16 scales the loss, and several workers cannot keep one scale and one count of skipped steps; "
+                "float16 scales the loss, and several workers cannot share one scale and one count of skipped steps; "
                 "use the policy mixed_bfloat16, or one worker"
             )
             raise ConfigError(Problem(("cluster", "workers"), message))
@@ -125,7 +127,7 @@ class ParameterServer(StrategyDefaults):
 
 
 def check_branches(optimizer: Any) -> None:
-    """What is done in every so many steps depends on a count of steps, which workers would keep each by itself."""
+    """Raise ConfigError for options that depend on a count of steps, which each worker would keep separately."""
     for part in chain(optimizer):
         if option := next((name for name in BRANCHES if getattr(part, name, None)), None):
             message = f"{type(part).__name__}({option}=...) works on every strategy but parameter_server; remove it"
@@ -133,7 +135,7 @@ def check_branches(optimizer: Any) -> None:
 
 
 def _keep_slots_beside_variables(optimizer: Any) -> None:
-    """What an optimizer keeps for a variable lies on the server of the variable, where the update is computed."""
+    """Create an optimizer's slots on the server of their variable, where the update is computed."""
 
     def beside(variable: Any) -> AbstractContextManager[Any]:
         anchor = getattr(variable, "value", variable)
@@ -162,10 +164,10 @@ def _resolver(cluster: Cluster) -> Any:
 
 
 def _in_process_cluster(cluster: Cluster) -> Any:
-    """Servers for all workers and ps in this process."""
+    """Return a cluster whose workers and ps all run in this process."""
     key = (cluster.num_workers, cluster.ps)
     if key not in _in_process:
-        os.environ.update(direct_paths(os.environ))  # in a notebook no launcher has done so
+        os.environ.update(direct_paths(os.environ))  # in a notebook, no launcher has done this
         held = pick_ports(sum(key))
         numbers = held.numbers
         held.release()  # TensorFlow binds the ports itself
@@ -179,9 +181,9 @@ def _in_process_cluster(cluster: Cluster) -> Any:
 
 
 def start_server(spec: tf.train.ClusterSpec, task: Task, *, num_workers: int = 1) -> Any:
-    """A TensorFlow server in this process; it serves until the process ends."""
+    """Return a TensorFlow server in this process; it serves until the process ends."""
     options = tf.compat.v1.ConfigProto()
-    # Each worker in this process may wait inside an operation; with no thread left the servers would hang.
+    # Each worker in this process may wait inside an operation; without a free thread the servers would hang.
     # Source: TensorFlow's guide to parameter server training.
     if num_visible_cores() < num_workers + 1:
         options.inter_op_parallelism_threads = num_workers + 1

@@ -1,9 +1,9 @@
-"""Global batches by number, read in the worker's own process and handed to the graph that runs there.
+"""Global batches by number, read in the worker's own process and passed to the graph that runs there.
 
-A parameter-server worker executes graphs that the coordinator sends, but the data stays with it: its process calls the
-config's data function, and the graph asks it for batch number so-and-so. Any batch can thus be worked on anywhere, so
-that what a dead worker held is done by another, on the same examples; nothing in memory is sent over the network, and
-Python generators work.
+A parameter-server worker executes graphs that the coordinator sends, but reads its data itself: its process calls the
+config's data function, and the graph requests batches by number. So any worker can process any batch: another one takes
+over the batches of a dead worker, with the same examples. Nothing in memory is sent over the network, and Python
+generators work.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false
@@ -28,7 +28,7 @@ from distlaunch.patches.tensorflow_py_function import answer
 from distlaunch.strategies.step_times import StepTimes
 
 Read = Callable[[int, int], Batch]
-"""Worker index and batch number -> the batch; one without rows is past the end."""
+"""Maps worker index and batch number to the batch; a batch without rows marks the end."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Offered:
     Attributes:
         num_batches: None if unknown.
         describe: see `data/fingerprints.py`.
-        first_pass: worker index -> what its reader knows of the length of its data.
+        first_pass: maps a worker index to what its reader knows about the length of its data.
     """
 
     read: Read
@@ -59,50 +59,58 @@ _on_times: list[Callable[[StepTimes], None]] = []
 
 
 def offer(split: str, what: Offered) -> None:
-    """Lets graphs that run in this process read a split."""
+    """Let graphs that run in this process read a split."""
     with _lock:
         _readers[split] = what
-        # functions of this module: TensorFlow's table holds them weakly
+        # module functions, since TensorFlow's table holds weak references
         answer(_TOKEN, _read)
         answer(_DATA_TOKEN, _data)
         answer(_TIMES_TOKEN, _times)
         answer(_PASS_TOKEN, _first_pass)
 
 
-def offered(split: str) -> Offered:
-    """Return what this process can read of a split; KeyError if it is not offered."""
+def offered_split(split: str) -> Offered:
+    """Return the readable form of a split.
+
+    Raises:
+        KeyError: the split is not offered_split.
+    """
     return _readers[split]
 
 
 def report_failures(to: Callable[[Exception], None]) -> None:
-    """From now on a failure to read is reported, and the graph that requested it waits for the end of this process."""
+    """Set a function that gets errors of reading.
+
+    The graph that requested the batch then waits for the end of this process.
+    """
     _on_failure[:] = [to]
 
 
 def report_times(to: Callable[[StepTimes], None]) -> None:
-    """From now on the times of the steps of each block are reported."""
+    """Set a function that gets the times of the steps of each block."""
     _on_times[:] = [to]
 
 
 def read_failure() -> Exception | None:
-    """What the first failed reading in this process raised, if any; forgotten then."""
+    """Return and forget the first error of reading in this process, or None."""
     return _failed.pop(0) if _failed else None
 
 
 def fetch(source: Source, worker: tf.Tensor, number: tf.Tensor, spec: Any) -> tuple[Batch, tf.Tensor]:
-    """In a graph: a batch from the process that runs it.
+    """In a graph, return a batch from the process that runs it.
 
     Args:
         source: as the coordinator knows it.
-        worker, number: int64 scalars.
+        worker: int64 scalar.
+        number: int64 scalar.
         spec: the batch's type specs.
 
     Returns:
-        The batch, and its rows (an int64 scalar; 0 past the end).
+        The batch, and its number of rows (an int64 scalar; 0 after the end).
     """
     parts = tf.nest.flatten(spec, expand_composites=True)
     length = _UNKNOWN if source.num_batches is None else source.num_batches
-    # the operation names its function by a token, which every process answers with its own
+    # the operation identifies its function by a token, for which every process has its own function
     values = tf.raw_ops.PyFunc(
         input=[tf.constant(source.name), worker, number, tf.constant(length, tf.int64)],
         token=_TOKEN,
@@ -111,32 +119,36 @@ def fetch(source: Source, worker: tf.Tensor, number: tf.Tensor, spec: Any) -> tu
     rows, *components = values
     rows.set_shape([])
     for component, part in zip(components, parts, strict=True):
-        # what a Python function returns has no known shape
+        # the results of a Python function have no static shape
         component.set_shape(part.shape)
     batch = tf.nest.pack_sequence_as(spec, components, expand_composites=True)
-    # the process that has read it has no model; see `Source.check`
+    # the process that reads it has no model; see `Source.check`
     return (batch if source.check is None else source.check(batch)), rows
 
 
 def send_times(rows: tf.Tensor) -> tf.Operation:
-    """In a graph: how the time of its steps went, to the process that runs it; see `StepTimes.of`."""
+    """In a graph, send the times of its steps to the process that runs it; see `StepTimes.of`."""
     return tf.raw_ops.PyFunc(input=[rows], token=_TIMES_TOKEN, Tout=[])
 
 
 def first_pass(source: Source, worker: tf.Tensor) -> tf.Tensor:
-    """In a graph, after the reading: worker and its `FirstPass`, as three int64; see `FirstPasses`."""
+    """In a graph, after reading, return the worker and its `FirstPass`, as three int64; see `FirstPasses`."""
     [seen] = tf.raw_ops.PyFunc(input=[tf.constant(source.name), worker], token=_PASS_TOKEN, Tout=[tf.int64])
     return tf.concat([[worker], tf.ensure_shape(seen, [2])], 0)
 
 
 class FirstPasses:
-    """What blocks have reported of the data of each worker, by source."""
+    """Reports of blocks on the data of each worker, by source."""
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[str, FirstPass]] = {}
 
     def add(self, source: Source, reports: Iterable[Sequence[int]]) -> None:
-        """Takes what `first_pass` has given; raises DataError if the data of a worker ends where another's goes on."""
+        """Add the results of `first_pass`.
+
+        Raises:
+            DataError: the data of a worker ends where another's continues.
+        """
         seen = self._seen.setdefault(source.name, {})
         for worker, length, read in reports:
             name = f"worker:{worker}"
@@ -146,10 +158,10 @@ class FirstPasses:
 
 
 def check_data(source: Source, num_workers: int) -> None:
-    """Asks all workers what data they see; the lengths of who cannot answer now are checked with each batch.
+    """Compare the data of all workers; the lengths of those that cannot answer now are checked with each batch.
 
     Raises:
-        ConfigError: one sees other data than the coordinator.
+        ConfigError: a worker's data differs from the coordinator's.
     """
     what = kind_of(source.name)
     facts, others = json.loads(source.describe()), {}
@@ -158,29 +170,29 @@ def check_data(source: Source, num_workers: int) -> None:
             with tf.device(f"/job:worker/task:{worker}"):
                 [described] = tf.raw_ops.PyFunc(input=[tf.constant(source.name)], token=_DATA_TOKEN, Tout=[tf.string])
             length, description, process = json.loads(described.numpy())
-        # a worker that is just being started again, or has not offered its data yet
+        # a worker that is being restarted, or has not offered_split its data yet
         except tf.errors.OpError:
             continue
         if source.num_batches is not None:
             _check_length(source.name, worker, length, source.num_batches)
         seen = json.loads(description)
         others[process] = f"worker:{worker}", seen
-        # of data that each worker has for itself, the coordinator knows only the types
+        # of process-local data, the coordinator knows only the types
         seen = {name: fact for name, fact in seen.items() if name in facts}
         if wrong := different_data({"chief": {what: json.dumps(facts)}, f"worker:{worker}": {what: json.dumps(seen)}}):
             raise ConfigError(Problem(("data",), wrong))
-    # workers within one process have one answer
+    # workers within one process give the same answer
     if others and "examples" not in facts and (wrong := not_own_data(dict(others.values()))):
         raise ConfigError(Problem(("data",), f"{what}: {wrong}"))
 
 
 def batch_spec(elements: Any, load: Callable[[Any], Batch]) -> Any:
-    """Type specs of what `load` makes of an element."""
+    """Return the type specs of the batches that `load` makes from elements."""
     return elements.map(lambda *parts: load(parts[0] if len(parts) == 1 else parts)).element_spec
 
 
 def _data(split: Any) -> bytes:
-    found = offered(_text(split))
+    found = offered_split(_text(split))
     return json.dumps([found.num_batches, found.describe(), f"{socket.gethostname()}:{os.getpid()}"]).encode()
 
 
@@ -190,33 +202,33 @@ def _times(rows: np.ndarray) -> None:
 
 
 def _first_pass(split: Any, worker: np.ndarray) -> np.ndarray:
-    seen = offered(_text(split)).first_pass(int(worker))
+    seen = offered_split(_text(split)).first_pass(int(worker))
     return np.array([_UNKNOWN if seen.length is None else seen.length, seen.read], np.int64)
 
 
 def _text(value: Any) -> str:
-    """What an operation passes: bytes, or an array of them."""
+    """Return the string that an operation passes as bytes, or as an array of them."""
     return (value if isinstance(value, bytes) else value.item()).decode()
 
 
 def _read(split: Any, worker: np.ndarray, number: np.ndarray, length: np.ndarray) -> list[Any]:
     name = _text(split)
     try:
-        found = offered(name)
+        found = offered_split(name)
         _check_length(name, int(worker), found.num_batches, int(length))
         batch = found.read(int(worker), int(number))
     except Exception as error:
-        # TensorFlow would hand on a text without the user's lines
+        # TensorFlow would pass on the text without the user's lines
         _failed.append(error)
         if _on_failure:
             _on_failure[0](error)
-            threading.Event().wait()  # this process ends, and says why
+            threading.Event().wait()  # this process ends with the reason
         raise
     return [np.int64(num_rows(batch)), *(np.asarray(part) for part in tf.nest.flatten(batch, expand_composites=True))]
 
 
 def _check_length(name: str, worker: int, own: int | None, expected: int) -> None:
-    """Raises ConfigError if this process knows another number of batches than the coordinator."""
+    """Raise ConfigError if the number of batches known here differs from the coordinator's."""
     if expected not in (own, _UNKNOWN):
         has = f"chief has {expected:,} global batches for {kind_of(name)}"
         has = f"{has}; worker:{worker} has {own or 'an unknown number'}"

@@ -17,7 +17,7 @@ import numpy as np
 
 from distlaunch.patches.keras_private import layers_of, other_list, trainable_list
 from distlaunch.patches.symbols import Patch, Symbol
-from distlaunch.strategies.parameter_server.partition import joined, whole_path
+from distlaunch.strategies.parameter_server.partition import join_shards, whole_path
 from distlaunch.strategies.variables import host_value, optimizers_of
 
 PATCH = Patch(
@@ -51,10 +51,10 @@ def give_whole_weights(model: keras.Model) -> None:
 
 def _exchange_whole(layer: keras.Layer) -> None:
     def get_weights(self: Any) -> list[np.ndarray]:
-        return [host_value(variable) for _, variable in joined(self.weights)]
+        return [host_value(variable) for _, variable in join_shards(self.weights)]
 
     def set_weights(self: Any, weights: Sequence[Any]) -> None:
-        variables = list(joined(self.weights))
+        variables = list(join_shards(self.weights))
         if len(variables) != len(weights):
             raise ValueError(f"set_weights: got {len(weights)} arrays for the {len(variables)} weights of {self.name}")
         for (path, variable), value in zip(variables, weights, strict=True):
@@ -71,17 +71,17 @@ def _save_whole(owner: Any, own_variables: Callable[[], Sequence[Any]]) -> None:
 
     def save_own_variables(self: Any, store: Any) -> None:
         del self
-        for index, (_, variable) in enumerate(joined(own_variables())):
+        for index, (_, variable) in enumerate(join_shards(own_variables())):
             store[str(index)] = host_value(variable)
 
     def load_own_variables(self: Any, store: Any) -> None:
         # before anything is assigned: a half-loaded layer would be worse than an error
         check(self, store)
-        for index, (_, variable) in enumerate(joined(own_variables())):
+        for index, (_, variable) in enumerate(join_shards(own_variables())):
             variable.assign(store[str(index)])
 
     def check(self: Any, store: Any) -> None:
-        if len(store.keys()) != (number := len(list(joined(own_variables())))):
+        if len(store.keys()) != (number := len(list(join_shards(own_variables())))):
             raise ValueError(f"got {len(store.keys())} values for the {number} variables of {self.name}")
 
     if isinstance(owner, keras.Layer):  # also for layers that use attribute names: they count their variables, too

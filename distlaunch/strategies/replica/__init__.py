@@ -1,0 +1,1 @@
+"""The strategies with replicas in lockstep: `one_device`, `mirrored`, `multi_worker_mirrored`."""

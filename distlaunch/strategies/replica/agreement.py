@@ -30,7 +30,7 @@ def ended_anywhere(strategy: Any, ended: tf.Tensor) -> tf.Tensor:
 
 
 @tf.autograph.experimental.do_not_convert
-def counted(strategy: Any, element: Any) -> Any:
+def count_rows(strategy: Any, element: Any) -> Any:
     """Return an element of process-local rows with the `total` and `start` of the global batch of all processes.
 
     Args:
@@ -67,7 +67,7 @@ class Ballots:
         return tf.constant([vote.stop, vote.finish, save, next_steps] + [0.0] * (self.size - _VOTE), tf.float64)
 
     @tf.autograph.experimental.do_not_convert
-    def counted(self, ballot: Any, nonfinite: Any, ended: Any) -> Any:
+    def with_results(self, ballot: Any, nonfinite: Any, ended: Any) -> Any:
         """In a graph, return the ballot with this process's results of the call."""
         # the entries of the other processes stay zero, so that the sum contains each number separately
         here = tf.one_hot(self._peers.rank, self._peers.number, dtype=tf.float64)

@@ -21,6 +21,8 @@ from distlaunch.strategies.replica.sums import Replicas
 
 
 class Mirrored(StrategyDefaults):
+    """The strategy `mirrored`, on `tf.distribute.MirroredStrategy`."""
+
     kind = "mirrored"
     is_chief = True
 

@@ -26,6 +26,8 @@ _COMMUNICATION = {
 
 
 class MultiWorkerMirrored(MultiProcessStrategy):
+    """The strategy `multi_worker_mirrored`, on `tf.distribute.MultiWorkerMirroredStrategy`."""
+
     kind = "multi_worker_mirrored"
 
     def __init__(self, config: MultiWorkerMirroredConfig, task: Task, cluster: Cluster | None = None) -> None:

@@ -16,6 +16,8 @@ from distlaunch.strategies.replica.sums import Replicas
 
 
 class OneDevice(StrategyDefaults):
+    """The strategy `one_device`, without any `tf.distribute` strategy."""
+
     kind = "one_device"
     num_replicas = 1
     is_chief = True

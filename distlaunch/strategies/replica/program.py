@@ -34,7 +34,7 @@ from distlaunch.strategies.patches.keras_gradient_sums import has_sparse_gradien
 from distlaunch.strategies.patches.keras_replica_metrics import is_known_to_add_up, single_metrics, watch_updates
 from distlaunch.strategies.predictions import concatenate_batches, make_predict_call
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, ProgramDefaults, Steps, Vote
-from distlaunch.strategies.replica.agreement import Ballots, counted, ended_anywhere
+from distlaunch.strategies.replica.agreement import Ballots, count_rows, ended_anywhere
 from distlaunch.strategies.replica.share import ReplicaShare, StepKind, replica_share
 from distlaunch.strategies.replica.sums import Replicas, Sums
 from distlaunch.strategies.replica.trial import (
@@ -163,7 +163,7 @@ class ReplicaProgram(ProgramDefaults):
 
     def set_train_data(self, source: Source) -> None:
         self._iterator = iter(self._distribute(source))
-        self._ends, self._own = self._may_differ(source), source.own
+        self._ends, self._own = self._may_differ(source), source.is_process_local
 
     def _may_differ(self, source: Source) -> bool:
         """Return whether other processes may reach the end of their data at another step."""
@@ -216,7 +216,7 @@ class ReplicaProgram(ProgramDefaults):
         hooks: BatchHooks | None = None,
     ) -> Logs | None:
         # process-local rows cannot be evaluated by other processes
-        whole = self._test_kind.takes_whole_batches and not source.own
+        whole = self._test_kind.takes_whole_batches and not source.is_process_local
         if self._test_call is None:
             self._make_test_extras(iter(self._distribute(source, whole=whole)))
             self._test_call = self._make_call(
@@ -236,7 +236,7 @@ class ReplicaProgram(ProgramDefaults):
             if hooks is not None:
                 hooks.begin(at)
             ballot = self._ballots.cast(Vote(stop=should_stop()))
-            how = self._may_differ(source), source.own
+            how = self._may_differ(source), source.is_process_local
             done, votes, logs, extras, _ = self._test_call(iterator, np.int32(wanted), ballot, *how)
             if self._ballots.vote(votes).stop:
                 # all processes have the same sum of votes, so all of them return here
@@ -252,9 +252,13 @@ class ReplicaProgram(ProgramDefaults):
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
         strategy, replicas = self._strategy, self._replicas
         call = make_predict_call(strategy, self._model, replicas.peers.number)
-        agreed = tf.function(functools.partial(counted, strategy), autograph=False) if source.own else lambda one: one
+        agreed = (
+            tf.function(functools.partial(count_rows, strategy), autograph=False)
+            if source.is_process_local
+            else lambda one: one
+        )
         batches: list[Any] = []
-        for element in map(agreed, self._distribute(source)):
+        for element in map(whole, self._distribute(source)):
             ended = int(strategy.experimental_local_results(element[2])[0]) == 0  # every replica has the same total
             if replicas.peers.is_over(source, ended=ended, steps=len(batches), unknown=self._may_differ(source)):
                 break
@@ -335,7 +339,7 @@ class ReplicaProgram(ProgramDefaults):
             while done < num_steps:
                 element, waited = read_timed(lambda: next(iterator), at, totals)
                 if own:
-                    element = counted(strategy, element)
+                    element = count_rows(strategy, element)
                 ended = totals(element)[0] == 0
                 # a Python bool, so that the usual graph contains no such all-reduce
                 if ended_anywhere(strategy, ended) if may_differ else ended:
@@ -349,7 +353,7 @@ class ReplicaProgram(ProgramDefaults):
                 times = times.write(done - 1, time_row(waited, began, at, rows))
                 if stops and not (finite & sound if alone else sound):
                     break
-            summed = self._sums.collect(self._ballots.counted(ballot, nonfinite, ended), extras, whole=whole)
+            summed = self._sums.collect(self._ballots.with_results(ballot, nonfinite, ended), extras, whole=whole)
             return done, *summed, times.stack()
 
         return call

@@ -81,7 +81,7 @@ def _batches(source: Source) -> Any:
 
 def _loaded(source: Source, element: tuple[Any, ...]) -> Any:
     packed = pack(element)
-    return source.load(packed[0] if source.own else packed)
+    return source.load(packed[0] if source.is_process_local else packed)
 
 
 def synchronize_batch_norm(model: keras.Model) -> None:

@@ -114,7 +114,7 @@ class Trial:
                 shards=takes_shards(source),
                 dense=dense,
                 # process-local rows cannot be compared with the reference's whole batches
-                examples="" if source.own else checksum(source, _BATCHES_COMPARED),
+                examples="" if source.is_process_local else checksum(source, _BATCHES_COMPARED),
             )
         record.write(path)
 
