@@ -252,13 +252,13 @@ class ReplicaProgram(ProgramDefaults):
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
         strategy, replicas = self._strategy, self._replicas
         call = make_predict_call(strategy, self._model, replicas.peers.number)
-        agreed = (
+        with_counts = (
             tf.function(functools.partial(count_rows, strategy), autograph=False)
             if source.is_process_local
             else lambda one: one
         )
         batches: list[Any] = []
-        for element in map(whole, self._distribute(source)):
+        for element in map(with_counts, self._distribute(source)):
             ended = int(strategy.experimental_local_results(element[2])[0]) == 0  # every replica has the same total
             if replicas.peers.is_over(source, ended=ended, steps=len(batches), unknown=self._may_differ(source)):
                 break
