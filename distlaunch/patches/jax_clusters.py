@@ -1,7 +1,8 @@
-"""Lets `jax.distributed.initialize()` without arguments find the processes that a launcher has started.
+"""Makes `jax.distributed.initialize()` without arguments find the processes that a launcher has started.
 
-JAX takes up further clusters: subclasses of its `ClusterEnv`. Ours is made when the script imports JAX, no earlier, so
-that the script may still set what JAX reads on import.
+JAX registers further clusters: subclasses of its `ClusterEnv`. Ours is defined when the script imports JAX, not
+earlier,
+so that the script can still set what JAX reads on import.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from distlaunch.base.protocol import JAX_COORDINATOR, JAX_PROCESS, JAX_PROCESSES
 from distlaunch.patches.symbols import Patch, Symbol
 
 _HOME = "jax._src.clusters"
-"""The module that has JAX's clusters. Where a later JAX has it elsewhere, scripts pass the variables on themselves."""
+"""The module with JAX's clusters. If a later JAX moves it, scripts must pass the values themselves."""
 
 PATCH = Patch(
     symbols=(
@@ -30,14 +31,14 @@ PATCH = Patch(
         Symbol(f"{_HOME}.ClusterEnv.get_process_id", "()"),
         Symbol(f"{_HOME}.ClusterEnv._cluster_types"),
     ),
-    why="JAX reads the coordinator's address from the environment, but the number of processes and its own only from "
-    "clusters that it knows.",
+    why="JAX reads the coordinator's address from the environment, but the number of processes and the own number "
+    "only from registered clusters.",
     until="JAX reads JAX_NUM_PROCESSES and JAX_PROCESS_ID from the environment.",
 )
 
 
 def install() -> None:
-    """Waits for the script to import JAX."""
+    """Add the cluster when the script imports JAX."""
     # before Python's own finders, which would find the module first
     sys.meta_path.insert(0, _Finder())
 
@@ -48,7 +49,7 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != _HOME:
             return None
-        # before the search below, which would ask this finder again, without end
+        # removed before the search below, which would call this finder endlessly
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
@@ -57,7 +58,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads as the loader that it has taken the place of, then adds our cluster."""
+    """Loads with the original loader, then adds our cluster."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -69,7 +70,7 @@ class _Loader(Loader):
         self._loader.exec_module(module)
         try:
             PATCH.check()
-        except FrameworkError as error:  # no reason to end a script, which may give the arguments itself
+        except FrameworkError as error:  # not fatal: the script may pass the arguments itself
             print(f"distlaunch: {error}; or call jax.distributed.initialize() with arguments", file=sys.stderr)
             return
         _add_cluster(vars(module)["ClusterEnv"])
@@ -95,7 +96,7 @@ def _add_cluster(base: Any) -> None:
         def get_process_id(cls) -> int:
             return int(os.environ[JAX_PROCESS])
 
-    # the first that is there is taken: inside a Slurm job it must be ours
+    # JAX uses the first cluster that is present: inside a Slurm job it must be ours
     clusters = base._cluster_types
     # JAX's `__init_subclass__` has appended it to the end
     clusters.remove(Launched)

@@ -1,4 +1,4 @@
-"""Operations that XLA's partitioner gets wrong on some meshes, computed in ways that it gets right."""
+"""Replaces operations that XLA's partitioner computes incorrectly on some meshes."""
 
 # pyright: reportArgumentType=false
 # (JAX's functions take more than their types say)
@@ -42,16 +42,17 @@ _SCATTER = tuple(Symbol(f"{_SCATTERS}.{name}", _TAKES) for name in _NAMES)
 
 PATCH = Patch(
     symbols=(_DEFINE, _CONVOLUTION, _OF_INPUT, _OF_KERNEL, _DEFINE_JVP, _MAXIMUM, _OF_MAXIMUM, *_SCATTER),
-    why="Without a word, with Shardy and with GSPMD (JAX 0.10.2), XLA adds up the gradient of a kernel over axes of a "
-    "mesh that hold copies, of grouped convolutions on any mesh with two axes, of all where an example is split while "
-    "another axis splits nothing; gradients of maxima over overlapping windows are wrong where examples are split; and "
-    "updates of a scatter count several times on meshes with two axes if an axis does not divide them.",
-    until="test_partitioning.py finds JAX's own operations right on its meshes.",
+    why="Without any error, with Shardy and with GSPMD (JAX 0.10.2), XLA adds up the gradient of a kernel over mesh "
+    "axes that hold copies: of grouped convolutions on any mesh with two axes, and of all convolutions if one axis "
+    "splits an example and another axis splits nothing. Gradients of maxima over overlapping windows are wrong if "
+    "examples are split. Updates of a scatter count several times on meshes with two axes if an axis does not divide "
+    "them.",
+    until="test_partitioning.py finds JAX's own operations correct on its meshes.",
 )
 
 
 class Kernels(Enum):
-    """The convolutions whose gradients do without XLA's partitioning of convolutions."""
+    """The convolutions whose kernel gradients avoid XLA's partitioning of convolutions."""
 
     NONE = 0
     GROUPED = 1
@@ -60,12 +61,12 @@ class Kernels(Enum):
 
 @dataclass(frozen=True)
 class Uncertain:
-    """What XLA gets wrong on a mesh.
+    """Operations that XLA may compute incorrectly on a mesh.
 
     Attributes:
         kernels: convolutions, in the gradients of their kernels.
         windows: gradients of maxima over overlapping windows.
-        scatters: the mesh on which updates that an axis does not divide count several times; None: they do not.
+        scatters: the mesh on which updates that an axis does not divide count several times; None if they do not.
     """
 
     kernels: Kernels = Kernels.NONE
@@ -79,7 +80,7 @@ _uncertain: ContextVar[Uncertain] = ContextVar("uncertain", default=_NOTHING)
 
 @contextlib.contextmanager
 def computed_exactly(uncertain: Uncertain) -> Iterator[None]:
-    """Within it, these operations are traced in other ways."""
+    """Trace these operations in other ways in this context."""
     if uncertain != _NOTHING:
         _install()
     token = _uncertain.set(uncertain)
@@ -120,7 +121,7 @@ def _with_whole_updates(scatter: Callable[..., Any]) -> Callable[..., Any]:
     def scattered(operand: Any, scatter_indices: Any, updates: Any, *args: Any, **kwargs: Any) -> Any:
         mesh = _uncertain.get().scatters
         if mesh is not None:
-            # whole in each dimension that an axis may have cut unevenly, and as it lies in the others
+            # whole in each dimension that an axis may have split unevenly, and unconstrained in the others
             sizes = [size for size in mesh.shape.values() if size > 1]
             free = PartitionSpec.UNCONSTRAINED
             spec = [free if all(number % size == 0 for size in sizes) else None for number in np.shape(updates)]
@@ -131,12 +132,12 @@ def _with_whole_updates(scatter: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tangents_at_maxima(g: Any, operand: Any, options: dict[str, Any]) -> Any:
-    """The tangents at the places of the maxima of windows; of equal values the first counts, as in XLA.
+    """Return the tangents at the maxima of windows; the first of equal values counts, as in XLA.
 
     Args:
         g: tangents of the operand.
         operand: values.
-        options: of the reduction.
+        options: options of the reduction.
     """
     strides, apart = options["window_strides"], options["window_dilation"]
     pads = [(low, high, by - 1) for (low, high), by in zip(options["padding"], options["base_dilation"], strict=True)]
@@ -157,16 +158,17 @@ def _tangents_at_maxima(g: Any, operand: Any, options: dict[str, Any]) -> Any:
 
 
 def _sum_over_places(g: Any, lhs: Any, kernel: Any, options: dict[str, Any]) -> Any:
-    """The gradient of a kernel, one matrix product for each of its places.
+    """Return the gradient of a kernel, with one matrix product for each position of the kernel.
 
-    A kernel's value at a place is multiplied with the inputs that are at this distance from each output: a strided
-    slice of the padded input.
+    The kernel's value at a position is multiplied with the inputs at that distance from each output, which are a
+    strided slice
+    of the padded input.
 
     Args:
         g: gradient of the outputs.
         lhs: the inputs.
-        kernel: shape and type of the kernel.
-        options: of the convolution.
+        kernel: shape and dtype of the kernel.
+        options: options of the convolution.
     """
     inputs_at, kernel_at, outputs_at = options["dimension_numbers"]
     strides, groups = options["window_strides"], options["feature_group_count"]
@@ -196,5 +198,5 @@ def _sum_over_places(g: Any, lhs: Any, kernel: Any, options: dict[str, Any]) -> 
 
 
 def _channels_last(spec: Sequence[int]) -> tuple[int, ...]:
-    """The dimensions of an array by a specification: rows, places, channels."""
+    """Return the permutation of a specification's dimensions to rows, positions, channels."""
     return (spec[0], *spec[2:], spec[1])

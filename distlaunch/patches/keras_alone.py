@@ -1,4 +1,4 @@
-"""Takes a model out of its `tf.distribute` strategy for a while, and gives its methods a context."""
+"""Takes a model out of its `tf.distribute` strategy temporarily, and runs its methods in a context."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ PATCH = Patch(
         Symbol("keras.Model.make_predict_function", "(self, force=False)"),
         Symbol("keras.Model.make_test_function", "(self, force=False)"),
     ),
-    why="A model predicts and evaluates with the strategy that it was made under, in all of its processes, but a "
-    "callback of one process does so alone.",
-    until="Keras lets a model predict without the strategy that it was made under.",
+    why="A model predicts and evaluates with the strategy that it was created under, in all of its processes, but a "
+    "callback does so in one process.",
+    until="Keras lets a model predict without the strategy that it was created under.",
 )
 
 _STRATEGY = "_distribute_strategy"
 _TRACED = ("predict_function", "test_function")
 Functions = dict[tuple[int, str], Any]
-"""Traced functions of a model and the models within it, by their identity and the attribute's name."""
+"""Traced functions of a model and its submodels, by their `id` and the attribute's name."""
 
 
 @contextmanager
 def alone(model: keras.Model, functions: Functions) -> Iterator[None]:
-    """Within it, a model and the models within it compute without a strategy.
+    """Make a model and its submodels compute without a strategy, in this context.
 
     Args:
-        functions: what was traced in earlier ones, and takes what is traced in this one.
+        functions: functions traced in earlier contexts; those traced in this one are added.
     """
     PATCH.check()
     before = []
@@ -52,10 +52,10 @@ def alone(model: keras.Model, functions: Functions) -> Iterator[None]:
 
 
 @contextmanager
-def calling_within(
+def call_methods_within(
     model: keras.Model, methods: Iterable[str], context: Callable[[], AbstractContextManager[None]]
 ) -> Iterator[None]:
-    """Within it, these methods of a model and the models within it run in a context."""
+    """Run these methods of a model and its submodels in a context, while this one is active."""
     models, methods = list(_models(model)), list(methods)
 
     def wrapped(method: Callable[..., Any]) -> Callable[..., Any]:

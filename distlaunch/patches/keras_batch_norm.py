@@ -1,4 +1,4 @@
-"""Lets `BatchNormalization(synchronized=True)` be made on JAX."""
+"""Makes `BatchNormalization(synchronized=True)` possible on JAX."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from distlaunch.patches.symbols import Patch, Symbol
 
 PATCH = Patch(
     symbols=(Symbol("keras.layers.BatchNormalization.__init__", "(self, ..., synchronized=False, ...)"),),
-    why="Keras refuses `synchronized=True` on JAX, where a mesh has no other statistics than those of the whole batch.",
+    why="Keras refuses `synchronized=True` on JAX, although a mesh always uses the statistics of the whole batch.",
     until="Keras accepts it on JAX.",
 )
 
 
 @contextlib.contextmanager
-def synchronized_accepted() -> Iterator[None]:
-    """Within it, `BatchNormalization(synchronized=True)` is accepted: a mesh has no other statistics."""
+def accept_synchronized() -> Iterator[None]:
+    """Accept `BatchNormalization(synchronized=True)` in this context: a mesh has no other statistics."""
     PATCH.check()
     cls = keras.layers.BatchNormalization
     original = cls.__init__

@@ -1,7 +1,8 @@
-"""Lets optimizers branch between replicas: accumulated gradients, averages that overwrite weights.
+"""Makes conditional updates of optimizers work across replicas: accumulated gradients, averages that overwrite weights.
 
-Replicas meet first and take the branch together, as in Keras's own LossScaleOptimizer. Gradients are summed before (see
-`keras_gradient_sums`), so accumulators hold those of the global batch in each replica.
+Replicas synchronize first and take the branch together, as in Keras's own LossScaleOptimizer. Gradients are summed
+before
+(see `keras_gradient_sums`), so accumulators in each replica hold those of the global batch.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportFunctionMemberAccess=false
@@ -27,24 +28,24 @@ PATCH = Patch(
             "keras.optimizers.Optimizer._overwrite_model_variables_with_average_value", "(self, trainable_variables)"
         ),
     ),
-    why="Keras puts the update into a branch of `ops.cond` within each replica, where replicas cannot meet, as they "
-    "must to update a variable.",
+    why="Keras puts the update into a branch of `ops.cond` within each replica, where replicas cannot synchronize, "
+    "which an update of a variable requires.",
     until="Keras takes these branches across replicas, as it does for loss scaling.",
 )
 
 BRANCHES = ("gradient_accumulation_steps", "ema_overwrite_frequency")
-"""Options of Keras's optimizers that are something to do in some steps only."""
-_local = threading.local()  # replicas are traced in threads of their own
+"""Options of Keras's optimizers that cause actions in some steps only."""
+_local = threading.local()  # each replica is traced in a separate thread
 
 
 def branch_together(optimizer: keras.optimizers.Optimizer) -> None:
-    """Lets an optimizer under a strategy with replicas do what it does now and then."""
+    """Make an optimizer's conditional updates work under a strategy with replicas."""
     if not any(getattr(optimizer, option, None) for option in BRANCHES) or hasattr(optimizer, "_distlaunch_branches"):
         return
     PATCH.check()
     _install()
     optimizer._distlaunch_branches = True
-    # of the class: `sum_gradients_first` wraps what is put on the object here
+    # from the class: `sum_gradients_first` wraps the method that is set on the object here
     apply, overwrite = type(optimizer).apply, type(optimizer)._overwrite_model_variables_with_average_value
 
     def apply_together(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
@@ -52,7 +53,7 @@ def branch_together(optimizer: keras.optimizers.Optimizer) -> None:
         try:
             return apply(self, grads, trainable_variables)
         finally:
-            # the user's own `ops.cond`, outside of the update, keeps Keras's
+            # the user's own `ops.cond`, outside of the update, must use Keras's
             _local.applying = False
 
     def overwrite_together(self: Any, variables: Any) -> None:
@@ -69,7 +70,7 @@ def branch_together(optimizer: keras.optimizers.Optimizer) -> None:
 
 @functools.cache
 def _install() -> None:
-    """Replaces Keras's condition within `apply`; does nothing the second time."""
+    """Replace Keras's condition within `apply`; a second call does nothing."""
     ops = internal("keras.src.ops")
     branch = ops.cond
 
@@ -82,10 +83,10 @@ def _install() -> None:
 
 
 def _branch_across(strategy: Any, pred: Any, true_fn: Any, false_fn: Any) -> None:
-    """Each replica's own functions, but one decision: the counter that it depends on is the same in all."""
+    """Run each replica's own functions with one decision: its counter is the same in all replicas."""
 
     def run(functions: Any) -> Callable[[], None]:
         return lambda: strategy.extended.call_for_each_replica(lambda function: function(), args=(functions,))
 
-    # one predicate for all: a branch in which replicas meet must be taken by all of them
+    # one predicate for all: a branch in which replicas synchronize must be taken by all of them
     tf.cond(strategy.experimental_local_results(pred)[0], run(true_fn), run(false_fn))

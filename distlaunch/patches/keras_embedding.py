@@ -1,4 +1,4 @@
-"""Lets an Embedding layer look its rows up in another way than by its one table."""
+"""Makes an Embedding layer look up rows elsewhere than in its own table."""
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 # (what pyright infers of Keras's classes is often wrong)
@@ -14,23 +14,23 @@ from distlaunch.patches.symbols import Patch, Symbol
 
 PATCH = Patch(
     symbols=(Symbol("keras.layers.Embedding.call", "(self, inputs)"),),
-    why="Keras gathers rows from one tensor; a table that is split over parameter servers would be joined for it.",
-    until="Keras looks embeddings up in tables that are split.",
+    why="Keras gathers rows from one tensor, so a table that is split over parameter servers would be joined first.",
+    until="Keras looks up embeddings in split tables.",
 )
 
 
 def look_up_by(layer: keras.layers.Embedding, lookup: Callable[[Any], Any], check: Callable[[Any], None]) -> None:
-    """Replaces the layer's call.
+    """Replace the layer's call.
 
     Args:
-        lookup: ids to rows.
-        check: called with the layer before each look-up; raises if it cannot be done so.
+        lookup: maps ids to rows.
+        check: called with the layer before each lookup; raises an error if `lookup` cannot be used.
     """
     PATCH.check()
 
     def call(self: Any, inputs: Any) -> Any:
         check(self)
-        # as Keras's own call does
+        # like Keras's own call
         ids = keras.ops.cast(inputs, "int32") if inputs.dtype not in ("int32", "int64") else inputs
         return keras.ops.cast(lookup(ids), self.compute_dtype)
 

@@ -1,7 +1,7 @@
-"""Lets Keras's optimizers for TensorFlow update values in a stateless scope, as they can on other backends.
+"""Makes Keras's optimizers for TensorFlow update values in a stateless scope, as on other backends.
 
-They get the methods of other backends. Where they do something on a condition (accumulated gradients, averages that
-overwrite weights, loss scaling), both branches are computed, and their values selected.
+They get the methods of other backends. For conditional actions (accumulated gradients, averages that overwrite weights,
+loss scaling), both branches are computed, and their values selected.
 """
 
 # pyright: reportArgumentType=false
@@ -49,14 +49,14 @@ PATCH = Patch(
         Symbol("keras.StatelessScope.add_update", "(self, update)"),
         Symbol("keras.StatelessScope.get_current_value", "(self, variable)"),
     ),
-    why="Keras's optimizers for TensorFlow read back what they assign, which DTensor gets wrong; and no assignment in "
-    "a branch of `ops.cond` reaches a stateless scope.",
+    why="Keras's optimizers for TensorFlow read variables after assigning them, which DTensor does incorrectly; and "
+    "assignments in a branch of `ops.cond` do not reach a stateless scope.",
     until="Keras's stateless_apply works on TensorFlow with every option of every optimizer.",
 )
 
 
 def make_functional(optimizer: Any) -> None:
-    """Lets a Keras optimizer for TensorFlow update tensors in a stateless scope, as it can on other backends."""
+    """Make a Keras optimizer for TensorFlow update tensors in a stateless scope, as on other backends."""
     PATCH.check()
     cls = type(optimizer)
 
@@ -64,7 +64,7 @@ def make_functional(optimizer: Any) -> None:
         with _selecting_instead_of_branching():
             return cls.apply(self, grads, trainable_variables)
 
-    # the class keeps its name, which messages and saved configs show
+    # the class keeps its name, which appears in messages and saved configs
     optimizer.__class__ = type(cls.__name__, (cls, _neutral()), {"apply": apply})
     private(optimizer, "_trainable_variables_indices")
     # `_var_key` of the base class is `id(variable)`, that of TensorFlow's class is not, and the optimizer was built
@@ -83,13 +83,16 @@ def make_functional(optimizer: Any) -> None:
 
 @functools.cache
 def _neutral() -> type:
-    """Between an optimizer's own class, which may call its super's method, and Keras's class for TensorFlow."""
+    """Return a class to insert between an optimizer's class and Keras's class for TensorFlow.
+
+    The optimizer's class may call its methods with `super()`.
+    """
     methods = vars(internal(_BASE))
     return type("_Neutral", (internal(_ON_TENSORFLOW),), {name: methods[name] for name in _NEUTRAL})
 
 
 class _Branch(keras.StatelessScope):
-    """What one branch assigns, over the values of the scope around it."""
+    """Scope for the assignments of one branch, on top of the values of the enclosing scope."""
 
     def __init__(self, around: Any) -> None:
         super().__init__()
@@ -109,8 +112,8 @@ class _Branch(keras.StatelessScope):
 def _selecting_instead_of_branching() -> Iterator[None]:
     ops = internal("keras.src.ops")
     branching = ops.cond
-    # the inner optimizer of a LossScaleOptimizer comes here again; outside a scope values are assigned for real, and
-    # Keras's branch is right
+    # nested calls come from the inner optimizer of a LossScaleOptimizer; outside a scope, variables are really
+    # assigned, and Keras's branch is correct
     if branching is _select or not _IN_SCOPE.get()():
         yield
         return
@@ -122,7 +125,7 @@ def _selecting_instead_of_branching() -> Iterator[None]:
 
 
 def _select(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
-    """As `ops.cond`, of functions that may assign variables; both are computed."""
+    """Replace `ops.cond` for functions that may assign variables; both functions are computed."""
     scope: Any = _GET_SCOPE.get()()
     taken, results = [], []
     for function in (true_fn, false_fn):
@@ -131,12 +134,12 @@ def _select(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) 
         taken.append(branch)
     for variable in {**taken[0].assigned, **taken[1].assigned}.values():
         values = [tf.cast(branch.get_current_value(variable), variable.dtype) for branch in taken]
-        # what only one branch assigns keeps its old value in the other: `get_current_value` falls back on the scope
-        # around
+        # a variable that only one branch assigns keeps its old value in the other: `get_current_value` falls back on
+        # the enclosing scope
         scope.add_update((variable, _where(pred, *values)))
     return None if results[0] is None else keras.tree.map_structure(lambda *pair: _where(pred, *pair), *results)
 
 
 def _where(pred: Any, true: Any, false: Any) -> tf.Tensor:
-    # of the same shape: DTensor's compiler crashes on a scalar beside a split tensor
+    # with the same shape: DTensor's compiler crashes on a scalar combined with a split tensor
     return tf.where(tf.broadcast_to(pred, tf.shape(true)), true, false)

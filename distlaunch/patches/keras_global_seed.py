@@ -1,4 +1,4 @@
-"""Makes draws without a seed, from Keras's global generator, work within the steps of replicas."""
+"""Makes random numbers without a seed, from Keras's global generator, work within the steps of replicas."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _GET = Symbol(f"{_HOME}.global_seed_generator", "()")
 
 PATCH = Patch(
     symbols=(_GET,),
-    why="Keras makes its global generator where it is first asked for, which cannot be within a traced step, and keeps "
-    "one for each thread; replicas are traced in threads of their own.",
-    until="Keras keeps one global generator in a process, and makes it before a step is traced.",
+    why="Keras creates its global generator at its first use, which is impossible within a traced step, and keeps one "
+    "per thread; each replica is traced in a separate thread.",
+    until="Keras keeps one global generator per process, and creates it before a step is traced.",
 )
 
 _shared: dict[str, keras.random.SeedGenerator] = {}
 
 
 def share_generator(model: keras.Model) -> None:
-    """Make the global generator in the present scope, and let all threads of a strategy use it.
+    """Create the global generator in the current scope, and let all threads of a strategy use it.
 
     Args:
-        model: its state includes that of the generator from here on, so that a resumed run draws on.
+        model: its state includes the generator's from here on, so that a resumed run continues the sequence.
     """
     PATCH.check()
     _install()
@@ -36,7 +36,7 @@ def share_generator(model: keras.Model) -> None:
     if any(known is generator for known in generators):
         return
     was_locked = tracker.locked
-    tracker.unlock()  # a model that is built takes no new state
+    tracker.unlock()  # a built model accepts no new state
     generators.append(generator)
     if was_locked:
         tracker.lock()

@@ -1,4 +1,4 @@
-"""Lets a functional step average the losses of single outputs over batches, as Keras does on TensorFlow."""
+"""Makes a functional step average the losses of single outputs over batches, as Keras does on TensorFlow."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from distlaunch.patches.symbols import Patch, Symbol
 
 PATCH = Patch(
     symbols=(Symbol("keras.metrics.Mean.update_state", "(self, values, sample_weight=None)"),),
-    why="On TensorFlow Keras does not know a batch's number of rows where it tracks these losses, and averages them "
+    why="On TensorFlow, Keras does not know a batch's number of rows when it tracks these losses, and averages them "
     "over batches; in a functional step it does know it, and would weight them.",
     until="Keras weights these losses by rows on every backend, or on none.",
 )
 
 
 def average_over_batches(model: keras.Model) -> None:
-    """From here on each batch counts the same in the losses of the model's single outputs."""
+    """Give each batch the same weight in the tracked losses of the model's single outputs."""
     PATCH.check()
-    # a model of one output has none, and one without a compiled loss neither
+    # a model with one output, or without a compiled loss, has none
     for tracker in getattr(compiled_loss(model), "metrics", ()):
         tracker.update_state = functools.partial(_unweighted, tracker.update_state)
 

@@ -1,4 +1,4 @@
-"""Puts a class of overrides between one object of Keras and its class."""
+"""Inserts a class of overrides between a Keras object and its class."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ PATCH = Patch(
         Symbol("keras.optimizers.Optimizer.apply", "(self, grads, trainable_variables=None)"),
         Symbol("keras.optimizers.Optimizer.stateless_apply", "(self, optimizer_variables, grads, trainable_variables)"),
     ),
-    why="`verify` records what the layers and optimizers of the user's own model compute, and switches single layers "
-    "out of training, without a change to the model.",
+    why="`verify` records the results of layers and optimizers in the user's model, and switches training off for "
+    "single layers, without changing the model.",
     until="Keras calls hooks around a layer's call and an optimizer's update.",
 )
 
 
-def between(part: Any, base: type) -> None:
-    """Puts a class between an object and its class; what it is called stays."""
+def insert_class(part: Any, base: type) -> None:
+    """Insert a class between an object and its class; the class keeps its name."""
     PATCH.check()
     cls = type(part)
     part.__class__ = type(cls.__name__, (base, cls), {"__module__": cls.__module__})

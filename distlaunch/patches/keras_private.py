@@ -1,6 +1,6 @@
-"""Private parts of Keras that distlaunch reads or sets, each behind a function with a name.
+"""Private parts of Keras that distlaunch reads or sets, each behind a named function.
 
-Attributes of objects exist only when there is an object, so these are checked where they are used.
+Attributes of objects exist only if there is an object, so they are checked where they are used.
 """
 
 # pyright: reportArgumentType=false
@@ -26,8 +26,8 @@ _SET_MASK = Symbol("keras.src.backend.common.masking.set_keras_mask", "(x, mask)
 
 PATCH = Patch(
     symbols=(_FLATTEN, _FUNCTIONAL, _COMPUTE_LOSS, _GET_STATE, _SET_STATE, _GET_MASK, _SET_MASK),
-    why="Strategies place, split and name variables, and a functional step needs what Keras's own trainers know of a "
-    "compiled model; Keras offers no public way to either.",
+    why="Strategies place, split and name variables, and a functional step needs parts of a compiled model that only "
+    "Keras's own trainers use; neither is public.",
     until="Keras makes public: the layers within a layer, a variable's value and path, the compiled losses and metrics "
     "as objects, and the global dtype policy without its default.",
 )
@@ -37,63 +37,66 @@ PATCH = Patch(
 
 
 def layers_of(layer: keras.Layer) -> list[Any]:
-    """A layer or model and all layers within it."""
+    """Return a layer or model and all layers within it."""
     _FLATTEN.get()
     return layer._flatten_layers()
 
 
 def layers_directly_in(layer: keras.Layer) -> list[Any]:
-    """The layers that a layer holds as attributes, without those within them."""
+    """Return the layers that a layer holds as attributes, without nested ones."""
     return private(layer, "_layers")
 
 
 def trainable_list(layer: keras.Layer) -> list[Any]:
-    """A layer's own list of its own trainable variables; what is changed in it changes the layer."""
+    """Return a layer's own list of its own trainable variables; changes to it change the layer."""
     return private(layer, "_trainable_variables")
 
 
 def other_list(layer: keras.Layer) -> list[Any]:
-    """The same of its own other variables, without random seeds and metrics."""
+    """Return a layer's own list of its own other variables, without random seeds and metrics."""
     return private(layer, "_non_trainable_variables")
 
 
 def other_paths(part: Any) -> list[str]:
-    """Paths of the variables of `other_list`; empty for a part that is not a layer."""
+    """Return the paths of the variables of `other_list`; empty for a part that is not a layer."""
     return [variable.path for variable in vars(part).get("_non_trainable_variables", ())]
 
 
 def has_seed_generators(layer: keras.Layer) -> bool:
-    """Whether a layer draws random numbers by generators in lists of its own."""
+    """Return whether a layer draws random numbers with generators in lists of its own."""
     return bool(getattr(layer, "_seed_generators", None))
 
 
 def embedding_table(layer: keras.layers.Embedding) -> Any:
-    """The variable as it was created; under LoRA and quantisation `embeddings` is computed. None: not built."""
+    """Return the variable as it was created, or None if the layer is not built.
+
+    With LoRA or quantization, `embeddings` is computed.
+    """
     return getattr(layer, "_embeddings", None)
 
 
 def attention_inputs(layer: keras.layers.MultiHeadAttention) -> tuple[Any, Any, Any]:
-    """The layers that project query, key and value."""
+    """Return the layers that project query, key and value."""
     return private(layer, "_query_dense"), private(layer, "_key_dense"), private(layer, "_value_dense")
 
 
 def attention_output(layer: keras.layers.MultiHeadAttention) -> Any:
-    """The layer that joins the heads."""
+    """Return the layer that joins the heads."""
     return private(layer, "_output_dense")
 
 
 def is_functional(layer: Any) -> bool:
-    """Whether a model is a graph of layers; `keras.Model` is the public name of every kind of model."""
+    """Return whether a model is a graph of layers; `keras.Model` is the public name of every kind of model."""
     return isinstance(layer, _FUNCTIONAL.get())
 
 
 def origin_of(tensor: Any) -> Any:
-    """The layer that a symbolic tensor comes from; None if it is unknown."""
+    """Return the layer that a symbolic tensor comes from, or None if it is unknown."""
     return getattr(getattr(tensor, "_keras_history", None), "operation", None)
 
 
 def call_takes_training(model: keras.Model) -> bool:
-    """Whether the model's `call` has an argument `training`."""
+    """Return whether the model's `call` has an argument `training`."""
     return private(model, "_call_has_training_arg")
 
 
@@ -101,17 +104,17 @@ def call_takes_training(model: keras.Model) -> bool:
 
 
 def compiled_loss(model: keras.Model) -> Any:
-    """The losses that the model was compiled with; None if there are none."""
+    """Return the losses that the model was compiled with, or None."""
     return private(model, "_compile_loss")
 
 
 def compiled_metrics(model: keras.Model) -> Any:
-    """The metrics that the model was compiled with; None if there are none."""
+    """Return the metrics that the model was compiled with, or None."""
     return private(model, "_compile_metrics")
 
 
 def compiled_with(model: keras.Model) -> dict[str, Any]:
-    """The arguments of `compile` that a compiled model was given, as far as they are not Keras's own defaults."""
+    """Return the arguments of `compile` that a compiled model got, without those equal to Keras's defaults."""
     loss, metrics = compiled_loss(model), compiled_metrics(model)
     given = {
         "optimizer": model.optimizer,
@@ -126,17 +129,17 @@ def compiled_with(model: keras.Model) -> dict[str, Any]:
 
 
 def loss_tracker(model: keras.Model) -> Any:
-    """The metric `loss`."""
+    """Return the metric `loss`."""
     return private(model, "_loss_tracker")
 
 
 def compute_loss_takes_training(model: keras.Model) -> bool:
-    """Whether the model's own `compute_loss` has an argument `training`."""
+    """Return whether the model's own `compute_loss` has an argument `training`."""
     return private(model, "_compute_loss_has_training_arg")
 
 
 def compute_loss(model: keras.Model, x: Any, y: Any, predictions: Any, sample_weight: Any, *, training: bool) -> Any:
-    """As the model's `compute_loss`, which may be the user's and have no argument `training`."""
+    """Call the model's `compute_loss`, which may be the user's and lack the argument `training`."""
     _COMPUTE_LOSS.get()
     return model._compute_loss(x, y, predictions, sample_weight, training=training)
 
@@ -145,24 +148,24 @@ def compute_loss(model: keras.Model, x: Any, y: Any, predictions: Any, sample_we
 
 
 def value_of(variable: Any) -> Any:
-    """What a variable holds, as it lies there; `variable.value` may be cast or taken from a scope."""
+    """Return a variable's value in place; `variable.value` may be cast or taken from a scope."""
     return private(variable, "_value")
 
 
 def put_value(variable: Any, value: Any) -> None:
-    """Lets a variable hold something else that acts as its value."""
+    """Set the object that acts as a variable's value."""
     private(variable, "_value")
     variable._value = value
 
 
 def put_path(variable: Any, path: str) -> None:
-    """Names a variable whatever scope it was made in."""
+    """Set the path of a variable, whatever scope it was created in."""
     private(variable, "_path")
     variable._path = path
 
 
 def take_autocast(variable: Any, of: Any) -> None:
-    """Lets a variable be cast, or not, as another one is."""
+    """Copy the autocast setting of another variable."""
     private(variable, "_autocast")
     variable._autocast = private(of, "_autocast")
 
@@ -171,17 +174,17 @@ def take_autocast(variable: Any, of: Any) -> None:
 
 
 def optimized(optimizer: Any) -> Sequence[Any]:
-    """The variables that an optimizer was built for."""
+    """Return the variables that an optimizer was built for."""
     return private(optimizer, "_trainable_variables")
 
 
 def learning_rate_of(optimizer: Any) -> Any:
-    """A variable, a schedule, or a function; `learning_rate` computes the value of the moment."""
+    """Return the variable, schedule or function; `learning_rate` would be its current value."""
     return private(optimizer, "_learning_rate")
 
 
 def raw_counter(optimizer: Any) -> Any:
-    """The variable that counts every step; `iterations` counts updates, which are fewer with accumulated gradients."""
+    """Return the variable that counts every step; with accumulated gradients, `iterations` counts fewer updates."""
     return private(optimizer, "_iterations")
 
 
@@ -189,18 +192,18 @@ def raw_counter(optimizer: Any) -> Any:
 
 
 def current_dtype_policy() -> Any:
-    """The dtype policy that was set; None: none, where `keras.config.dtype_policy` would fix one by asking."""
+    """Return the dtype policy that was set, or None; `keras.config.dtype_policy` would set a default."""
     return _GET_STATE.get()("dtype_policy")
 
 
 def put_dtype_policy(policy: Any) -> None:
-    """Sets what `current_dtype_policy` gave."""
+    """Restore the result of `current_dtype_policy`."""
     _SET_STATE.get()("dtype_policy", policy)
 
 
 def restart_names() -> None:
-    """Automatic names of layers count from the beginning; `keras.backend.clear_session` would also drop seeds."""
-    # Keras makes a new counter where it finds None
+    """Restart the automatic names of layers; `keras.backend.clear_session` would also drop seeds."""
+    # Keras creates a new counter if it finds None
     _SET_STATE.get()("object_name_uids", None)
 
 
@@ -208,10 +211,10 @@ def restart_names() -> None:
 
 
 def mask_of(tensor: Any) -> Any:
-    """The mask that a layer has put on its output; None if there is none."""
+    """Return the mask that a layer has put on its output, or None."""
     return _GET_MASK.get()(tensor)
 
 
 def put_mask(tensor: Any, mask: Any) -> None:
-    """Puts a mask on a tensor."""
+    """Put a mask on a tensor."""
     _SET_MASK.get()(tensor, mask)

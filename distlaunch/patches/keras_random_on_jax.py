@@ -1,4 +1,4 @@
-"""Lets Keras's random numbers on JAX, those of its layers and initializers, be drawn otherwise for a while."""
+"""Replaces Keras's random numbers on JAX, those of layers and initializers, temporarily."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ PATCH = Patch(
 
 
 @contextlib.contextmanager
-def drawn_by(on_host: Mapping[str, Draw], in_step: Mapping[str, Draw]) -> Iterator[None]:
-    """Within it, other functions draw, by the names of Keras's; they get the seed's state as their first argument.
+def draw_with(on_host: Mapping[str, Draw], in_step: Mapping[str, Draw]) -> Iterator[None]:
+    """Draw random numbers with other functions in this context; their first argument is the seed's state.
 
     Args:
-        on_host: for values that are wanted now.
-        in_step: for values in a traced function; None as their result: Keras draws.
+        on_host: functions for immediate values, by the names of Keras's functions.
+        in_step: functions for values in a traced function; if the result is None, Keras draws.
     """
     PATCH.check()
     keras_random = internal(_HOME)
@@ -51,7 +51,7 @@ def drawn_by(on_host: Mapping[str, Draw], in_step: Mapping[str, Draw]) -> Iterat
 
 def _instead_of(original: Draw, on_host: Draw | None, in_step: Draw | None) -> Draw:
     def drawn(*args: Any, seed: Any = None, **kwargs: Any) -> Any:
-        # once: each call moves a SeedGenerator on, and Keras's function must get the same seed then
+        # only once: each call advances a SeedGenerator, and Keras's function must get the same seed
         given = _DRAW_SEED.get()(seed)
         # a traced seed has no value yet, so the host cannot draw with it
         draw = in_step if isinstance(given, jax.core.Tracer) else on_host

@@ -1,4 +1,4 @@
-"""Lets an optimizer's slots be made in another scope than its other variables."""
+"""Creates an optimizer's slots in another scope than its other variables."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ PATCH = Patch(
             "(self, reference_variable, name=None, initializer='zeros')",
         ),
     ),
-    why="Keras does not say which variable a slot belongs to, so parameter servers would hold it anywhere, "
-    "far from where the update is computed.",
-    until="Keras places slots beside their variables.",
+    why="Keras does not tell which variable a slot belongs to, so it could be on another parameter server than the one "
+    "that computes the update.",
+    until="Keras places slots on the devices of their variables.",
 )
 
 
 def make_slots_in(
     optimizer: Any, scope: Callable[[Any], AbstractContextManager[Any]], made: Callable[[Any, Any], None]
 ) -> None:
-    """From here on the optimizer makes slots so.
+    """Create the slots of the optimizer in other scopes from here on.
 
     Args:
-        scope: given the variable that a slot is for; the slot is made within it.
+        scope: returns the scope of a slot; gets the variable that the slot belongs to.
         made: called with each variable and its new slot.
     """
     PATCH.check()
-    # of the class, since the object's own is replaced below
+    # from the class, since the object's own is replaced below
     add = type(optimizer).add_variable_from_reference
 
     def add_in_scope(self: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Records of what distlaunch depends on inside the frameworks, and the check that an installed version has it."""
+"""Records of framework internals that distlaunch depends on, and the check that an installed version has them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,19 @@ class Symbol:
 
     Attributes:
         path: such as `keras.src.ops.cond`.
-        parameters: as `inspect.signature` prints them without types, `...` for any others; None: not a function, so it
-            only has to exist.
+        parameters: parameters as `inspect.signature` prints them without types, with `...` for any others; None if the
+            part is not a function and only has to exist.
     """
 
     path: str
     parameters: str | None = None
 
     def get(self) -> Any:
-        """The part itself, as it was when it was first asked for. Raises FrameworkError if it does not fit."""
+        """Return the part itself, as it was at the first request.
+
+        Raises:
+            FrameworkError: it does not fit.
+        """
         return _checked(self)
 
 
@@ -38,7 +42,7 @@ class Patch:
     Attributes:
         symbols: what it replaces, overrides or calls.
         why: what is wrong or missing without it.
-        until: what would make it needless.
+        until: what would make it unnecessary.
     """
 
     symbols: tuple[Symbol, ...]
@@ -46,17 +50,21 @@ class Patch:
     until: str
 
     def check(self) -> None:
-        """Raises FrameworkError if the installed version does not fit. To be called before anything is replaced."""
+        """Check the symbols. Call it before anything is replaced.
+
+        Raises:
+            FrameworkError: the installed version does not fit.
+        """
         for symbol in self.symbols:
             symbol.get()
 
 
-@functools.cache  # it must be looked at before it is replaced
+@functools.cache  # a part must be checked before it is replaced
 def _checked(symbol: Symbol) -> Any:
     found = internal(symbol.path)
     if symbol.parameters is not None:
         given = _parameters_of(found)
-        # a class, a constant, or a function of C without a signature
+        # a class, a constant, or a C function without a signature
         if given is None:
             raise _unfit(symbol.path, "is not a function")
         if not _fit(given, symbol.parameters):
@@ -72,7 +80,7 @@ def _fit(given: str, expected: str) -> bool:
 
 
 def internal(path: str) -> Any:
-    """A module of a framework, or a part of one. Modules that are private are imported by this alone.
+    """Return a module of a framework, or a part of one. Private modules are only imported by this function.
 
     Raises:
         FrameworkError: the installed version has no such part.
@@ -85,29 +93,33 @@ def internal(path: str) -> Any:
             found = getattr(found, name)
         except AttributeError:
             if not inspect.ismodule(found):
-                raise _unfit(path, "is not there") from None
+                raise _unfit(path, "does not exist") from None
             try:
                 found = importlib.import_module(at)
             except ImportError:
-                raise _unfit(path, "is not there") from None
+                raise _unfit(path, "does not exist") from None
     return found
 
 
 def private(owner: Any, name: str) -> Any:
-    """A private attribute of an object of a framework. Raises FrameworkError if this version has no such attribute."""
+    """Return a private attribute of a framework's object.
+
+    Raises:
+        FrameworkError: this version has no such attribute.
+    """
     try:
         return getattr(owner, name)
     except AttributeError:
-        # the class may be the user's
+        # the class may be a user's
         homes = (f"{cls.__module__}.{cls.__qualname__}" for cls in type(owner).__mro__)
         home = next((home for home in homes if home.partition(".")[0] in TESTED), None)
         if home is None:
             raise
-        raise _unfit(f"{home}.{name}", "is not there") from None
+        raise _unfit(f"{home}.{name}", "does not exist") from None
 
 
 def _parameters_of(function: Any) -> str | None:
-    """The parameters of a function as text, without types; None if it is not a function."""
+    """Return the parameters of a function as text, without types, or None if it is not a function."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

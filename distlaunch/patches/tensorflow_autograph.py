@@ -1,4 +1,4 @@
-"""Keeps the code that AutoGraph generates in memory, and notes which lines of the user's it stands for."""
+"""Keeps the code that AutoGraph generates in memory, and records the user's lines that it comes from."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ PATCH = Patch(
         Symbol(f"{_CONVERTER}.ProgramContext", "(options, autograph_module=None)"),
         Symbol(f"{_LOADER}.load_ast", "(nodes, indentation='  ', include_source_map=False, delete_on_exit=True)"),
     ),
-    why="AutoGraph writes the code that it generates into files, which a process that is killed leaves behind, and "
-    "tracebacks name their lines instead of the user's.",
+    why="AutoGraph writes the code that it generates into files, which remain if the process is killed, and tracebacks "
+    "name their lines instead of the user's.",
     until="AutoGraph keeps its code in memory, and its errors name the user's lines.",
 )
 
-_numbers = itertools.count()  # modules of generated code need names of their own in `sys.modules`
+_numbers = itertools.count()  # modules of generated code need unique names in `sys.modules`
 
 
 @functools.cache
 def keep_in_memory() -> None:
-    """From here on AutoGraph writes no files."""
+    """Make AutoGraph keep its code in memory instead of files."""
     PATCH.check()
     loader = internal(_LOADER)
     load_ast = loader.load_ast
@@ -46,12 +46,12 @@ def keep_in_memory() -> None:
 def _load_source(source: str, delete_on_exit: bool) -> tuple[types.ModuleType, str]:
     name = f"{PREFIX}{next(_numbers)}"
     file = f"{name}.py"
-    # tracebacks and `inspect` look for the text there; without a time it is never looked for on disk
+    # tracebacks and `inspect` find the text here; without a time they never check the disk
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     module = types.ModuleType(name)
     module.__file__ = file
     exec(compile(source, file, "exec"), module.__dict__)
-    # as TensorFlow does: `inspect` finds a function's source through its module
+    # as in TensorFlow: `inspect` finds a function's source through its module
     sys.modules[name] = module
     return module, file
 
@@ -67,14 +67,15 @@ def _load_ast(load_ast: Callable[..., Any], nodes: Any, *args: Any, **kwargs: An
 
 
 def convert_ahead(place: str, *, entry: bool = False) -> None:
-    """Converts a function now, so that tracing it needs no conversion later. Nothing is traced, or run.
+    """Convert a function now, so that tracing it needs no conversion later. Nothing is traced or run.
 
-    AutoGraph keeps what it has converted by the function's code, which a function within another has from the start.
-    Measured: with two workers, it converts 22 functions of ours in each before the first step, which takes 1 s of CPU.
+    AutoGraph caches conversions by the function's code, which exists for nested functions from the start. Measured:
+    with two
+    workers, it converts 22 of our functions in each before the first step, which takes 1 s of CPU time.
 
     Args:
         place: such as `package.module:Class.method.<locals>.function`.
-        entry: `tf.function` or `tf.data` is given the function itself; else a converted one calls it.
+        entry: whether `tf.function` or `tf.data` gets the function itself; otherwise a converted one calls it.
     """
     keep_in_memory()
     module, _, name = place.partition(":")
@@ -83,14 +84,14 @@ def convert_ahead(place: str, *, entry: bool = False) -> None:
     converter = internal(_CONVERTER)
     options = converter.ConversionOptions(recursive=True, user_requested=entry, optional_features=None)
     for code in _codes(found.__code__, inner):
-        # empty ones: conversion reads the code and the names, not the values
+        # empty cells: conversion reads the code and the names, not the values
         cells = tuple(types.CellType() for _ in code.co_freevars)
         function = types.FunctionType(code, found.__globals__, code.co_name, None, cells)
         internal(_API)._TRANSPILER.transform(function, converter.ProgramContext(options=options))
 
 
 def _codes(code: types.CodeType, names: list[str]) -> list[types.CodeType]:
-    """The codes of functions of a name within another; lambdas all have the same."""
+    """Return the code objects of functions with a name within another; all lambdas have the same name."""
     if not names:
         return [code]
     within = [const for const in code.co_consts if isinstance(const, types.CodeType) and const.co_name == names[0]]

@@ -1,4 +1,4 @@
-"""Lets several MirroredStrategies live in one process."""
+"""Makes several MirroredStrategies possible in one process."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ PATCH = Patch(
         ),
         Symbol("tensorflow.python.distribute.mirrored_strategy.MirroredStrategy._collective_key_base"),
     ),
-    why="All MirroredStrategies of a process number their collectives from the same key, so those of a second one, as "
-    "a notebook makes, can be taken for those of the first.",
-    until="TensorFlow gives each strategy keys of its own.",
+    why="All MirroredStrategies of a process number their collectives from the same key, so those of a second one, for "
+    "example in a notebook, can be confused with those of the first.",
+    until="TensorFlow gives each strategy its own keys.",
 )
 
 _instances = itertools.count(1)
 
 
 def mirrored_strategy(devices: Sequence[str]) -> tf.distribute.MirroredStrategy:
-    """A MirroredStrategy whose collectives cannot be mistaken for those of an earlier one in this process."""
+    """Return a MirroredStrategy whose collectives cannot be confused with an earlier one's in this process."""
     PATCH.check()
     # TensorFlow counts keys up from the base, so the distance bounds what one strategy may use
     base = next(_instances) * 1_000_000
-    # a class attribute: the constructor reads it before any object could be changed
+    # a class attribute, since the constructor already reads it
     return type("MirroredStrategy", (tf.distribute.MirroredStrategy,), {"_collective_key_base": base})(devices)

@@ -1,4 +1,4 @@
-"""Ends iterators at once, which tf.data's own tuning would hold up."""
+"""Makes iterators end immediately, which tf.data's own tuning would delay."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ PATCH = Patch(
             "(prototype_ds, incarnation_id, prefetch_buffer_size, experimental_slack)",
         ),
     ),
-    why="A distribution strategy gives each device an iterator of its own, with a thread that tunes it. The thread "
-    "sleeps for longer and longer, up to a minute. Cancelled, it is woken before it can see why, and sometimes goes "
-    "back to sleep; who frees the iterator, as after each validation, waits for it: one in eight times in TensorFlow "
-    "2.21, about as long as the iterator was used.",
+    why="A distribution strategy gives each device its own iterator, with a thread that tunes it. The thread sleeps "
+    "for growing intervals, up to a minute. On cancellation it is woken before it can see the reason, and sometimes "
+    "goes back to sleep. Freeing the iterator, as after each validation, waits for the thread: one in eight times in "
+    "TensorFlow 2.21, about as long as the iterator was used.",
     until="TensorFlow's CancellationManager is cancelled before it calls back, or device iterators are not tuned.",
 )
 
 
 def untuned() -> tf.data.Options:
-    """Without that thread. `AUTOTUNE` then means as many calls as tf.data's pool has threads, at most 16."""
+    """Return options without the tuning thread.
+
+    `AUTOTUNE` then means one call per thread of tf.data's pool, at most 16.
+    """
     options = tf.data.Options()
     options.autotune.enabled = False
     return options
@@ -35,7 +38,7 @@ def untuned() -> tf.data.Options:
 
 @functools.cache
 def install() -> None:
-    """For the iterators of devices; does nothing the second time."""
+    """Switch off the tuning of device iterators; a second call does nothing."""
     PATCH.check()
     module = internal(_MODULE)
     create = module._create_device_dataset

@@ -1,4 +1,4 @@
-"""Imports TensorFlow without JAX, which its converter for TFLite imports where it is installed."""
+"""Imports TensorFlow without JAX, which its converter for TFLite imports if it is installed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from distlaunch.patches.symbols import Patch, Symbol
 
 PATCH = Patch(
     symbols=(Symbol("tensorflow.lite.python.util._jit"),),
-    why="Where JAX is installed, `import tensorflow` imports it, a seventh of the time (0.5 s), for "
-    "`TFLiteConverter.experimental_from_jax`, which nothing here uses.",
-    until="tensorflow.lite imports JAX where it converts a function of JAX.",
+    why="If JAX is installed, `import tensorflow` imports it, which takes a seventh of the time (0.5 s), for "
+    "`TFLiteConverter.experimental_from_jax`, which is not used here.",
+    until="tensorflow.lite imports JAX only to convert a JAX function.",
 )
 
 
 @contextlib.contextmanager
 def without_jax() -> Iterator[None]:
-    """Within it, importing JAX fails, as where it is not installed; afterwards it can be imported."""
+    """Make `import jax` fail in this context, as if it was not installed; afterwards it can be imported."""
     if "jax" in sys.modules:
         yield
         return

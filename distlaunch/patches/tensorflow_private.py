@@ -1,4 +1,4 @@
-"""Private parts of TensorFlow that distlaunch reads or sets, each behind a function with a name."""
+"""Private parts of TensorFlow that distlaunch reads or sets, each behind a named function."""
 
 from __future__ import annotations
 
@@ -63,50 +63,51 @@ PATCH = Patch(
         *_MAPS,
         *_KEEP_ELEMENTS,
     ),
-    why="The processes of a job agree by TensorFlow's own coordination service, a tf.Module's variables are found with "
-    "their places in it, `verify` reads which operations a data pipeline has, a pipeline that ends with `.batch()` is "
-    "recognised, and a graph that must be deterministic cannot read the time.",
+    why="The processes of a job communicate through TensorFlow's own coordination service, a tf.Module's variables are "
+    "found with their paths, `verify` reads the operations of a data pipeline, a pipeline that ends with `.batch()` is "
+    "recognized, and a graph that must be deterministic cannot read the time.",
     until="TensorFlow makes public: the coordination service, Module's traversal with paths, a pipeline's graph and "
     "transformations, whether operations are deterministic.",
 )
 
 
 def coordination_service() -> Any:
-    """What keeps texts by key for all processes of the job: `{set,get,delete}_config_key_value`."""
+    """Return the key-value store for all processes of the job: `{set,get,delete}_config_key_value`."""
     for method in (_SET_KEY, _GET_KEY, _DELETE_KEY):
         method.get()
     return _CURRENT_CONTEXT.get()()
 
 
 def found_in(module: tf.Module, predicate: Callable[[Any], bool]) -> Iterable[tuple[tuple[Any, ...], Any]]:
-    """What a module and those within it hold, with the attributes that lead to it."""
+    """Return the objects that a module and its submodules hold, with the attributes that lead to them."""
     _FLATTEN.get()
     return module._flatten(predicate=predicate, with_path=True)
 
 
 def attributes_of(module: tf.Module) -> Iterator[tuple[str, Any]]:
-    """A module's attributes, without those that TensorFlow keeps for itself."""
+    """Return a module's attributes, without TensorFlow's internal ones."""
     ignored = _IGNORED.get()
     return ((name, value) for name, value in vars(module).items() if name not in ignored)
 
 
 def is_deterministic() -> bool:
-    """Whether only operations are allowed that always give the same."""
+    """Return whether only deterministic operations are allowed."""
     return bool(_IS_DETERMINISTIC.get()())
 
 
 def pipeline_graph(dataset: tf.data.Dataset) -> Any:
-    """The GraphDef of a data pipeline."""
+    """Return the GraphDef of a data pipeline."""
     _SERIALIZED.get()
     return tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph().numpy())
 
 
 def batching_of(dataset: tf.data.Dataset) -> Literal["last", "mapped"] | None:
-    """Return whether the elements of a pipeline come from `.batch()` or its kin.
+    """Return whether the elements of a pipeline come from `.batch()` or a similar method.
 
     Returns:
-        `last`: as they were batched; `mapped`: a function was applied to each batch afterwards; None: neither, as far
-        as can be seen.
+        `last` if they are unchanged since batching; `mapped` if a function was applied to each batch afterwards; None
+            if
+        neither is known.
     """
     _INPUTS.get()
     batches, maps, keep = (tuple(symbol.get() for symbol in kinds) for kinds in (_BATCHES, _MAPS, _KEEP_ELEMENTS))
@@ -123,7 +124,7 @@ def batching_of(dataset: tf.data.Dataset) -> Literal["last", "mapped"] | None:
 
 
 def schedule_traced_graphs(strategy: tf.distribute.ParameterServerStrategy) -> None:
-    """Without the warning for steps that are not scheduled: graphs are traced before they are."""
+    """Disable the warning about unscheduled steps: graphs are traced before they are scheduled."""
     extended = strategy.extended
     private(extended, "_allow_run_without_coordinator")
     extended._allow_run_without_coordinator = True

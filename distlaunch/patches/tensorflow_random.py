@@ -1,4 +1,4 @@
-"""Replaces the operations behind all of TensorFlow's stateless random numbers, those of Keras's layers among them."""
+"""Replaces the operations behind all stateless random numbers of TensorFlow, including those of Keras's layers."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false
 # (what pyright infers of TensorFlow's functions is often wrong)
@@ -14,10 +14,10 @@ import tensorflow as tf
 from distlaunch.patches.symbols import Patch, Symbol, internal
 
 Draw = Callable[..., Any]
-"""(shape, key, counter, ...) -> numbers."""
+"""Maps (shape, key, counter, ...) to numbers."""
 
 COUNTING = ("stateless_random_uniform_v2", "stateless_random_normal_v2")
-"""Of these, one count of the generator makes a fixed number of values."""
+"""Operations for which one count of the generator makes a fixed number of values."""
 OTHERS = ("stateless_truncated_normal_v2", "stateless_random_uniform_int_v2", "stateless_random_uniform_full_int_v2")
 
 _HOME = "tensorflow.python.ops.stateless_random_ops.gen_stateless_random_ops_v2"
@@ -34,18 +34,18 @@ PATCH = Patch(
         ),
         _KNOWN_SHAPE,
     ),
-    why="Replicas whose seeds are the same would all draw the numbers of the first rows, and DTensor draws other "
-    "numbers in other layouts; each row has to get the numbers that one device draws for it.",
-    until="TensorFlow's generators take the place of a part in a whole tensor, as JAX's partitionable threefry does.",
+    why="Replicas with the same seeds would all draw the numbers of the first rows, and DTensor draws other numbers in "
+    "other layouts; each row has to get the numbers that one device draws for it.",
+    until="TensorFlow's generators accept the position of a part in a whole tensor, like JAX's partitionable threefry.",
 )
 
 
 @functools.cache
 def replace_draws(replacement: Callable[[str, Draw], Draw]) -> None:
-    """Replaces the operations for good; does nothing the second time.
+    """Replace the operations permanently; a second call does nothing.
 
     Args:
-        replacement: (name, operation) -> what stands in its place.
+        replacement: maps (name, operation) to the replacement.
     """
     PATCH.check()
     module = internal(_HOME)
@@ -54,11 +54,11 @@ def replace_draws(replacement: Callable[[str, Draw], Draw]) -> None:
 
 
 @contextlib.contextmanager
-def draws_through(change: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
-    """Within it, what the operations draw is what `change` makes of it."""
+def change_draws(change: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
+    """Apply `change` to the results of the operations in this context."""
     PATCH.check()
     module = internal(_HOME)
-    # what stands there now, which may be a replacement of `replace_draws`: that one must stay in force within
+    # the current functions may be replacements by `replace_draws`, which must stay in force
     kept = {name: getattr(module, name) for name in (*COUNTING, *OTHERS)}
 
     def changed(draw: Draw) -> Draw:
@@ -74,5 +74,5 @@ def draws_through(change: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
 
 
 def known_shape(shape: Any) -> Any:
-    """The TensorShape that is known of a shape, given as a tensor, while a function is traced."""
+    """Return the static TensorShape of a shape that is given as a tensor, while a function is traced."""
     return _KNOWN_SHAPE.get()(tf.convert_to_tensor(shape))

@@ -1,4 +1,4 @@
-"""Makes numbers of variables with a copy on each replica, as of other variables: `float(optimizer.learning_rate)`."""
+"""Makes variables with a copy on each replica convertible to numbers, like others: `float(optimizer.learning_rate)`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _CLASS = "tensorflow.python.distribute.values.DistributedVariable"
 
 PATCH = Patch(
     symbols=(Symbol(f"{_CLASS}.numpy", "(self)"),),
-    why="float() and int() make a number of a variable of TensorFlow; of one with copies they raise TypeError, so that "
-    "callbacks which read the learning rate fail on replicas.",
+    why="float() and int() convert TensorFlow variables; for a variable with copies they raise TypeError, so that "
+    "callbacks that read the learning rate fail on replicas.",
     until="DistributedVariable has __float__, __int__ and __complex__, as ResourceVariable has.",
 )
 
 
 @functools.cache
 def install() -> None:
-    """For all variables with copies; does nothing the second time."""
+    """Add conversions to all variables with copies; a second call does nothing."""
     PATCH.check()
     variables = internal(_CLASS)
     for number in (float, int, complex):

@@ -1,4 +1,4 @@
-"""Lets a pipeline that shuffles by itself begin any pass in the order that the pass has in an uninterrupted run."""
+"""Makes a pipeline that shuffles itself begin any pass in the order of an uninterrupted run."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false
 # (what pyright infers of TensorFlow's functions is often wrong)
@@ -24,8 +24,8 @@ _CACHE = Symbol("tensorflow.python.data.ops.cache_op.CacheDataset")
 
 PATCH = Patch(
     symbols=(_SHUFFLE, _SEEDS, _VARIANT, _INPUTS, _REPEAT, _CACHE),
-    why="A dataset that shuffles anew in each iteration draws the order from a state that nobody can set. So a resumed "
-    "run reads other orders than an uninterrupted one, and no two readers of a dataset see the same.",
+    why="A dataset that reshuffles in each iteration draws the order from a state that cannot be set. So a resumed run "
+    "reads other orders than an uninterrupted one, and two readers of a dataset see different orders.",
     until="The state of `Dataset.shuffle` can be set.",
 )
 
@@ -38,10 +38,10 @@ class Shuffle:
     """The orders of one call of `.shuffle()`.
 
     Attributes:
-        iterations: iterations that have begun, an int64 variable. Iteration k has the order that TensorFlow gives the
-            k-th of a process.
+        iterations: number of iterations that have begun, an int64 variable. Iteration k has the order that TensorFlow
+            gives to the k-th iteration in a process.
         before: the dataset that is shuffled.
-        settled: iterations that had begun when the data function returned; filled in once.
+        settled: number of iterations that had begun when the data function returned; set once.
     """
 
     iterations: tf.Variable
@@ -51,26 +51,26 @@ class Shuffle:
 
 @dataclass(frozen=True)
 class Shuffles:
-    """The calls of `.shuffle()` in a pipeline that shuffle anew in each iteration.
+    """The calls of `.shuffle()` in a pipeline that reshuffle in each iteration.
 
     Attributes:
-        found: each with the number of iterations that one pass of the pipeline takes.
+        found: each call with the number of iterations that one pass of the pipeline takes.
     """
 
     found: tuple[tuple[Shuffle, int], ...]
 
     def share(self, other: Shuffles) -> bool:
-        """Return whether one call is in both pipelines."""
+        """Return whether both pipelines contain the same call."""
         return any(mine is theirs for mine, _ in self.found for theirs, _ in other.found)
 
     def begin(self, number_of_pass: Any) -> None:
-        """Let the next iteration be the first one of a pass; also in a graph."""
+        """Make the next iteration the first one of a pass; also in a graph."""
         for shuffle, in_pass in self.found:
             done = tf.cast(number_of_pass, tf.int64) * in_pass
             shuffle.iterations.assign(tf.constant(shuffle.settled[0], tf.int64) + done)
 
     def in_pass(self, dataset: tf.data.Dataset, number_of_pass: Any) -> tf.data.Dataset:
-        """Return the examples of one pass of the pipeline that these are of."""
+        """Return the examples of one pass of the pipeline that these calls belong to."""
         if not self.found:
             return dataset
 
@@ -84,16 +84,16 @@ class Shuffles:
 
 @functools.cache
 def count_iterations() -> None:
-    """Let each later `.shuffle()` count its iterations, with the orders that TensorFlow gives them."""
+    """Make each later `.shuffle()` count its iterations, with the orders that TensorFlow gives them."""
     PATCH.check()
     tf.data.Dataset.shuffle = _shuffle
 
 
 def shuffles_of(dataset: tf.data.Dataset) -> Shuffles:
-    """Return what shuffles in a pipeline, once its data function has returned it."""
+    """Return the shuffles in a pipeline, once its data function has returned it."""
     _INPUTS.get()
     found: dict[int, tuple[Shuffle, int]] = {}
-    for shuffle, in_pass in _found(dataset, 1):
+    for shuffle, in_pass in _shuffles_in(dataset, 1):
         before = found.get(id(shuffle), (shuffle, 0))[1]
         found[id(shuffle)] = shuffle, before + in_pass
         if not shuffle.settled:
@@ -102,13 +102,13 @@ def shuffles_of(dataset: tf.data.Dataset) -> Shuffles:
 
 
 def shuffled_by(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
-    """Return the dataset that is shuffled, if this one is what `.shuffle()` returned."""
+    """Return the dataset that is shuffled if this one is the result of `.shuffle()`, else None."""
     shuffle = getattr(dataset, _MARK, None)
     return None if shuffle is None else shuffle.before
 
 
-def _found(dataset: tf.data.Dataset, iterations: int) -> Iterator[tuple[Shuffle, int]]:
-    """Yield each place of a shuffle in a pipeline that is iterated so often in a pass, with its own iterations."""
+def _shuffles_in(dataset: tf.data.Dataset, iterations: int) -> Iterator[tuple[Shuffle, int]]:
+    """Yield each shuffle in a pipeline, with its number of iterations per pass."""
     shuffle = getattr(dataset, _MARK, None)
     if shuffle is not None:
         yield shuffle, iterations
@@ -118,9 +118,9 @@ def _found(dataset: tf.data.Dataset, iterations: int) -> Iterator[tuple[Shuffle,
     if isinstance(dataset, _REPEAT.get()):
         iterations *= max(int(dataset._count), 1)
     elif isinstance(dataset, _CACHE.get()):
-        iterations = 0  # only the first pass reads what is before it
+        iterations = 0  # only the first pass reads the datasets before it
     for each in inputs:
-        yield from _found(each, iterations)
+        yield from _shuffles_in(each, iterations)
 
 
 def _shuffle(
@@ -157,8 +157,8 @@ def _shuffle(
 
 
 def _drawn(seed: tf.Tensor, operation: tf.Tensor, iteration: tf.Tensor) -> tf.Tensor:
-    """Return the two seeds that TensorFlow's `RandomSeedGenerator` draws for an iteration, an int64 of shape [2]."""
-    # two numbers of 32 bits of Philox, of which each block has four
+    """Return the two seeds that TensorFlow's `RandomSeedGenerator` draws for an iteration; int64, shape [2]."""
+    # two 32-bit numbers of Philox, whose blocks have four
     counter = tf.stack([tf.bitcast(iteration // 2, tf.uint64), tf.bitcast(operation, tf.uint64)])
     block = tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=[4], key=[tf.bitcast(seed, tf.uint64)], counter=counter, alg=_PHILOX, dtype=tf.uint32

@@ -1,4 +1,4 @@
-"""Lets a loop or a branch of a graph look things up in a table that each worker has a copy of."""
+"""Makes lookups in per-worker tables work in loops and branches of a graph."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ PATCH = Patch(
         Symbol(_CAPTURE, "(self, closure, spec, key=None, default_value=None, placeholder=None)"),
         *(Symbol(path) for path in _CLASSES),
     ),
-    why="A table of a lookup layer is found when a function is called, by the worker that it is called on. TensorFlow "
-    "hands that on from nested functions to the outer one, but not from loops and branches, where the table stays a "
-    "placeholder that nobody feeds. Workers train many steps in one loop.",
-    until="Loops and branches of a graph hand on what is captured at the time of a call.",
+    why="A table of a lookup layer is found when a function is called, on the worker that runs it. TensorFlow passes "
+    "such captures from nested functions to the outer one, but not from loops and branches, in which the table "
+    "remains a placeholder without a value. Workers train many steps in one loop.",
+    until="Loops and branches of a graph pass on call-time captures.",
 )
 
 
 @functools.cache
 def install() -> None:
-    """Let loops and branches take from the graph around them what is captured at the time of a call."""
+    """Make loops and branches capture call-time values from the enclosing graph."""
     PATCH.check()
 
     def capture(self: Any, closure: Any, spec: Any, key: Any = None, default_value: Any = None) -> Any:

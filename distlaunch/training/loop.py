@@ -30,7 +30,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Source
 from distlaunch.data.examples.example_times import left_out
 from distlaunch.data.source import Split
-from distlaunch.patches.keras_alone import calling_within
+from distlaunch.patches.keras_alone import call_methods_within
 from distlaunch.strategies.final_weights import has_final_weights, unused_averages
 from distlaunch.strategies.local_model import METHODS
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Program, Vote
@@ -137,7 +137,7 @@ class TrainingLoop:
             CheckpointWriteError: the last checkpoint cannot be written, so that the result would be lost.
         """
         # a callback that predicts does so locally: other processes may not call the model at the same time
-        with self._saver, calling_within(self._model, METHODS, self._program.alone):
+        with self._saver, call_methods_within(self._model, METHODS, self._program.alone):
             end = self._run(start, take_state)
         # nothing else would report the times since the last interval
         self._timer.report()
@@ -168,7 +168,7 @@ class TrainingLoop:
         watched = self._agreed([EPOCH_HOOKS.index(name) + 1 for name in own_epoch_hooks(self._callbacks)])
         if watched and self._program.is_split:
             self._gathering_hooks = {EPOCH_HOOKS[number - 1] for number in watched}
-            # `calling_within` does not cover calls of the model itself
+            # `call_methods_within` does not cover calls of the model itself
             run_alone(self._callbacks, self._gathering_hooks, self._program.alone)
         self._call_hook("train_begin")
         # after on_train_begin, in which callbacks such as EarlyStopping reset their counters

@@ -105,9 +105,9 @@ END = (
 UNFIT: list[tuple[Symbol, str]] = [
     (Symbol("keras.Layer.get_weights", "(self, whole=False)"), "takes (self), expected (self, whole=False)"),
     (Symbol("keras.Layer.set_weights", "(self, ..., all)"), "takes (self, weights), expected (self, ..., all)"),
-    (Symbol("keras.Layer.no_such_method", "(self)"), "is not there"),
-    (Symbol("keras.no_such_module.function"), "is not there"),
-    (Symbol("keras.src.no_such_module"), "is not there"),
+    (Symbol("keras.Layer.no_such_method", "(self)"), "does not exist"),
+    (Symbol("keras.no_such_module.function"), "does not exist"),
+    (Symbol("keras.src.no_such_module"), "does not exist"),
     (Symbol("keras.__version__", "()"), "is not a function"),
 ]  # fmt: skip
 

@@ -27,7 +27,7 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.data.batches import Batch, Source
 from distlaunch.patches.keras_functional_optimizer import make_functional
 from distlaunch.patches.keras_private import put_value, value_of
-from distlaunch.patches.tensorflow_random import draws_through
+from distlaunch.patches.tensorflow_random import change_draws
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.dtensor.arrays import place
 from distlaunch.strategies.dtensor.feed import Feed
@@ -311,7 +311,7 @@ def _one_stream_of_random_numbers(mesh: dtensor.Mesh) -> AbstractContextManager[
     def whole(tensor: tf.Tensor) -> tf.Tensor:
         return dtensor.relayout(tensor, dtensor.Layout.replicated(mesh, rank=tensor.shape.rank))
 
-    return draws_through(whole)
+    return change_draws(whole)
 
 
 def _read(variables: list[Any]) -> list[Any]:

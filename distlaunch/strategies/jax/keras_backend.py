@@ -23,8 +23,8 @@ import tensorflow as tf
 
 from distlaunch.base.code_origins import user_line
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.patches.keras_batch_norm import synchronized_accepted
-from distlaunch.patches.keras_random_on_jax import Draw, drawn_by
+from distlaunch.patches.keras_batch_norm import accept_synchronized
+from distlaunch.patches.keras_random_on_jax import Draw, draw_with
 from distlaunch.strategies.jax import random as jax_random
 
 _INT32_MAX = 2**31 - 1
@@ -75,7 +75,7 @@ _IN_STEP: dict[str, Draw] = {"normal": _normal_in_step, "uniform": _uniform_in_s
 @contextlib.contextmanager
 def building() -> Iterator[None]:
     """Build models in this context."""
-    with name_foreign_calls(), tensorflow_draws(), synchronized_accepted():
+    with name_foreign_calls(), tensorflow_draws(), accept_synchronized():
         yield
 
 
@@ -96,7 +96,7 @@ def tensorflow_draws() -> AbstractContextManager[None]:
     JAX
     draws everything else.
     """
-    return drawn_by({name: _on_host(draw) for name, draw in _BY_TENSORFLOW.items()}, _IN_STEP)
+    return draw_with({name: _on_host(draw) for name, draw in _BY_TENSORFLOW.items()}, _IN_STEP)
 
 
 def _on_host(draw: Draw) -> Draw:

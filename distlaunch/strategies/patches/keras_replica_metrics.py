@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from distlaunch.patches.keras_overrides import between
+from distlaunch.patches.keras_overrides import insert_class
 from distlaunch.patches.symbols import Patch, Symbol
 from distlaunch.strategies.replica.share import current
 
@@ -78,4 +78,4 @@ def watch_updates(
         def update_state(self, *args: Any, **kwargs: Any) -> None:
             watch(self, super().update_state, args, kwargs)  # type: ignore[misc]
 
-    between(metric, Watched)
+    insert_class(metric, Watched)

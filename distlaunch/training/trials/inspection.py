@@ -19,7 +19,7 @@ from distlaunch.base.run_files.trial_records import ModelFacts
 from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Source, num_rows, pack, slice_rows
 from distlaunch.data.random_ops import RANDOM_OPS, operations
-from distlaunch.patches.keras_overrides import between
+from distlaunch.patches.keras_overrides import insert_class
 from distlaunch.patches.keras_private import has_seed_generators, layers_of, optimized, other_list, other_paths
 from distlaunch.patches.tensorflow_private import pipeline_graph
 from distlaunch.strategies.module_model import parts_of
@@ -99,7 +99,7 @@ def stop_training_of(model: keras.Model, names: Sequence[str]) -> None:
     for part in parts_of(model):
         named = not {type(part).__name__, getattr(part, "name", None), *other_paths(part)}.isdisjoint(names)
         if named and callable(part) and "training" in inspect.signature(getattr(part, "call", part)).parameters:
-            between(part, _NotInTraining)
+            insert_class(part, _NotInTraining)
 
 
 class _NotInTraining:
@@ -235,7 +235,7 @@ def watch_gradients(model: keras.Model) -> None:
         norms = optimizer.add_variable(shape, dtype="float32", aggregation="only_first_replica", name="gradient_norms")
         optimizer._distlaunch_norms = norms
         optimizer._distlaunch_dense = optimizer._distlaunch_sparse_given = False
-        between(optimizer, _WithNorms)
+        insert_class(optimizer, _WithNorms)
 
 
 def given_sparse(model: keras.Model) -> bool:

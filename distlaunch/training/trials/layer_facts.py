@@ -14,7 +14,7 @@ import keras
 import numpy as np
 from keras import ops, tree
 
-from distlaunch.patches.keras_overrides import between
+from distlaunch.patches.keras_overrides import insert_class
 from distlaunch.patches.keras_private import layers_directly_in
 from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.state import State
@@ -41,9 +41,9 @@ class LayerFacts(keras.metrics.Metric):
         for part in _parts(model):
             name = _free_name(_name(part), self._of_layer)
             self._of_layer[name] = self.add_variable((_FACTS,), "zeros", name=f"layer_facts_{len(self._of_layer)}")
-            between(part, _Recorded)
+            insert_class(part, _Recorded)
             object.__setattr__(part, "_distlaunch_record", self._recorder(name))
-        between(model, _WithFacts)
+        insert_class(model, _WithFacts)
         # bypasses Keras's own `__setattr__`, which would track the metric: `_WithFacts` lists it
         object.__setattr__(model, "_distlaunch_facts", self)
 
