@@ -17,7 +17,10 @@ def both_ways(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     if not _has_source(function):
         return function
-    converted = tf.autograph.to_graph(function)
+    try:
+        converted = tf.autograph.to_graph(function)
+    except NotImplementedError:  # Python 3.13 finds a source of code from `eval`, which is not that of the function
+        return function
 
     @functools.wraps(function)
     def called(*args: Any, **by_name: Any) -> Any:
