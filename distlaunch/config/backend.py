@@ -15,20 +15,21 @@ from distlaunch.base.plain_types import is_dict
 Backend = Literal["tensorflow", "jax"]
 
 _INSTALL = {"jax": "JAX is not installed: pip install 'distlaunch[jax]', or 'jax[cuda13]' for GPUs"}
-"""Backends that are extras."""
+"""Backends that are installed with an extra."""
 
 
 def choose_backend(backend: Backend) -> None:
-    """Lets Keras run on a backend, once it is imported.
+    """Select the backend that Keras will use once it is imported.
 
-    The strategy decides, and not the user's KERAS_BACKEND or keras.json.
+    The strategy determines it, and not the user's KERAS_BACKEND or keras.json.
 
-    TensorFlow's lines on settings, of which parameter servers print pages, are left out unless the user has set
-    TF_CPP_MIN_LOG_LEVEL. It is read at the import, so it is the same for all: one warm process then serves all
-    strategies of a backend.
+    TensorFlow's messages about settings, of which parameter servers print pages, are hidden unless the user has set
+    TF_CPP_MIN_LOG_LEVEL. It is read at the import, so it has the same value for all strategies: one warm process then
+    serves
+    all strategies of a backend.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: the backend is not installed.
         UsageError: `keras.json` has a value with which neither TensorFlow nor Keras can be imported.
     """
     os.environ["KERAS_BACKEND"] = backend
@@ -45,7 +46,7 @@ _SETTINGS = {
 
 
 def _check_settings() -> None:
-    """Raise UsageError if Keras cannot read its settings; a file that is no JSON it passes over."""
+    """Raise UsageError if Keras cannot use its settings; Keras ignores a file that is not valid JSON."""
     path = Path(os.environ.get("KERAS_HOME") or os.path.expanduser("~/.keras")) / "keras.json"
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
@@ -61,7 +62,7 @@ def _check_settings() -> None:
 
 
 def ignored_backend(kind: str, backend: Backend, environ: Mapping[str, str]) -> str:
-    """Return a line about a KERAS_BACKEND that a strategy overrides; empty if there is none."""
+    """Return a line about a KERAS_BACKEND that a strategy overrides, or an empty string."""
     given = environ.get("KERAS_BACKEND")
     if not given or given == backend:
         return ""
@@ -69,5 +70,5 @@ def ignored_backend(kind: str, backend: Backend, environ: Mapping[str, str]) -> 
 
 
 def missing_backend(backend: Backend) -> str:
-    """What to install, if the backend's package is not there; else an empty string."""
+    """Return how to install the backend's package if it is missing, or an empty string."""
     return _INSTALL[backend] if backend in _INSTALL and importlib.util.find_spec(backend) is None else ""

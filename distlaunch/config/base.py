@@ -1,4 +1,4 @@
-"""What all config models share: unknown keys are errors, values are not converted, nothing changes after loading."""
+"""Common base of config models: unknown keys are errors, values are not converted, nothing changes after loading."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from pydantic_core import CoreSchema
 
 
 class Section(BaseModel):
-    """A part of the config. Its traits say which of its keys decide the numbers of a run."""
+    """A part of the config. Its traits tell which of its keys determine the numbers of a run."""
 
     # strict: pydantic would take "3" for 3; the messages say what to write instead
     # deferred: most commands use few of the sections, and the installed engines are looked for when a config is read
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, defer_build=True)
 
     is_neutral: ClassVar[bool] = False
-    """Whether no key of the section decides a number: they say where the work runs, or what is kept and reported."""
+    """Whether no key of the section affects the numbers: they control where the work runs, or what is kept and
+    reported."""
     neutral_keys: ClassVar[frozenset[str]] = frozenset()
-    """The keys of the section that decide no number, where others do."""
+    """The keys of a section that do not affect the numbers, if others do."""
 
     def number_keys(self, key: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-        """Yield the keys below this section, which is at `key`, that decide numbers; those of sections in it, too."""
+        """Yield the keys below this section, which is at `key`, that affect the numbers, including nested sections."""
         for name in () if self.is_neutral else type(self).model_fields:
             if name not in self.neutral_keys:
                 value = getattr(self, name)
@@ -39,9 +40,9 @@ class Section(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Describe each key by the docstring below it.
+        """Describe each key with the docstring below it.
 
-        Pydantic's `use_attribute_docstrings` parses the source of all sections in each command, for this one use.
+        Pydantic's `use_attribute_docstrings` would parse the source of all sections in each command, only for this use.
         """
         made = handler(schema)
         properties = handler.resolve_ref_schema(made).get("properties", {})
@@ -72,7 +73,7 @@ def _attribute_docstrings(section: type[Section]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Words:
-    """Says in a type's annotation what messages call it."""
+    """Description of a type, used in messages; part of the type's annotation."""
 
     text: str
 

@@ -1,4 +1,4 @@
-"""What differs between two configs, in the words of the config."""
+"""Differences between two configs, in the form of config keys."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from distlaunch.base import strict_json
 from distlaunch.base.plain_types import is_dict, is_list
 
 OF_THE_MODEL = ("model.", "compile.", "precision", "data.preprocessing", "strategy.kind", "strategy.partitioner")
-"""Keys that decide which variables there are, by how they begin."""
+"""Beginnings of the keys that determine which variables a model has."""
 
 
 IsSame = Callable[[str, str], bool]
-"""Returns whether two texts of a config, before and now, mean the same."""
+"""Returns whether two strings of a config, before and now, mean the same."""
 
 
 def differences(
     before: Mapping[str, Any], now: Mapping[str, Any], keys: tuple[str, ...] = ("",), is_same: IsSame = operator.eq
 ) -> list[str]:
-    """Lines such as `model.args.units: 64 -> 128`.
+    """Return lines such as `model.args.units: 64 -> 128`.
 
     Args:
-        before, now: configs as plain data, or as JSON holds it.
-        keys: how the keys that are compared begin.
+        before: a config as plain data, or as read from JSON.
+        now: the config to compare with.
+        keys: beginnings of the keys to compare.
     """
     return [line for key, line in changes(before, now, is_same) if ".".join(key).startswith(keys)]
 
@@ -33,7 +34,7 @@ def differences(
 def changes(
     before: Mapping[str, Any], now: Mapping[str, Any], is_same: IsSame = operator.eq
 ) -> list[tuple[tuple[str, ...], str]]:
-    """The keys that differ, each with such a line."""
+    """Return the keys that differ, each with a line as in `differences`."""
     old, new = dict(_flat(_as_json(before))), dict(_flat(_as_json(now)))
     changed = [key for key in {**new, **old} if not _are_same(old.get(key), new.get(key), is_same)]
     # `args: {}` -> `args.units: 64` is one change and not two
@@ -42,7 +43,7 @@ def changes(
 
 
 def _are_same(old: str | None, new: str | None, is_same: IsSame) -> bool:
-    """Compare two values in JSON."""
+    """Return whether two JSON values are the same."""
     if old == new or old is None or new is None:
         return old == new
     before, now = json.loads(old), json.loads(new)
@@ -55,7 +56,7 @@ def _are_same(old: str | None, new: str | None, is_same: IsSame) -> bool:
 
 
 def _filled(key: tuple[str, ...], one: Mapping[tuple[str, ...], str], other: Mapping[tuple[str, ...], str]) -> bool:
-    """Whether a mapping is empty here and not there: its entries show that."""
+    """Return whether a mapping is empty in one config and not in the other, so that its entries show the difference."""
     return one.get(key) == "{}" and any(each[: len(key)] == key for each in other if len(each) > len(key))
 
 

@@ -1,4 +1,4 @@
-"""RunConfig -> YAML that reads back as the same config."""
+"""Conversion of a RunConfig to YAML that is read as the same config."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    """Quotes text that would read back as something else, by our rules or by YAML 1.1's."""
+    """Quote text that would otherwise be read as another value, by our rules or those of YAML 1.1."""
     # double quotes are the only style of YAML with escapes
     style = '"' if _UNUSUAL.search(value) else None if _reads_as_text(value) else "'"
     return dumper.represent_scalar(  # pyright: ignore[reportUnknownMemberType]
@@ -43,7 +43,7 @@ def _reads_as_text(value: str) -> bool:
 
 
 class _Written(str):
-    """A text that stands for a value: `${NAME}`. What is no text is not quoted, so that it is read as what it was."""
+    """A reference `${NAME}` in place of a value. Quotes are left out for values that are not text, to keep the type."""
 
     __slots__ = ("is_text",)
     is_text: bool
@@ -61,10 +61,10 @@ _Dumper.add_multi_representer(PurePath, lambda dumper, path: _text(dumper, str(p
 
 
 def dump_config(config: RunConfig) -> str:
-    """The whole config, defaults included. `${` in values is written as `$${`, so nothing is substituted again.
+    """Return the whole config as YAML, including defaults.
 
-    A secret that a variable gives stays `${NAME}`. `${run_dir}` in arguments of callbacks stays: it is the directory of
-    the run that the text is read for.
+    `${` in values becomes `$${`, so that nothing is substituted again. A secret from a variable remains `${NAME}`.
+    `${run_dir}` in arguments of callbacks remains, since it is the directory of the run that reads the text.
     """
     return yaml.dump(
         _escaped(config.to_plain(), config.secrets), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120
@@ -72,7 +72,11 @@ def dump_config(config: RunConfig) -> str:
 
 
 def dump_plain(config: Mapping[str, Any]) -> str:
-    """A config made in Python, as its author would have written it. Raises YAMLError for values of other types."""
+    """Return a config made in Python as YAML, as its author would have written it.
+
+    Raises:
+        yaml.YAMLError: a value has a type that YAML does not support.
+    """
     return yaml.dump(dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 

@@ -1,4 +1,4 @@
-"""The cluster that TF_CONFIG describes: whether a run is one of its tasks, and how many tasks it then has."""
+"""The cluster that TF_CONFIG describes: whether a run is one of its tasks, and its number of tasks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from distlaunch.config.run import RunConfig
 
 
 def joined_cluster(config: RunConfig, machine: Machine) -> tuple[ClusterSpec, Task] | None:
-    """Return the cluster of TF_CONFIG, and the task of it that this command is to start; None if it joins none.
+    """Return the cluster of TF_CONFIG, and the task of it that this command starts; None if the run joins no cluster.
 
     Raises:
         UsageError: TF_CONFIG is malformed.
@@ -20,7 +20,7 @@ def joined_cluster(config: RunConfig, machine: Machine) -> tuple[ClusterSpec, Ta
 
 
 def tf_config_sizes(config: RunConfig, cluster: ClusterSpec) -> dict[str, int]:
-    """Return the keys of the section `cluster` that a given cluster decides, where it has other numbers of tasks."""
+    """Return the keys of the section `cluster` for which a given cluster has other numbers of tasks."""
     if config.strategy.has_coordinator:
         given = {"workers": len(cluster.jobs.get("worker", ())), "ps": len(cluster.jobs.get("ps", ()))}
     elif config.strategy.in_lockstep:

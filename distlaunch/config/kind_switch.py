@@ -1,4 +1,4 @@
-"""The parts of a config that belong to one kind of strategy or engine, so that one setting can switch to another."""
+"""Removes the parts of a config that belong to another kind of strategy or engine than the one in use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHARED_CLUSTER_KEYS = frozenset(Cluster.model_fields) - frozenset[str]().union(
 
 
 def kinds_written(root: Node) -> dict[str, object]:
-    """Return the kinds of strategy and engine as written, checked or not."""
+    """Return the kinds of strategy and engine as written, valid or not."""
     found: dict[str, object] = {}
     for name in ("strategy", "engine"):
         section = root.child(name)
@@ -26,12 +26,12 @@ def kinds_written(root: Node) -> dict[str, object]:
 
 
 def drop_foreign_keys(root: Node, before: Mapping[str, object]) -> None:
-    """Remove what the file says for another kind of strategy or engine than the one that an override chose.
+    """Remove the file's keys for another kind of strategy or engine than the one that an override chose.
 
-    Keys that no kind knows stay, and are reported; so do those that an override sets.
+    Keys that no kind knows remain, and are reported; so do keys that an override sets.
 
     Args:
-        before: the kinds that the file has; see `kinds_written`.
+        before: the kinds in the file; see `kinds_written`.
     """
     now = kinds_written(root)
     if now["engine"] != before["engine"]:

@@ -1,4 +1,4 @@
-"""Which run of a name `--resume` continues, and what is left to do for it."""
+"""Finds the run of a name that `--resume` continues, and what is left to do for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.config.user_settings import trusted_folders
 
 _FOREIGN = 5
-"""How many runs of others a line names."""
+"""Largest number of other users' runs that a line lists."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Found:
     """The run of a name that is continued.
 
     Attributes:
-        finished: it came to its planned end, as did all others of the name.
-        newer: the newest run of the name, where that is another, and finished.
+        finished: whether it reached its planned end, like all other runs of the name.
+        newer: the newest run of the name, if that is another, finished one.
     """
 
     run: RunDir
@@ -43,15 +43,15 @@ class Found:
 def find_run(
     runs_dir: Path | str, name: str, environ: Mapping[str, str], note: Callable[[str], None] = lambda text: None
 ) -> Found | None:
-    """Return the newest unfinished run of a name, else the newest finished one; None: there is no run of that name.
+    """Return the newest unfinished run of a name, else the newest finished one; None if there is no run of that name.
 
-    Runs of other users are passed over, since going on with one runs the code that it names.
+    Runs of other users are skipped, since resuming a run executes the code that it names.
 
     Args:
-        note: gets a line on runs that are passed over, and on what cannot be judged of the run.
+        note: called with a line on skipped runs, and on properties of the run that cannot be checked.
 
     Raises:
-        UsageError: others can write to the run.
+        UsageError: other users can write to the run.
     """
     trusted = trusted_folders(environ)
     runs, foreign = list[RunDir](), list[str]()
@@ -83,14 +83,14 @@ def _newest(runs: Sequence[RunDir]) -> Found | None:
 
 @dataclass(frozen=True)
 class Left:
-    """What a config asks for that a finished run does not have.
+    """The parts of a config that a finished run does not have yet.
 
     Attributes:
-        training: more epochs.
-        changed: lines on the keys that decide numbers and are not those of the run; empty where there is more to train,
-            which goes on with the new values.
-        formats: exports of the weights at the end.
-        evaluation: of the validation split, which the run did not have.
+        training: whether the config has more epochs.
+        changed: lines on keys that affect the numbers and differ from the run's; empty if there is more to train, which
+            uses the new values.
+        formats: exports of the final weights.
+        evaluation: whether the validation split, which the run did not have, is to be evaluated.
     """
 
     training: bool = False
@@ -100,7 +100,7 @@ class Left:
 
 
 def what_is_left(config: RunConfig, run: RunDir) -> Left:
-    """Compare a config with the one that a finished run came to its end with."""
+    """Return what a config asks for beyond the config of a finished run."""
     ended = RunFacts.of(read_events_of(run.events, TrainingStarted, RunEnded)).ended
     assert ended is not None, "the run is finished"
     before = _config_of(run, ended.attempt)
@@ -157,7 +157,7 @@ def _number_changes(before: RunConfig, now: RunConfig, run: RunDir, *, ignores_v
 
 
 def _comparable(config: RunConfig) -> dict[str, Any]:
-    """The config as plain data: without callbacks that decide nothing, and wherever its folder is."""
+    """Return the config as plain data without callbacks that affect no numbers, with paths relative to its folder."""
     callbacks = [callback for callback in config.train.callbacks if not callback.only_records]
     plain = config.model_copy(update={"train": config.train.model_copy(update={"callbacks": callbacks})}).to_public()
     return plain if config.folder is None else _below(plain, f"{config.folder}/")

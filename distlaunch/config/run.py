@@ -22,7 +22,7 @@ from distlaunch.config.base import (
     Section,
     Words,
 )
-from distlaunch.config.cluster import Cluster, Span
+from distlaunch.config.cluster import Cluster, WorkerRange
 from distlaunch.config.engines import Engine
 from distlaunch.config.engines.local import Auto
 from distlaunch.config.secrets import Secrets
@@ -43,13 +43,13 @@ class TfdsSource(Section):
     neutral_keys: ClassVar[frozenset[str]] = frozenset({"data_dir", "download"})
 
     name: str
-    """As in `tfds.load`, e.g. `mnist` or `mnist:3.0.1`."""
+    """Name as in `tfds.load`, e.g. `mnist` or `mnist:3.0.1`."""
     train: str = "train"
     validation: str | None = "test"
     """Split expressions."""
     data_dir: str | None = None
     download: bool = False
-    """False: never goes to the network."""
+    """False: never use the network."""
 
 
 class Preprocessing(Section):
@@ -71,57 +71,73 @@ class Data(Section):
     map: FunctionRef | None = None
     """Applied to each example of every split, after loading: `def f(x, y): return x, y`."""
     augment: FunctionRef | None = None
-    """Applied to each example of training alone, after `map`: `def f(x, y, seed): return x, y`. `seed` may be left out;
-    it is for what is random, and differs for each epoch and example."""
+    """Applied to each training example, after `map`: `def f(x, y, seed): return x, y`. `seed` is optional; it is meant
+    for random
+    numbers, and differs for each epoch and example.
+    """
     preprocessing: Preprocessing | None = None
-    """Turns the inputs of each batch into the model's. Made once for a run, kept in its directory, and part of a
-    SavedModel, which so takes what the data function gives."""
+    """Converts the inputs of each batch for the model. The layer is made once for a run, kept in its directory, and
+    part of a
+    SavedModel, which therefore takes the output of the data function.
+    """
     global_batch: Positive | None = None
-    """Examples in one step, over all replicas together. null: those of the batches of a `keras.utils.PyDataset`."""
+    """Examples per step, over all replicas. null: those of the batches of a `keras.utils.PyDataset`."""
     batched: bool | None = None
-    """True: the function's tf.data pipelines yield global batches, in their own order; `shuffle` does nothing then.
-    False: they yield examples. null: examples too, and a pipeline that seems to yield batches is an error."""
+    """True: the function's tf.data pipelines yield global batches, in their own order; `shuffle` has no effect then.
+    False: they
+    yield examples. null: examples too, and a pipeline that seems to yield batches is an error.
+    """
     shuffle: bool | Positive = True
-    """True: over all examples that can be found by number, a buffer of 10,000 for tf.data pipelines, or of as many as
-    `shuffle_buffer_bytes` holds. A number: a buffer of that many."""
+    """True: over all examples if they can be read by number; for tf.data pipelines, a buffer of 10,000 examples, or as
+    many as
+    fit into `shuffle_buffer_bytes`. A number: a buffer of this many examples.
+    """
     shuffle_buffer_bytes: Positive = 256_000_000
-    """The most that the buffer of `shuffle: true` holds in each process, in bytes of examples before `map`."""
+    """Largest size of the buffer of `shuffle: true` in each process, in bytes of examples before `map`."""
     on_error: Literal["stop", "skip"] = "stop"
-    """What a training example that cannot be read or mapped does to the run. `skip`: the example after it takes its
-    place, and the run says so."""
+    """Reaction to a training example that cannot be read or mapped. `stop`: the run fails. `skip`: the next example
+    takes its
+    place, and the run reports it.
+    """
     skip_limit: Positive = 100
-    """With `on_error: skip`, how many different examples each process leaves out before the run stops all the same."""
+    """With `on_error: skip`, the number of different examples that each process may skip before the run fails."""
     sharding: Literal["rows", "function", "shuffled"] = "rows"
-    """Who gets which training examples. `rows`: the function returns the same in every process, which then reads its
+    """Which worker gets which training examples. `rows`: the function returns the same in every process, which then
+    reads its
     own rows of each batch. `function`: the function gets `context` and returns this worker's own examples. `shuffled`
-    (parameter_server): each worker draws from all examples, in an order of its own."""
+    (parameter_server): each worker draws from all examples, in its own order.
+    """
     streams: Positive | None = None
-    """For files that can only be read from the front: the function is called for each of so many streams, with a
-    `context` that says which, and each gives an equal part of every batch. Workers share the streams."""
+    """For files that can only be read from the start: the function is called once for each of this many streams, with a
+    `context` that contains the stream's number, and each stream gives an equal part of every batch. Workers share the
+    streams.
+    """
     threads: Positive | None = None
-    """Examples that each process reads and maps at the same time; null: one for each core that it may use."""
+    """Number of examples that each process reads and maps at the same time; null: one per available core."""
     processes: Positive | None = None
-    """For an object with `__getitem__`: each task reads its examples in so many processes of its own, instead of in
-    threads, in which Python computes one at a time. null: in threads."""
+    """For an object with `__getitem__`: number of processes in which each task reads examples, instead of threads, in
+    which
+    Python computes one at a time. null: threads.
+    """
     remainder: Literal["keep", "drop"] = "keep"
-    """What happens to a last batch that is smaller than the others."""
+    """Whether a last batch that is smaller than the others is kept."""
     class_weight: Annotated[
         dict[int, Finite] | None, Words("a mapping of classes to weights, such as {0: 1.0, 1: 2.5}")
     ] = None
-    """Weight of each class in the loss; classes not named have weight 1."""
+    """Weight of each class in the loss; classes that are not listed have weight 1."""
     train_examples: Positive | None = None
     """Use only the first N examples for training."""
     validation_examples: Positive | None = None
 
     @property
     def batch(self) -> int:
-        """The global batch, once it is known: of a `keras.utils.PyDataset`, after it has been read."""
+        """The global batch size, once it is known: for a `keras.utils.PyDataset`, after it has been read."""
         assert self.global_batch is not None, "the config says it, or the data have been read"
         return self.global_batch
 
     @property
     def gives_context(self) -> bool:
-        """Whether the function is given for whom it is called."""
+        """Whether the function gets a `context` that tells which worker or stream it is called for."""
         return self.sharding == "function" or self.streams is not None
 
 
@@ -139,22 +155,24 @@ class MetricComponent(Component):
     """A metric by name, with arguments."""
 
     additive: bool | None = None
-    """Whether its state after some rows is the sum of those after parts of them. null: tried, for metrics that are not
-    Keras's."""
+    """Whether its state after some rows is the sum of its states after parts of them. null: tested, for metrics that
+    are not
+    Keras's.
+    """
 
 
 NamedMetric = Annotated[str | MetricComponent, Words("a name such as 'accuracy', or {name: ..., args: {...}}")]
 
 
 class OptimizerComponent(Section):
-    """An optimizer by name, with arguments; without a name, those arguments of the model's own."""
+    """An optimizer by name, with arguments; without a name, new arguments for the model's own optimizer."""
 
     name: str | None = None
     args: Arguments
 
 
 class Compile(Section):
-    """Arguments of Keras `compile`. If the model's function compiles it, those that are given here replace its own."""
+    """Arguments of Keras `compile`. If the model's function compiles the model, these arguments replace its own."""
 
     neutral_keys: ClassVar[frozenset[str]] = frozenset({"jit_compile"})
 
@@ -162,7 +180,9 @@ class Compile(Section):
         Annotated[str | OptimizerComponent, Words("a name such as 'adam', or {name: ..., args: {...}}")] | None
     ) = None
     """A name of `keras.optimizers`, or `package.module:function` that returns an optimizer. Arguments without a name
-    are for the optimizer of a model that compiles itself. None: that optimizer, or `rmsprop`."""
+    apply to
+    the optimizer of a model that compiles itself. null: that optimizer, or `rmsprop`.
+    """
     loss: Annotated[
         Named | list[Named] | dict[str, Named] | None,
         # in this order: `{name: mse}` is a loss, and no mapping of an output called `name`
@@ -180,13 +200,14 @@ class Compile(Section):
         Words("a list of metrics, such as [accuracy], or a mapping of outputs to such lists"),
     ] = None
     jit_compile: bool | None = None
-    """XLA. On CPU it makes some models slower (convolutions: 1.6 to 2.4 times). None: the model's own, or off."""
+    """Use XLA. On CPU it makes some models slower (convolutions: 1.6 to 2.4 times). null: the model's setting, or
+    off."""
 
 
 _RECORDING_CALLBACKS = frozenset(
     {"BackupAndRestore", "CSVLogger", "ModelCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard"}
 )
-"""Those of Keras that only write down what training does."""
+"""Callbacks of Keras that only record the training."""
 
 
 class Callback(Section):
@@ -195,46 +216,48 @@ class Callback(Section):
     name: str
     """A name of `keras.callbacks`, `package.module:Name` or `path/file.py:Name`."""
     args: Arguments
-    """`${run_dir}` stands for the run directory. Relative paths of Keras's callbacks start there."""
+    """`${run_dir}` is replaced by the run directory. Relative paths of Keras's callbacks start there."""
     tasks: Literal["auto", "all", "chief"] = "auto"
-    """`auto`: those of Keras's callbacks that write files run on the chief, all others on every task."""
+    """`auto`: Keras's callbacks that write files run on the chief, all others on every task."""
 
     @property
     def only_records(self) -> bool:
-        """Whether the callback decides no number."""
+        """Whether the callback does not affect the numbers."""
         return self.name.removeprefix("keras.callbacks.") in _RECORDING_CALLBACKS
 
 
 class Train(Section):
-    """The loop."""
+    """The training loop."""
 
     neutral_keys: ClassVar[frozenset[str]] = frozenset({"steps_per_call", "on_nonfinite", "log_every_steps"})
 
     loop: Literal["fit", "custom"] = "fit"
-    """`fit`: as Keras `fit`. `custom`: an explicit step, the reference one or your own (`step`)."""
+    """`fit`: like Keras `fit`. `custom`: an explicit step, the reference step or your own (`step`)."""
     step: FunctionRef | None = None
     """With `loop: custom`: your step function, `def step(context, batch)`; on jax `def step(context, state, batch)`."""
     epochs: Positive = 1
     steps_per_epoch: Positive | None = None
-    """None: as many as the data has."""
+    """null: all batches of the data."""
     steps_per_call: Positive | Literal["auto"] = "auto"
-    """Steps run inside one graph call. `auto`: measured, about half a second; 1 if a callback watches each batch."""
+    """Steps per graph call. `auto`: measured, about half a second; 1 if a callback watches each batch."""
     callbacks: Annotated[list[Callback], Words("a list of callbacks, such as [{name: TerminateOnNaN}]")] = Field(
         default_factory=list
     )
     on_nonfinite: Literal["fail", "warn"] = "fail"
-    """What happens when a loss, or a weight that is to be saved, is nan or infinite. `fail`: the run fails and names
-    the step. `warn`: it warns once and goes on. Metrics and validation only warn."""
+    """Reaction to a loss, or a weight to be saved, that is nan or infinite. `fail`: the run fails and reports the step.
+    `warn`:
+    it warns once and continues. Metrics and validation only cause a warning.
+    """
     log_every_steps: Positive | None = None
-    """Report progress exactly every so many steps. None: about twice a second."""
+    """Report progress every this many steps. null: about twice a second."""
 
 
 class Validation(Section):
-    """Evaluation on the validation split while training."""
+    """Evaluation on the validation split during training."""
 
     every_epochs: Positive = 1
     steps: Positive | None = None
-    """None: all of it, every example counted once."""
+    """null: all of it, every example counted once."""
 
 
 _BESIDE: dict[str, Any] = {
@@ -244,51 +267,55 @@ _Async = create_model("_Async", __base__=Section, **_BESIDE)  # a class body can
 
 
 class Best(Section):
-    """The checkpoint of the epoch with the best value, which is kept beside the newest."""
+    """The checkpoint of the epoch with the best value, which is kept in addition to the newest ones."""
 
     metric: str
     """A value at the end of an epoch, such as `val_accuracy` or `loss`."""
     mode: Literal["max", "min"]
-    """Whether the highest value is the best, or the lowest."""
+    """Whether the highest or the lowest value is the best."""
 
 
 class Checkpoint(_Async):
-    """When the state is written, and how much of it is kept. One of the periods at least is given."""
+    """When the state is saved, and how many checkpoints are kept. At least one of the intervals is set."""
 
     is_neutral: ClassVar[bool] = True
 
     every_epochs: Positive | None = 1
     every_steps: Positive | None = None
     every_minutes: PositiveMinutes | None = None
-    """By the clock of the chief, since the last one of whatever period."""
+    """By the chief's clock, since the last checkpoint for any interval."""
     every: Literal["auto"] | None = None
-    """`auto`: at the interval that loses least, from how often the run has failed and what a checkpoint costs;
-    `every_steps` is its upper bound then."""
+    """`auto`: at the interval that loses the least time, given how often the run has failed and what a checkpoint
+    costs;
+    `every_steps` is its upper bound then.
+    """
     keep: Positive = 3
     best: Best | None = None
 
     @property
     def beside_training(self) -> bool:
-        """Whether training goes on while a checkpoint is written: `async`."""
+        """Whether training continues while a checkpoint is written: `async`."""
         return getattr(self, "async")
 
 
 AUTO_RESTARTS = 3
-"""`restarts.max: auto`, for jobs that are meant to lose tasks: with parameter servers, or with a span of workers."""
+"""`restarts.max: auto` for jobs that are expected to lose tasks: with parameter servers, or with a range of workers."""
 
 
 class Restarts(Section):
-    """What happens when a run's tasks fail for a reason that need not come again (a killed process, a lost peer)."""
+    """Restarts after failures that need not happen again (a killed process, a lost peer)."""
 
     is_neutral: ClassVar[bool] = True
 
     max: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
-    """How often a job is started again from its last checkpoint. `auto`: 3 for parameter_server, and where
-    `cluster.workers` is a span; 0 for the others."""
+    """How often a job is restarted from its last checkpoint. `auto`: 3 for parameter_server, and if `cluster.workers`
+    is a
+    range; 0 otherwise.
+    """
     window_s: PositiveSeconds | None = None
-    """Only starts within so many seconds count; null: all."""
+    """Count only restarts within this many seconds; null: all."""
     backoff_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """How long to wait before the first restart; each further one in a row waits twice as long, up to 5 minutes."""
+    """Time to wait before the first restart; each further one in a row waits twice as long, up to 5 minutes."""
 
 
 ExportFormat = Literal["saved_model", "keras", "weights", "tflite"]
@@ -297,7 +324,7 @@ RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$"
 
 
 class RunConfig(Section):
-    """One run, completely. Unknown keys are errors."""
+    """The complete config of one run. Unknown keys are errors."""
 
     neutral_keys: ClassVar[frozenset[str]] = frozenset({"name", "runs_dir", "resume", "export"})
 
@@ -309,17 +336,20 @@ class RunConfig(Section):
         ]
         | None
     ) = None
-    """Name of the run directory. None: the config file's name."""
+    """Name of the run directory. null: the config file's name."""
     runs_dir: str = "runs"
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     determinism: bool = False
     """Bit-equal results from the same seed on the same machine; some operations become slower."""
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] | None = None
-    """Keras's dtype policy for the layers that the model's function makes. Mixed: they compute with 16 bits and keep
-    their weights with 32; `mixed_float16` scales the loss, so that small gradients stay above zero. None: Keras's own,
-    float32 unless the model's function sets another."""
+    """Keras's dtype policy for the layers that the model's function creates. Mixed: they compute in 16 bits and keep
+    their
+    weights in 32; `mixed_float16` scales the loss, so that small gradients do not become zero. null: Keras's own,
+    float32
+    unless the model's function sets another.
+    """
     resume: Literal["never", "auto"] = "never"
-    """`auto`: as `train --resume`: go on with the newest unfinished run of this name; start one if there is none."""
+    """`auto`: like `train --resume`: continue the newest unfinished run of this name; start one if there is none."""
     model: Model
     data: Data
     compile: Compile | None = None
@@ -331,7 +361,7 @@ class RunConfig(Section):
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     restarts: Restarts = Field(default_factory=Restarts)
     export: list[ExportFormat] = Field(default_factory=list)
-    """What to write when training is done, each checked by loading it in a clean process."""
+    """Formats to export after training, each checked by loading it in a clean process."""
 
     _folder: Path | None = PrivateAttr(default=None)
     _modules_folder: Path | None = PrivateAttr(default=None)
@@ -339,12 +369,12 @@ class RunConfig(Section):
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the config's file, from which relative paths start; None: this directory."""
+        """The folder of the config's file, from which relative paths start; None for the current directory."""
         return self._folder
 
     @property
     def modules_folder(self) -> Path | None:
-        """The folder in which modules are looked for before this directory; None: there is no other."""
+        """The folder that is searched for modules before the current directory; None if there is none."""
         return self._modules_folder
 
     def __eq__(self, other: object) -> bool:
@@ -354,41 +384,45 @@ class RunConfig(Section):
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def in_folder(self, folder: Path | None) -> RunConfig:
-        """The same, of a file in this folder."""
+        """Return a copy that belongs to a file in this folder."""
         config = self.model_copy()
         config._folder = folder
         return config
 
     def with_modules_in(self, folder: Path | None) -> RunConfig:
-        """The same, with modules from this folder."""
+        """Return a copy with modules from this folder."""
         config = self.model_copy()
         config._modules_folder = folder
         return config
 
     @property
     def secrets(self) -> Secrets:
-        """Where values of the config come from that are secrets."""
+        """References that secret values of the config come from."""
         return self._secrets
 
     def with_secrets(self, secrets: Secrets) -> RunConfig:
-        """The same, with values that come from these references."""
+        """Return a copy whose secret values come from these references."""
         config = self.model_copy()
         config._secrets = secrets
         return config
 
     def changed(self, plain: dict[str, Any]) -> RunConfig:
-        """The same with other values, which `to_plain` has given. Raises ValidationError."""
+        """Return a copy with other values, in the form of `to_plain`.
+
+        Raises:
+            ValidationError: a value is not valid.
+        """
         config = RunConfig.model_validate(plain)
         config._folder, config._modules_folder, config._secrets = self._folder, self._modules_folder, self._secrets
         return config
 
     def backend_of(self, job: str) -> Backend:
-        """What Keras runs on in the tasks of a job."""
+        """Return the Keras backend of the tasks of a job."""
         # an evaluator is one device of TensorFlow, which reads the checkpoints of every strategy
         return "tensorflow" if job == "evaluator" else self.strategy.backend
 
     def check_name(self, given: str | None) -> None:
-        """Raise UsageError if the run has no name, or if `--name` gives one that no run can have."""
+        """Raise UsageError if the run has no name, or if `--name` is not a valid one."""
         if given is not None:
             check_run_name(given, "--name")
         elif self.name is None:
@@ -397,26 +431,26 @@ class RunConfig(Section):
 
     @property
     def max_restarts(self) -> int:
-        """How often a job is started again from its last checkpoint, at most."""
+        """Largest number of restarts of a job from its last checkpoint."""
         if self.restarts.max != "auto":
             return self.restarts.max
-        expects_losses = self.strategy.has_coordinator or isinstance(self.cluster.workers, Span)
+        expects_losses = self.strategy.has_coordinator or isinstance(self.cluster.workers, WorkerRange)
         return AUTO_RESTARTS if expects_losses else 0
 
     def with_workers(self, number: int) -> RunConfig:
-        """The same with another number of workers."""
+        """Return a copy with another number of workers."""
         return self.model_copy(update={"cluster": self.cluster.model_copy(update={"workers": number})})
 
     def to_plain(self) -> dict[str, Any]:
-        """All values, defaults included, as plain data that YAML can hold. Class weights keep their numbers as keys."""
+        """Return all values, including defaults, as plain data for YAML. Class weights keep their numbers as keys."""
         return self.model_dump(mode="python")
 
     def to_public(self) -> dict[str, Any]:
-        """Return plain data without secrets, for checkpoints and records, which people copy and publish."""
+        """Return plain data without secrets, for checkpoints and records, which users copy and publish."""
         return self._secrets.public(self.to_plain())
 
     def task_environ(self) -> dict[str, str]:
-        """The variables that a task needs to read the config from the run's files, and to mask what it prints."""
+        """Return the variables that a task needs to read the config from the run's files, and to mask its output."""
         found = dict(self._secrets.variables)
         if found:
             found[REFERENCES_ENV] = ",".join(found)

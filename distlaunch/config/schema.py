@@ -14,7 +14,7 @@ _VARIABLE = {"type": "string", "pattern": r"\$\{[A-Za-z_]", "description": "an e
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema. Where a number or a choice is wanted, `${NAME:default}` may stand too."""
+    """Return the schema. Numbers and choices may also be written as `${NAME:default}`."""
     schema = _with_variables(RunConfig.model_json_schema())
     head = {
         "$schema": DIALECT,
@@ -25,7 +25,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def schema_text() -> str:
-    """The schema as the file that ships with the configs."""
+    """Return the schema as the text of the file that ships with the configs."""
     return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -50,6 +50,6 @@ def _is_typed_scalar(schema: dict[str, Any]) -> bool:
 
 
 def _or_variable(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema or a variable, with titles and defaults kept outside, where editors look for them."""
+    """Return a schema for this one or a variable; titles and defaults stay outside, where editors look for them."""
     outside = {key: schema[key] for key in ("title", "description", "default") if key in schema}
     return {"anyOf": [{key: value for key, value in schema.items() if key not in outside}, dict(_VARIABLE)], **outside}

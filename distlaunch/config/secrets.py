@@ -1,4 +1,4 @@
-"""Secrets in a config: files of a run hold the `${NAME}` that each stands for, and not its value."""
+"""Secrets in a config: files of a run contain the reference `${NAME}` and not its value."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from distlaunch.config.read.tree import Key, Node, texts_in
 
 @dataclass(frozen=True)
 class Reference:
-    """Where a value comes from.
+    """The origin of a value.
 
     Attributes:
-        text: what was written, such as `https://${USER}:${PASSWORD}@host`.
-        value: what it stands for.
+        text: the text as written, such as `https://${USER}:${PASSWORD}@host`.
+        value: the value that it stands for.
     """
 
     text: str
@@ -45,15 +45,15 @@ class Secrets:
     """The secrets of a config.
 
     Attributes:
-        references: by the keys of the values.
-        variables: values of the variables that they name, as far as these are set.
+        references: references by the keys of the values.
+        variables: values of the variables that they name, if these are set.
     """
 
     references: Mapping[Key, Reference] = field(default_factory=dict[Key, Reference])
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def reference(self, key: Key, value: Any) -> Reference | None:
-        """Return where the value at a key comes from; None: it is what was written."""
+        """Return the reference that the value at a key comes from, or None if it was written as it is."""
         found = self.references.get(key)
         if found is not None and found.value == value and type(found.value) is type(value):
             return found
@@ -63,9 +63,9 @@ class Secrets:
         return next((each for each in self.references.values() if value == each.value), None)
 
     def public(self, value: Any, key: Key = ()) -> Any:
-        """Return plain data of a config as records and checkpoints may hold it.
+        """Return plain data of a config in a form for records and checkpoints.
 
-        References have the place of their values, and `***` that of other secrets, such as passwords in URLs.
+        References replace their values, and `***` replaces other secrets, such as passwords in URLs.
         """
         if is_dict(value):
             return {name: self.public(inner, (*key, name)) for name, inner in value.items()}
@@ -79,19 +79,19 @@ class Secrets:
 
     @staticmethod
     def values(plain: Any) -> list[str]:
-        """Return the values in plain data of a config that must not be printed, by their keys or what they hold."""
+        """Return the values in plain data that must not be printed, judged by their keys or their content."""
         texts = list(texts_in(plain, ()))
         secret = {text for key, text in texts if is_secret_at(key, text)}
         return sorted(secret.union(*(credentials_in(text) for _, text in texts)))
 
 
 def names_in(text: str) -> list[str]:
-    """Return the variables that a text names."""
+    """Return the names of the variables in a text."""
     return [_name(found) for found in VARIABLE.finditer(text) if found[1] is not None]
 
 
 def stands_for_secret(text: str, key: Key, value: Any, environ: Mapping[str, str]) -> bool:
-    """Return whether a text that names variables stands for a secret: by one of their names, or by its key."""
+    """Return whether a text with variables stands for a secret: by the name of one, or by its key."""
     names = names_in(text)
     given = [environ.get(name, "") for name in names]
     return bool(names) and (
@@ -105,7 +105,7 @@ def secrets_in(root: Node, environ: Mapping[str, str], *, all_references: bool =
     """Return the secrets of a config as it was written.
 
     Args:
-        all_references: whatever names a variable stands for a secret, as in the files of a run.
+        all_references: whether each reference stands for a secret, as in the files of a run.
     """
     found = {
         key: Reference(text, value)

@@ -1,4 +1,4 @@
-"""The project that `distlaunch init` writes: a model and data in a Python file, and a config that names them."""
+"""The project that `distlaunch init` writes: a Python file with a model and data, and a config that refers to it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _SUFFIXES = (".yaml", ".yml")
 
 @dataclass(frozen=True)
 class StarterProject:
-    """The two files, of which the config finds the code beside it."""
+    """The two files; the config refers to the code in the same folder."""
 
     config: Path
     code: Path
 
     @staticmethod
     def at(target: Path) -> StarterProject:
-        """Files of the usual names in a folder, or the config that is named and a Python file beside it."""
+        """Return the usual file names in a folder, or a given config with a Python file next to it."""
         if target.suffix in _SUFFIXES and not target.is_dir():
             # never the config's bare name: a file keras.py beside keras.yaml would hide Keras from the tasks
             return StarterProject(target, target.with_name(f"{target.stem}_model.py"))
         return StarterProject(target / CONFIG_NAME, target / CODE_NAME)
 
     def texts(self) -> dict[Path, str]:
-        """What each file holds."""
+        """Return the content of each file."""
         return {self.code: _CODE.replace("CONFIG", self.config.name), self.config: self._config_text()}
 
     def _config_text(self) -> str:

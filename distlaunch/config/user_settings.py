@@ -1,4 +1,4 @@
-"""Settings of the user's own, for all runs: whose runs count as one's own. No config and no run can change them."""
+"""Settings of the user for all runs: which other runs are trusted. Neither a config nor a run can change them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _ALLOWED = ("trust",)
 
 
 def settings_path(environ: Mapping[str, str]) -> Path:
-    """Return where the settings are."""
+    """Return the path of the settings."""
     folder = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME") or "~", ".config")
     return Path(os.path.expanduser(folder)) / "distlaunch" / "settings.yaml"
 
 
 def trusted_folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return the folders whose runs count as one's own whoever has made them.
+    """Return the folders whose runs are trusted, whoever has created them.
 
     Raises:
-        UsageError: the settings cannot be read, or others can write to them.
+        UsageError: the settings cannot be read, or other users can write to them.
     """
     return (*trusted_of(environ), *_trusted_by_settings(settings_path(environ)))
 

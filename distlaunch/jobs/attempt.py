@@ -15,7 +15,7 @@ from distlaunch.cluster.environment import describe_environment
 from distlaunch.cluster.hosts import TooFewSlotsError
 from distlaunch.cluster.spec import ClusterSpec, Task
 from distlaunch.config.checks.config import cross_check, fitting_workers
-from distlaunch.config.cluster import Span
+from distlaunch.config.cluster import WorkerRange
 from distlaunch.config.run import RunConfig
 from distlaunch.engines.base import Needs
 from distlaunch.engines.context import LaunchContext
@@ -132,7 +132,7 @@ def allocate_fitting(
 def least_workers(config: RunConfig) -> int:
     """Return the smallest number of workers with which the job may continue."""
     workers = config.cluster.workers
-    return workers.min if isinstance(workers, Span) else 1 if workers == "auto" else workers
+    return workers.min if isinstance(workers, WorkerRange) else 1 if workers == "auto" else workers
 
 
 def allocate(config: RunConfig, context: LaunchContext, *, dry: bool = False, spares_failed: bool = True) -> Allocation:
@@ -172,7 +172,7 @@ def run_attempt(
     Raises StopRequested: a signal came before its tasks were started.
 
     Args:
-        workers: how many this attempt has, of a config that gives a span; None: as the config says.
+        workers: how many this attempt has, if the config gives a range; None for the number in the config.
     """
     from distlaunch.config.read.load import dump_config
 

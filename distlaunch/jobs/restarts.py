@@ -17,7 +17,7 @@ from distlaunch.base.plural import count, listed
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.signals import ENDING
 from distlaunch.config.checks.config import fitting_workers
-from distlaunch.config.cluster import Span
+from distlaunch.config.cluster import WorkerRange
 from distlaunch.config.run import RunConfig
 from distlaunch.engines.base import Engine
 from distlaunch.engines.context import LaunchContext
@@ -43,11 +43,11 @@ class Limits:
 
 def run_job(config: RunConfig, run: RunDir, observer: Observer, context: LaunchContext) -> AttemptResult:
     """Train a run, whose lock the caller holds, and restart it after failures that may be temporary."""
-    workers, is_span = config.cluster.num_workers, isinstance(config.cluster.workers, Span)
+    workers, is_range = config.cluster.num_workers, isinstance(config.cluster.workers, WorkerRange)
 
     def start(signals: SignalPipe) -> AttemptResult:
         return run_attempt(
-            config, run, "train", observer, context, signals=signals, workers=workers if is_span else None
+            config, run, "train", observer, context, signals=signals, workers=workers if is_range else None
         )
 
     def change(outcome: Outcome) -> str:
@@ -170,12 +170,12 @@ def _recent(starts: Sequence[float], window_s: float | None) -> list[float]:
 
 def _next_workers(config: RunConfig, workers: int, *, lost: bool, num_gpus: int) -> int:
     """Return the number of workers of the next attempt: one fewer after a loss, all of them the time after."""
-    span = config.cluster.workers
-    if not isinstance(span, Span):
+    wanted = config.cluster.workers
+    if not isinstance(wanted, WorkerRange):
         return workers
-    if not lost or workers < span.max:
-        return span.max
-    fewer = range(workers - 1, span.min - 1, -1)
+    if not lost or workers < wanted.max:
+        return wanted.max
+    fewer = range(workers - 1, wanted.min - 1, -1)
     return fitting_workers(config, fewer, num_gpus) or workers
 
 

@@ -22,7 +22,7 @@ _SHARDING, _STREAMS = ("data", "sharding"), ("data", "streams")
 
 @dataclass(frozen=True)
 class Check:
-    """A check, and the sections it reads: it is not run where one of them is wrong already."""
+    """A check, and the sections that it reads: it is skipped if one of them is already invalid."""
 
     run: Callable[[RunConfig, int | None], Iterator[Problem]]
     reads: frozenset[str]
@@ -34,13 +34,13 @@ def cross_check(
     without: frozenset[str] = frozenset(),
     given: Mapping[str, int] | None = None,
 ) -> list[Problem]:
-    """What does not fit together.
+    """Return conflicts between settings.
 
     Args:
         config: a config whose values have the right types.
-        num_gpus: GPUs of this machine; None if that is not known.
-        without: sections that hold other mistakes, so nothing is said about them.
-        given: numbers of the section `cluster` that TF_CONFIG decides, and not the config.
+        num_gpus: number of GPUs of this machine; None if unknown.
+        without: sections with other mistakes, which are not checked.
+        given: numbers of the section `cluster` that TF_CONFIG determines instead of the config.
     """
     if given:
         # it also has the addresses, so that nobody takes the ports of the config
@@ -55,7 +55,7 @@ def cross_check(
 
 
 def _note(problem: Problem, given: Mapping[str, int]) -> str:
-    """Say that a number comes from TF_CONFIG, and not from the config."""
+    """Return a note that a number comes from TF_CONFIG, and not from the config."""
     if problem.key == _OF_WORKERS and "workers" in given:
         return f" (TF_CONFIG has {count(given['workers'], 'worker')})"
     if "ps" in given and not given["ps"] and problem.key == ("strategy", "kind"):
@@ -72,7 +72,7 @@ def fitting_workers(config: RunConfig, numbers: Iterable[int], num_gpus: int | N
 
 
 def _with_workers(config: RunConfig, number: int) -> RunConfig:
-    """Without the ports of workers that it has not."""
+    """Return the config with this number of workers, without the ports of others."""
     config = config.with_workers(number)
     cluster = config.cluster
     if cluster.ports == "auto":
@@ -82,7 +82,7 @@ def _with_workers(config: RunConfig, number: int) -> RunConfig:
 
 
 def data_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
-    """One source of data, and settings that this source can follow."""
+    """Check that there is one source of data, and that the settings apply to it."""
     data = config.data
     if data.function is None and data.tfds is None:
         yield Problem(("data",), "no source; expected `function:` or `tfds:` below it; add one")
@@ -114,7 +114,7 @@ def data_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
 
 
 def loop_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
-    """A step of one's own needs the loop that calls it; the reference step needs a loss."""
+    """Check that a step function has a loop that calls it, and that the reference step has a loss."""
     train = config.train
     if train.step is not None and train.loop != "custom":
         yield Problem(
@@ -128,7 +128,7 @@ def loop_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
 
 
 def periods_happen(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
-    """Checkpoints and validation come at least once."""
+    """Check that checkpoints and validation happen at least once."""
     epochs, checkpoint, validation = config.train.epochs, config.checkpoint, config.validation
     periods = {name: getattr(checkpoint, name) for name in ("every_epochs", "every_steps", "every_minutes", "every")}
     if all(period is None for period in periods.values()):
@@ -151,7 +151,7 @@ def periods_happen(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]
 
 
 def best_is_measured(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
-    """Values of validation need validation."""
+    """Check that there is validation if the best checkpoint depends on it."""
     best = config.checkpoint.best
     if best is not None and best.metric.startswith("val_") and config.validation is None:
         message = f"got '{best.metric}', but there is no validation; add `validation: {{}}`, or use a value of training"
@@ -159,7 +159,7 @@ def best_is_measured(config: RunConfig, num_gpus: int | None) -> Iterator[Proble
 
 
 def most_steps(config: RunConfig) -> int | None:
-    """The maximum number of steps of the whole run; None if the config does not determine it."""
+    """Return the maximum number of steps of the whole run, or None if the config does not determine it."""
     data, train = config.data, config.train
     if train.steps_per_epoch is not None:
         return train.epochs * train.steps_per_epoch
@@ -170,12 +170,12 @@ def most_steps(config: RunConfig) -> int | None:
 
 
 def engine_is_valid(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
-    """The section of the engine holds what its kind needs."""
+    """Check the section of the engine."""
     yield from config.engine.problems(config)
 
 
 def isolated_jobs_are_here(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
-    """A job with a network of its own is on this machine alone."""
+    """Check that a job with its own network runs on this machine only."""
     if config.cluster.isolate and not config.engine.is_here:
         message = "hides the ports of jobs on this machine"
         got = f"but `engine.kind: {config.engine.kind}` has tasks on several hosts; remove one of them"
@@ -183,7 +183,7 @@ def isolated_jobs_are_here(config: RunConfig, num_gpus: int | None) -> Iterator[
 
 
 def keras_names_exist(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
-    """Optimizers, losses, metrics and callbacks are those of Keras, or references."""
+    """Check that optimizers, losses, metrics and callbacks are names of Keras, or references."""
     for site in sites(config):
         if site.role in NAMES and not site.is_reference:
             yield from _keras_name(site)
@@ -218,7 +218,7 @@ def _learning_rate(site: Site) -> Iterator[Problem]:
 
 
 def sharing_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
-    """Who gets which examples is what the strategy and the data function can do."""
+    """Check that the strategy and the data function support the assignment of examples to workers."""
     data = config.data
     if data.sharding == "shuffled" and not config.strategy.has_coordinator:
         message = f"got 'shuffled', but the workers of {config.strategy.kind} take every step together"

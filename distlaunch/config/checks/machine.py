@@ -1,4 +1,4 @@
-"""Checks of a config that need this machine: free ports, a place for the run directory, installed packages."""
+"""Checks of a config that depend on this machine: free ports, a place for the run directory, installed packages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distlaunch.config.run import Callback, RunConfig
 
 
 def machine_problems(config: RunConfig) -> list[Problem]:
-    """What would keep a run of this config from starting here."""
+    """Return problems that would keep a run of this config from starting here."""
     return [
         *busy_ports(config),
         *runs_dir_problems(config),
@@ -23,14 +23,14 @@ def machine_problems(config: RunConfig) -> list[Problem]:
 
 
 def missing_packages(callbacks: Sequence[Callback]) -> Iterator[Problem]:
-    """What callbacks would fail to import in the midst of training."""
+    """Yield problems for packages that callbacks would fail to import during training."""
     for index, callback in enumerate(callbacks):
         if missing := missing_package(callback.name):
             yield Problem(("train", "callbacks", index, "name"), missing)
 
 
 def busy_ports(config: RunConfig) -> Iterator[Problem]:
-    """Fixed ports that another process holds."""
+    """Yield problems for fixed ports that another process holds."""
     if config.cluster.ports == "auto" or not config.engine.is_here:
         return
     for index, port in enumerate(config.cluster.ports):
@@ -39,7 +39,7 @@ def busy_ports(config: RunConfig) -> Iterator[Problem]:
 
 
 def runs_dir_problems(config: RunConfig) -> Iterator[Problem]:
-    """The run directory can be made, or its parents can."""
+    """Check that the run directory, or its parents, can be created."""
     folder = Path(config.runs_dir).absolute()
     # `lexists`: a broken link is in the way, too
     existing = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))

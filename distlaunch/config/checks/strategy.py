@@ -7,19 +7,19 @@ from collections.abc import Iterator
 
 from distlaunch.base.errors import Problem
 from distlaunch.base.plural import count
-from distlaunch.config.cluster import Cluster, Span
+from distlaunch.config.cluster import Cluster, WorkerRange
 from distlaunch.config.read.words import all_of, either
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategies import Strategy, kinds_that_use
 
 _MOST_CPU_DEVICES, _MOST_TASKS = 1_024, 10_000
-"""More than any machine can hold: a slip of the keyboard, which would fill the memory."""
+"""More than any machine can hold: such a number is a typo, and would fill the memory."""
 
 
 def share_note(config: RunConfig, parts: int) -> str:
-    """What it costs that so many parts share a full batch; empty if each has its work.
+    """Return the cost of dividing a full batch into this many parts; empty if each part has work.
 
-    Replicas weigh their parts by rows, so that one row more or less makes no difference worth a word.
+    Replicas weight their parts by rows, so a difference of one row is not worth mentioning.
     """
     batch, strategy = config.data.global_batch, config.strategy
     if batch is None:
@@ -34,7 +34,7 @@ def share_note(config: RunConfig, parts: int) -> str:
 
 
 def devices_suffice(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
-    """On a machine with GPUs, one for each replica. CPU devices are virtual, so there are many."""
+    """Check that a machine with GPUs has one for each replica. CPU devices are virtual, so there are many."""
     needed = config.strategy.devices_needed(config.cluster)
     if needed is None:
         return
@@ -48,12 +48,12 @@ def devices_suffice(config: RunConfig, num_gpus: int | None) -> Iterator[Problem
 
 
 def section_is_valid(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
-    """What the strategy itself finds wrong with its section."""
+    """Check the section with the strategy's own rules."""
     yield from config.strategy.problems(num_gpus)
 
 
 def cluster_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
-    """What `cluster:` says is what the strategy uses."""
+    """Check that the strategy uses what `cluster:` specifies."""
     strategy, cluster = config.strategy, config.cluster
     uses = strategy.cluster_keys
     if (cluster.num_workers > 1 or cluster.workers == "auto") and "workers" not in uses:
@@ -61,7 +61,7 @@ def cluster_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
         got = "'auto'" if cluster.workers == "auto" else cluster.num_workers
         message = f"got {got}, but {strategy.kind} {why}; remove it"
         yield Problem(("cluster", "workers"), f"{message}, or use strategy.kind: {_users_of('workers')}")
-    yield from _span(strategy, cluster)
+    yield from _worker_range(strategy, cluster)
     yield from strategy.cluster_problems(cluster, num_gpus)
     if cluster.ps and "ps" not in uses:
         message = f"got {cluster.ps}, but {strategy.kind} has no parameter servers; remove it"
@@ -79,15 +79,15 @@ def _users_of(cluster_key: str) -> str:
     return either(kinds_that_use(cluster_key))
 
 
-def _span(strategy: Strategy, cluster: Cluster) -> Iterator[Problem]:
-    if not isinstance(cluster.workers, Span):
+def _worker_range(strategy: Strategy, cluster: Cluster) -> Iterator[Problem]:
+    if not isinstance(cluster.workers, WorkerRange):
         return
     if cluster.workers.min > cluster.workers.max:
         yield Problem(
             ("cluster", "workers", "min"), f"got {cluster.workers.min}, which is more than max, {cluster.workers.max}"
         )
     if not strategy.in_lockstep:
-        message = f"a span, but the number of workers of {strategy.kind} does not change; write one number"
+        message = f"got a range, but the number of workers of {strategy.kind} does not change; write one number"
         yield Problem(("cluster", "workers"), message)
 
 
@@ -118,14 +118,14 @@ def _last(ports: list[int], port: int) -> int:
 
 
 def variables_can_compile(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
-    """XLA cannot reach variables of another process."""
+    """Check that XLA can access the variables, which it cannot in another process."""
     if config.compile and config.compile.jit_compile and not config.strategy.can_jit_compile:
         message = f"got true, but XLA cannot reach the variables of {config.strategy.kind}, which lie elsewhere"
         yield Problem(("compile", "jit_compile"), f"{message}; remove it")
 
 
 def scale_is_kept(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
-    """Workers that each step by themselves cannot keep one scale of the loss."""
+    """Check that asynchronous workers do not have to share a loss scale."""
     if config.strategy.is_asynchronous(config.cluster) and config.precision == "mixed_float16":
         who = f"several workers of {config.strategy.kind}"
         message = f"got 'mixed_float16', which scales the loss; {who} cannot keep one scale"

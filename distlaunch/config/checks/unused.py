@@ -1,4 +1,4 @@
-"""Settings that have no effect beside the others of a config: warnings, since the run is as its words say."""
+"""Warnings about settings that have no effect in combination with others; the run itself follows the config."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distlaunch.config.run import Data, RunConfig
 
 
 def unused_settings(config: RunConfig) -> list[Problem]:
-    """Return the settings that differ from their defaults and that nothing uses, each with the reason."""
+    """Return settings that differ from their defaults and have no effect, each with the reason."""
     return [*_of_data(config.data), *_of_restarts(config)]
 
 

@@ -1,6 +1,6 @@
-"""Relative paths among the arguments of the user's functions: they start from the config's folder, as functions do.
+"""Relative paths among the arguments of the user's functions: they start from the config's folder, like function files.
 
-Where the tasks run in that folder, nothing is changed: a text that happens to be the name of a file stays what it is.
+If the tasks run in that folder, nothing is changed: a text that happens to be the name of a file remains as it is.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ _LONGEST = 4_096
 
 
 def with_argument_paths(config: RunConfig, launched_in: Path | None = None) -> tuple[RunConfig, list[str]]:
-    """Return a config whose arguments lead to the same files in this directory, and what is to be said about it.
+    """Return a config whose arguments refer to the same files from the current directory, and notes about it.
 
-    An argument counts as a path if there is such a file, or one that a pattern such as `part-*.csv` matches. It is
-    looked for in the config's folder, then in this directory.
+    An argument counts as a path if such a file exists, or if it is a pattern such as `part-*.csv` that matches files.
+    It is
+    looked up in the config's folder, then in the current directory.
 
     Args:
-        launched_in: of a run: where it was started, which is looked at last.
+        launched_in: the directory in which the run was started, which is searched last.
     """
     here, folder = Path.cwd(), config.folder or Path.cwd()
     notes: list[str] = []
@@ -62,10 +63,10 @@ def with_argument_paths(config: RunConfig, launched_in: Path | None = None) -> t
 
 
 def with_given_arguments(config: RunConfig, folder: Path, is_given: Callable[[Key], bool]) -> RunConfig:
-    """Return a config whose arguments that `--set` gave lead to the files in this directory that they name.
+    """Return a config in which arguments set by `--set` refer to files in the current directory.
 
     Args:
-        folder: that of the config, in which relative paths stay as they are.
+        folder: the config's folder, in which relative paths remain.
         is_given: returns whether `--set` gave the value of a key.
     """
     here = Path.cwd()
@@ -108,7 +109,7 @@ def _may_be_relative(text: str) -> bool:
 
 
 def _leads_somewhere(base: Path, text: str) -> bool:
-    """Return whether there is such a file, one that matches, or the folder before what is filled in later."""
+    """Return whether there is such a file, a matching one, or the folder before a part that is filled in later."""
     open_part = _FILLED_IN.search(text)
     try:
         if open_part is None:

@@ -1,6 +1,6 @@
-"""Checks `module:function` references against the source text: the name exists, and takes the arguments given.
+"""Checks `module:function` references against the source text: the name exists, and accepts the given arguments.
 
-Nothing is imported, so nothing of the user's runs. What cannot be known without running it is taken to be right.
+Nothing is imported, so that no user code runs. What cannot be known without running it is assumed to be correct.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from distlaunch.config.references.source_names import ModuleNames, SourceError, 
 from distlaunch.config.run import RunConfig
 
 _GIVEN = {"preprocessing": 1}
-"""Values that distlaunch gives by position, before the config's arguments."""
+"""Number of values that distlaunch passes by position, before the config's arguments."""
 _BY_NAME = {"augment": (SEED,)}
-"""Values that distlaunch gives by name, to a function that takes them."""
+"""Values that distlaunch passes by name, to a function that takes them."""
 _EXAMPLE_FORMS = (("x", "y"), ("example",), ("x", "y", "sample_weight"))
-"""Only the data shows what the examples are; see `data/examples/each_example.py`."""
+"""Possible forms of examples, which only the data determines; see `data/examples/each_example.py`."""
 Forms = Mapping[str, tuple[tuple[str, ...], ...]]
-"""Names of the values that a function is called with by position, by role; more than one where it may choose."""
+"""Names of the values that a function is called with by position, by role; several if it may choose."""
 _NAMES = ("PyDataset", "keras.utils.Sequence", "utils import Sequence")
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib"))
 _MOST_FILES = 50
@@ -46,14 +46,18 @@ _MOST_FILES = 50
 
 @dataclass(frozen=True)
 class Calls:
-    """How a run calls the functions of its config. `gives_context`: to the data function."""
+    """How a run calls the functions of its config.
+
+    Attributes:
+        gives_context: whether the data function gets `context`.
+    """
 
     forms: Forms
     gives_context: bool
 
 
 def reference_problems(config: RunConfig) -> list[Problem]:
-    """What is wrong with the functions that a config names, whose files are absolute paths."""
+    """Return problems with the functions that a config names, whose files are absolute paths."""
     known: dict[Path, ModuleNames] = {}
     forms = {"map": _EXAMPLE_FORMS, "augment": _EXAMPLE_FORMS, "step": config.strategy.step_forms}
     called = Calls(forms, gives_context=config.data.gives_context)
@@ -92,7 +96,7 @@ def _file(path: Path) -> Path:
 
 
 def _relative_import(path: Path, node: ast.ImportFrom, name: str) -> str:
-    """Say how to name a file that only works as a module of its package."""
+    """Return how to name a file that only works as a module of its package."""
     root = package_root(path) or path.parent.parent
     module = ".".join(path.relative_to(root).with_suffix("").parts)
     line = f"`from {'.' * node.level}{node.module or ''} import ...`"
@@ -150,9 +154,9 @@ def _check_call(site: Site, function: Function, called: Calls) -> Iterator[Probl
 
 
 def _batch_size_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yield a problem if no file of the user's that the data function is in, or imports, names a `PyDataset`.
+    """Yield a problem if no user file that the data function is in, or imports, mentions a `PyDataset`.
 
-    Where that cannot be known, the run says so once it has read the data.
+    If that cannot be known, the run reports it once it has read the data.
     """
     function = config.data.function
     if config.data.global_batch is not None or (
@@ -203,7 +207,7 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 
 
 def _neighbour(file: Path, module: str, folder: Path | None) -> Path | None:
-    """Return the source of a module beside a file, or of any that is not installed; None if there is none to read."""
+    """Return the source of a module next to a file, or of one that is not installed; None if there is none."""
     beside = file.parent.joinpath(*module.split(".")).with_suffix(".py")
     if beside.is_file():
         return beside

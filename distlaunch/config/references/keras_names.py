@@ -1,4 +1,4 @@
-"""Names of Keras 3.15, so that a misspelt one is found without importing Keras. A test compares them with Keras."""
+"""Names in Keras 3.15, to find misspelled ones without importing Keras. A test compares them with Keras."""
 
 from __future__ import annotations
 
@@ -83,21 +83,21 @@ ALIASES: dict[str, dict[str, str]] = {
     "metrics": _ERRORS | _BY_SHAPE,
     "callbacks": {},
 }
-"""Short names. `accuracy` and `crossentropy` are no class: Keras picks the metric that fits the shapes."""
+"""Short names. `accuracy` and `crossentropy` are not classes: Keras picks the metric that fits the shapes."""
 
 
 def canonical(group: str, name: str) -> str | None:
-    """The name as `keras.<group>` spells it, for `adam`, `Adam`, `mse` or `squared_hinge`; None if unknown.
+    """Return the name as spelled in `keras.<group>`, for `adam`, `Adam`, `mse` or `squared_hinge`; None if unknown.
 
     Args:
         group: optimizers, losses, metrics or callbacks.
-        name: what the config says.
+        name: the name in the config.
     """
     return ({_fold(known): known for known in NAMES[group]} | ALIASES[group]).get(_fold(name))
 
 
 def suggestion(group: str, name: str) -> str | None:
-    """The name most likely meant, in the spelling that the config uses (`adam` or `Adam`)."""
+    """Return the name that was probably meant, in the config's spelling (`adam` or `Adam`), or None."""
     found = closest(name, [*NAMES[group], *ALIASES[group]])
     if found is None or name[:1].isupper() or group == "callbacks":
         return found
@@ -110,7 +110,7 @@ def _fold(name: str) -> str:
 
 
 def missing_package(callback: str) -> str:
-    """What to install, if a callback of Keras imports later what is not there; else an empty text."""
+    """Return how to install a package that a Keras callback will import, if it is missing; else an empty string."""
     package = IMPORTS.get(canonical("callbacks", callback) or "", "")
     if not package or importlib.util.find_spec(package) is not None:
         return ""

@@ -1,4 +1,4 @@
-"""Finds a module's source file without importing anything of the user's."""
+"""Finds a module's source file without importing user code."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from distlaunch.config.run import RunConfig
 
 
 class ModuleMissingError(Exception):
-    """There is no such module; the message says what was looked for."""
+    """There is no such module; the message tells where it was searched."""
 
 
 def program_of(config: RunConfig) -> str:
-    """Return the file of the model's function, which the user's code sees as its program; the module if it has none."""
+    """Return the file of the model's function, or its module without a file: the program to the user's code."""
     name = config.model.function.rpartition(":")[0]
     if name.endswith(".py"):
         return name
@@ -28,10 +28,10 @@ def program_of(config: RunConfig) -> str:
 
 
 def find_source(module: str, folder: Path | None = None) -> Path | None:
-    """The source file of `package.module`; None for one that has none to read (built in, compiled, without `__init__`).
+    """Return the source file of `package.module`, or None if it has none (built in, compiled, without `__init__`).
 
     Args:
-        folder: where to look before this directory.
+        folder: folder to search before the current directory.
 
     Raises:
         ModuleMissingError: a part of the name does not exist.
@@ -66,11 +66,11 @@ def find_source(module: str, folder: Path | None = None) -> Path | None:
 
 
 _ALWAYS_LOADED = {*sys.stdlib_module_names, "distlaunch", "keras", "numpy", "tensorflow"}
-"""Names that a module of the user's cannot have: tasks have imported these before anything of the user's."""
+"""Names that a user's module cannot have: tasks import these before any user code."""
 
 
 def taken_name(module: str) -> str:
-    """Return the user's file in this folder whose name belongs to a module that is always loaded; else empty."""
+    """Return a user's file in the current directory with the name of a module that is always loaded; else empty."""
     top = module.partition(".")[0]
     spec = PathFinder.find_spec(top, [os.getcwd()]) if top in _ALWAYS_LOADED else None
     if spec is None or not spec.origin or spec.origin == _library(top):
@@ -79,7 +79,7 @@ def taken_name(module: str) -> str:
 
 
 def _library(name: str) -> str | None:
-    """Where Python finds a module that is not in this folder."""
+    """Return the file of a module outside the current directory."""
     elsewhere = [entry for entry in sys.path if os.path.abspath(entry or ".") != os.getcwd()]
     spec = PathFinder.find_spec(name, elsewhere)
     return None if spec is None else spec.origin
@@ -102,12 +102,12 @@ def _top(name: str, folder: Path | None) -> ModuleSpec | None:
 
 
 def _may_hold_attributes(spec: ModuleSpec) -> bool:
-    """Whether `module.part` may be a module all the same, as `os.path` is, though `os` is no package."""
+    """Return whether `module.part` may still be a module, like `os.path`, although `os` is not a package."""
     return spec.submodule_search_locations is None
 
 
 def _names_in(folders: list[str]) -> list[str]:
-    """Modules and packages in some folders."""
+    """Return the names of modules and packages in some folders."""
     names: list[str] = []
     for folder in folders:
         try:

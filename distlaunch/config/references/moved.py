@@ -1,4 +1,4 @@
-"""The code of a run that was moved: to another machine, to another folder, or in an artifact that was unpacked."""
+"""Finds the code of a run that was moved: to another machine or folder, or in an unpacked artifact."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _ARGS: tuple[Key, ...] = (("model", "args"), ("data", "args"), ("data", "preproc
 
 @dataclass
 class Moved:
-    """Where the files that a run's config names are now.
+    """Current locations of the files that a run's config names.
 
     Attributes:
-        values: values of the config that have changed, by their keys.
-        folder: the folder from which the config's relative paths start; None: not known.
-        modules: the folder in which its modules are looked for before this directory; None: there is no other.
-        note: what to say about it; empty: nothing was moved.
-        problems: files that are not found.
+        values: changed values of the config, by their keys.
+        folder: the folder from which the config's relative paths start; None if unknown.
+        modules: the folder that is searched for modules before the current directory; None if there is none.
+        note: a message about it; empty if nothing was moved.
+        problems: files that were not found.
     """
 
     values: dict[Key, str] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Moved:
     problems: list[Problem] = field(default_factory=list)
 
     def applied_to(self, config: RunConfig) -> RunConfig:
-        """Return the config with the values of this place."""
+        """Return the config with the values for this location."""
         if not self.values:
             return config.in_folder(self.folder).with_modules_in(self.modules)
         plain: Any = config.to_plain()
@@ -50,9 +50,9 @@ class Moved:
 
 
 def find_moved(config: RunConfig, run: RunDir) -> Moved:
-    """Look for the code that a run's config names: where it lies relative to the run, then where it was.
+    """Find the code that a run's config names: first at its place relative to the run, then at its former place.
 
-    A file of another user counts only if it lies where it should relative to the run.
+    A file of another user is used only at its place relative to the run.
     """
     before, (folder, _) = run.recorded_path(), run.started_from()
     found = Moved(folder=folder)
@@ -79,7 +79,7 @@ def find_moved(config: RunConfig, run: RunDir) -> Moved:
 
 
 def is_moved(old: str, new: str, run: RunDir) -> bool:
-    """Return whether two values of a config name the same file, in a place of the run before and in its place now."""
+    """Return whether two values of a config name the same file, at a former and the current place of the run."""
     if not (old.startswith("/") and new.startswith("/")):
         return False
     # a copy that only leads to a run has its checkpoints as a link
@@ -88,7 +88,7 @@ def is_moved(old: str, new: str, run: RunDir) -> bool:
 
 
 def _find_modules(config: RunConfig, run: RunDir, before: Path | None, found: Moved) -> None:
-    """Look for the folder of the modules that the config names, and for those that are nowhere."""
+    """Find the folder of the modules that the config names, and modules that do not exist."""
     named = [(site, site.name.rpartition(":")[0]) for site in sites(config) if site.is_reference]
     modules = [(site, module) for site, module in named if not module.endswith(".py")]
     recorded = run.modules_from()
@@ -124,7 +124,7 @@ def _file_in(folder: Path, module: str) -> Path | None:
 
 
 def _moved(path: Path, before: Path, now: Path) -> Path:
-    """Return the path that lies relative to the run as this one did."""
+    """Return the path with the same position relative to the run's current place."""
     return Path(os.path.normpath(now / os.path.relpath(path, before)))
 
 
@@ -155,7 +155,7 @@ def _at(plain: Any, key: Key) -> Any:
 
 
 def _move_texts(value: Any, key: Key, folder: Path, found: Moved) -> None:
-    """Find the arguments that lead into the config's former folder."""
+    """Find the arguments that refer to the config's former folder."""
     if is_dict(value):
         for name, inner in value.items():
             _move_texts(inner, (*key, name), folder, found)

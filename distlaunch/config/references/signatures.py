@@ -1,4 +1,4 @@
-"""Whether a function, known from its source alone, can be called as the config says."""
+"""Checks whether a function, known only from its source, can be called as the config requires."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from distlaunch.config.read.words import did_you_mean, listed
 
 SEED = "seed"
-"""The argument by which a `data.augment` function asks for random numbers of its own."""
+"""The argument with which a `data.augment` function requests a seed for random numbers."""
 
 
 @dataclass(frozen=True)
 class Function:
-    """A plain `def` at the top of a module."""
+    """A plain `def` at the top level of a module."""
 
     name: str
     node: ast.FunctionDef
 
     @property
     def by_name(self) -> list[str]:
-        """Arguments that can be given by name."""
+        """Arguments that can be passed by name."""
         args = self.node.args
         return [arg.arg for arg in (*args.args, *args.kwonlyargs)]
 
@@ -46,11 +46,11 @@ class Function:
 def argument_problems(
     function: Function, given: Iterable[str], *, complete: bool, by_position: int = 0
 ) -> Iterator[tuple[str, str]]:
-    """Pairs of an argument (or an empty text) and what is wrong with it.
+    """Yield pairs of an argument (or an empty string) and the problem with it.
 
     Args:
-        by_position: values that are given before these, by position.
-        complete: the function is called with these arguments only, so none may be missing.
+        by_position: number of values that are passed before these, by position.
+        complete: whether the function is called with these arguments only, so that none may be missing.
     """
     if by_position > len(function.positional) and function.node.args.vararg is None:
         wanted = f"def {function.name}({', '.join(['inputs', *function.by_name])})"
@@ -69,7 +69,7 @@ def argument_problems(
 
 
 def position_problem(function: Function, values: Sequence[str], by_name: Sequence[str] = ()) -> str | None:
-    """What is wrong if the function is called with these values, by position, and those by name that it takes."""
+    """Return the problem of a call with these values by position, and `by_name` if the function takes them."""
     args, number, names = function.node.args, len(values), ", ".join(values)
     least = len(set(function.required) - set(by_name))
     most = None if args.vararg else len(set(function.positional) - set(by_name))
@@ -92,7 +92,7 @@ def map_with_seed(function: str) -> str:
 
 
 def context_problem(function: Function, *, given: bool) -> str | None:
-    """What is wrong if a data function is called with `context`, or without it."""
+    """Return the problem of calling a data function with `context`, or without it."""
     if given and "context" not in function.by_name and function.node.args.kwarg is None:
         wanted = f"def {function.name}({', '.join([*function.by_name, 'context'])})"
         return f"it is called with `context`, which {function} does not take; write `{wanted}`"

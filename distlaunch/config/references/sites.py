@@ -1,4 +1,4 @@
-"""Where a config names functions and Keras objects."""
+"""The places in a config that name functions and Keras objects."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ Role = Literal[
 ]
 
 STAND_IN = "unknown:unknown"
-"""Stands for a reference that is missing or wrong, so that the rest of a config can be checked."""
+"""Replacement for a missing or invalid reference, so that the rest of a config can be checked."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """A name in the config. `args` are those that the config gives, None where distlaunch calls with its own."""
+    """A name in the config.
+
+    Attributes:
+        args: the arguments in the config; None if distlaunch passes its own.
+    """
 
     key: Key
     name: str
@@ -33,12 +37,12 @@ class Site:
 
     @property
     def is_reference(self) -> bool:
-        """`module:function`, not a name of Keras."""
+        """Whether the name is a `module:function`, not a name of Keras."""
         return ":" in self.name and self.name != STAND_IN
 
 
 def sites(config: RunConfig) -> Iterator[Site]:
-    """All of them."""
+    """Yield all names in a config."""
     yield Site(("model", "function"), config.model.function, "model", config.model.args, ("model", "args"))
     if config.data.function is not None:
         yield Site(("data", "function"), config.data.function, "data", config.data.args, ("data", "args"))
@@ -75,13 +79,13 @@ def _named(value: Any, key: Key, role: Role) -> Iterator[Site]:
 
 
 def named_files(config: RunConfig) -> list[str]:
-    """The Python files that a config names."""
+    """Return the Python files that a config names."""
     files = (site.name.rpartition(":")[0] for site in sites(config))
     return sorted({file for file in files if file.endswith(".py")})
 
 
 def with_absolute_files(config: RunConfig, folder_of: Callable[[Key], Path]) -> RunConfig:
-    """`path/file.py:function` made absolute.
+    """Return a config in which the file of each `path/file.py:function` is absolute.
 
     Args:
         folder_of: returns the folder from which a relative path starts, by its key.
@@ -102,7 +106,7 @@ def with_absolute_files(config: RunConfig, folder_of: Callable[[Key], Path]) -> 
 
 
 def data_paths(config: RunConfig) -> dict[str, str]:
-    """Keys within `data.args` -> texts with a slash that are no URL, whether or not there is such a file."""
+    """Return texts with a slash in `data.args` that are not URLs, by key, whether or not such a file exists."""
     return {
         Problem(key, "").dotted: text
         for key, text in texts_in(config.data.args, ("data", "args"))

@@ -1,4 +1,4 @@
-"""Names that a module binds at its top, read from its source."""
+"""Names that a module binds at its top level, read from its source."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ _LARGEST = 8 << 20  # bytes of a file that is parsed: its tree takes hundreds of
 
 
 class SourceError(Exception):
-    """A source file cannot be read; the message names it and the line."""
+    """A source file cannot be read; the message contains its name and the line."""
 
 
 @dataclass
 class ModuleNames:
-    """What a module binds.
+    """The names that a module binds.
 
     Attributes:
-        bound: name -> the definition, or whatever binds it.
-        is_open: more names may come to exist when it runs (star imports, `globals()`, a module's `__getattr__`);
-            or it is too large to parse.
+        bound: maps each name to its definition, or to the node that binds it.
+        is_open: whether more names may be bound when it runs (star imports, `globals()`, a module's `__getattr__`), or
+            it
+            is too large to parse.
         relative: the first `from .name import ...` that runs when the module is imported.
     """
 
@@ -31,16 +32,16 @@ class ModuleNames:
     relative: ast.ImportFrom | None = None
 
     def public(self) -> list[str]:
-        """Functions and classes to choose from."""
+        """Return functions and classes to choose from."""
         definitions = (ast.FunctionDef, ast.ClassDef)
         return [name for name, node in self.bound.items() if isinstance(node, definitions) and not name.startswith("_")]
 
 
 def read_module(path: Path) -> ModuleNames:
-    """Parses a file.
+    """Parse a file.
 
     Raises:
-        SourceError: it cannot be read, or is no valid Python.
+        SourceError: it cannot be read, or is not valid Python.
     """
     try:
         with path.open("rb") as file:
@@ -69,7 +70,7 @@ def read_module(path: Path) -> ModuleNames:
 
 
 def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that run when the module is imported, in `if`, `try`, `with` and loops too."""
+    """Yield statements that run when the module is imported, including those in `if`, `try`, `with` and loops."""
     # a stack and not recursion: generated files nest deeply
     stack = list(reversed(body))
     while stack:
@@ -109,7 +110,7 @@ def _bind(node: ast.stmt, names: ModuleNames) -> None:
 
 
 def _bind_inner(node: ast.AST, names: ModuleNames) -> None:
-    """Names bound by anything else: loops, `with ... as`, walrus, `globals()[...] = ...`."""
+    """Record names bound by anything else: loops, `with ... as`, walrus, `globals()[...] = ...`."""
     if isinstance(node, ast.Delete):
         return
     for inner in ast.walk(node):

@@ -1,4 +1,4 @@
-"""`strategy:`, how work is divided. A strategy is a config class with its traits, and a line in the table below."""
+"""`strategy:`, how the work is divided. A strategy is a config class with its traits, and a line in the table below."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ MODELS: dict[str, type[StrategySection]] = {
 
 KINDS = tuple(MODELS)
 REFERENCE = KINDS[0]
-"""What all others are compared with."""
+"""The kind that all others are compared with."""
 
 
 def kinds_that_use(cluster_key: str) -> tuple[str, ...]:
-    """The kinds to which a key of `cluster:` means something."""
+    """Return the kinds that use a key of `cluster:`."""
     return tuple(kind for kind, model in MODELS.items() if cluster_key in model.cluster_keys)

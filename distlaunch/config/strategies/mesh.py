@@ -1,4 +1,4 @@
-"""Strategies of meshes: one program over devices that are arranged along named axes."""
+"""Strategies with a mesh: one program over devices that are arranged along named axes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from distlaunch.config.strategies.base import (
 )
 
 AUTO_AXIS = "model"
-"""The mesh axis over which `layout: auto` splits variables."""
+"""The mesh axis that `layout: auto` splits variables over."""
 
 Axis = Annotated[str | None, Words("the name of a mesh axis, or ~ for a dimension that is not split")]
 MeshSizes = Annotated[
@@ -50,12 +50,12 @@ Layout = Annotated[
 
 
 class Mesh(StrategySection):
-    """What the strategies of meshes have in common."""
+    """The common base of mesh strategies."""
 
     mesh: MeshSizes
     layout: Layout = Field(default_factory=dict)
     input_layout: list[Axis] | None = None
-    """Axis of each dimension of the inputs. None: examples over the axis `batch`."""
+    """Axis of each dimension of the inputs. null: examples over the axis `batch`."""
 
     cluster_keys: ClassVar[frozenset[str]] = frozenset({"workers", "ports"})
     in_lockstep: ClassVar[bool] = True
@@ -90,18 +90,18 @@ class Mesh(StrategySection):
 
     @property
     def product(self) -> int:
-        """Devices that the mesh has, without an axis that is filled."""
+        """Number of devices of the mesh, without an axis that is filled."""
         return math.prod(size for size in self.mesh.values() if size > 0)
 
     @property
     def batch_axis(self) -> str | None:
-        """The mesh axis that examples are split over: the input layout's first, else the axis named `batch`."""
+        """The mesh axis that examples are split over: the first of the input layout, else the axis named `batch`."""
         if self.input_layout is not None:
             return self.input_layout[0] if self.input_layout else None
         return "batch" if "batch" in self.mesh else None
 
     def _size(self, axis: str, num_gpus: int | None) -> int | None:
-        """Devices along an axis; None for one that is filled (-1) from devices that are not known."""
+        """Return the number of devices along an axis; None for one that is filled (-1) from unknown devices."""
         size = self.mesh.get(axis, 1)
         if size != -1:
             return size if size > 0 else None
@@ -110,7 +110,7 @@ class Mesh(StrategySection):
         return num_gpus // self.product if num_gpus and num_gpus % self.product == 0 else None
 
     def problems(self, num_gpus: int | None) -> Iterator[Problem]:
-        """Sizes are at least 1, one may be filled; layouts name axes that exist, each once."""
+        """Check that sizes are at least 1, except one to be filled, and that layouts use existing axes, each once."""
         for axis, size in self.mesh.items():
             if size < 1 and size != -1:
                 yield Problem(
@@ -141,7 +141,7 @@ class Mesh(StrategySection):
             yield from _axes(axes, self.mesh, key)
 
     def cluster_problems(self, cluster: Cluster, num_gpus: int | None) -> Iterator[Problem]:
-        """Each worker has equally many of the mesh's devices."""
+        """Check that all workers have the same number of devices."""
         workers, devices = cluster.num_workers, self.product
         if any(size < 1 and size != -1 for size in self.mesh.values()):
             return
@@ -194,7 +194,7 @@ class Jax(Mesh):
         yield from (({"kind": "jax", "mesh": {"batch": number}}, {}) for number in replicas)
 
     def on_one_device(self) -> StrategySection:
-        """Stays on JAX, on a mesh of one device: the model and its step may be written for it."""
+        """Return a mesh of one device, still on JAX: the model and its step may be written for it."""
         return self.model_copy(update={"mesh": dict.fromkeys(self.mesh, 1)})
 
 

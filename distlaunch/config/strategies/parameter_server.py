@@ -29,7 +29,7 @@ class Partitioner(Section):
     num_shards: Positive | None = None
 
     def problems(self) -> Iterator[Problem]:
-        """Each kind of partitioner has arguments of its own."""
+        """Yield problems with the arguments, which differ between kinds of partitioners."""
         key = ("strategy", "partitioner")
         allowed = _PARTITIONER_ARGS[self.kind]
         for name in type(self).model_fields:
@@ -49,7 +49,7 @@ class ParameterServer(StrategySection):
 
     kind: Literal["parameter_server"]
     partitioner: Partitioner | None = None
-    """None: each variable lies on one server whole."""
+    """null: each variable is on one server as a whole."""
 
     implementation: ClassVar[str] = "parameter_server.strategy:ParameterServer"
     cluster_keys: ClassVar[frozenset[str]] = frozenset({"workers", "ps", "hosting", "ports"})

@@ -1,4 +1,4 @@
-"""Strategies of replicas: copies of the model that each compute a part of the batch."""
+"""Strategies with replicas: copies of the model that each compute a part of the batch."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from distlaunch.config.read.tree import Key
 from distlaunch.config.strategies.base import CPU_DEVICES, StrategySection, TrialSections, counted
 
 _TRIAL_WORKERS = 2
-"""Processes of a trial on GPUs, if they can share the replicas equally."""
+"""Number of processes of a trial on GPUs, if they can share the replicas equally."""
 
 
 class Mirrored(StrategySection):
-    """One process, a copy of the model on each of its devices."""
+    """One process, with a copy of the model on each of its devices."""
 
     kind: Literal["mirrored"]
     replicas: Positive | Literal["auto"] = "auto"
-    """Devices to use. `auto`: every GPU, or 2 virtual CPU devices where there is none."""
+    """Number of devices. `auto`: every GPU, or 2 virtual CPU devices if there is none."""
 
     implementation: ClassVar[str] = "replica.mirrored:Mirrored"
     has_replicas: ClassVar[bool] = True
@@ -48,7 +48,7 @@ class MultiWorkerMirrored(StrategySection):
 
     kind: Literal["multi_worker_mirrored"]
     replicas_per_worker: Positive | Literal["auto"] = "auto"
-    """Devices of each worker. `auto`: its share of the GPUs, or one CPU device."""
+    """Number of devices of each worker. `auto`: its share of the GPUs, or one CPU device."""
     communication: Literal["auto", "ring", "nccl"] = "auto"
     """How gradients are summed over workers. `auto`: NCCL between GPUs, a gRPC ring otherwise."""
 

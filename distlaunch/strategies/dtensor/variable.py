@@ -60,7 +60,7 @@ class MeshVariable(StandIn):
         whole = self.whole()
         if whole is None:
             message = "one process reads a whole variable, but other processes hold parts of it"
-            raise UsageError(f"{message}; do not split variables by the mesh's first axes, which span the processes")
+            raise UsageError(f"{message}; do not split variables by the mesh's first axes, which go over the processes")
         return whole
 
     def whole(self) -> np.ndarray | None:

@@ -139,7 +139,7 @@ def _mixes_rows(model: keras.Model, source: Source) -> str:
     rows = int(num_rows(x))
     try:
         whole = model(x, training=False)
-        halves = [model(slice_rows(x, *span), training=False) for span in _halves(rows)]
+        halves = [model(slice_rows(x, *bounds), training=False) for bounds in _halves(rows)]
     except Exception:  # a model with its own step may have no forward pass, or one with other inputs
         return ""
     for own, *parts in zip(tf.nest.flatten(whole), *map(tf.nest.flatten, halves), strict=True):
