@@ -177,7 +177,7 @@ def _distlaunch(config: Any, strategy: Any, row: Row) -> Epoch:
     from distlaunch.data.source import make_split
     from distlaunch.data.splits import read_splits
     from distlaunch.training.build import build_model
-    from distlaunch.training.loop import Surroundings, TrainingLoop
+    from distlaunch.training.loop import LoopHooks, TrainingLoop
     from distlaunch.training.steps.functions import make_steps
 
     train = make_split(read_splits(config.data).train, config.data, seed=0, training=True)
@@ -192,8 +192,8 @@ def _distlaunch(config: Any, strategy: Any, row: Row) -> Epoch:
                 took.append(event.seconds)
 
         store = CheckpointStore(Path("unused"))  # only a chief writes
-        around = Surroundings(emit, lambda: False, store=store, is_chief=False, clock=time.perf_counter)
-        TrainingLoop(config, model, program, train, None, [], around).run(Progress())
+        hooks = LoopHooks(emit, lambda: False, store=store, is_chief=False, clock=time.perf_counter)
+        TrainingLoop(config, model, program, train, None, [], hooks).run(Progress())
         return took[1]
 
     return epoch

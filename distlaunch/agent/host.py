@@ -11,8 +11,8 @@ from distlaunch.agent.messages import Exit, Order, TaskSpec
 from distlaunch.agent.output import LineSink, Pump
 from distlaunch.agent.process import Child, Lifeline
 from distlaunch.agent.warm_starts import WarmProcess, WarmStartError, WarmStarts
+from distlaunch.base.liveness import Liveness, read_liveness
 from distlaunch.base.secret_mask import SecretMask
-from distlaunch.base.signs import Signs, read_signs
 from distlaunch.cluster.cgroup import oom_kills
 from distlaunch.cluster.cores import bind
 
@@ -191,6 +191,6 @@ class HostTask:
         """Return True if the process is suspended, as by SIGSTOP."""
         return self._child is not None and self._child.is_suspended()
 
-    def signs(self) -> Signs:
-        """Return the last signs of the task."""
-        return read_signs(self.spec.heartbeat)
+    def liveness(self) -> Liveness:
+        """Return the latest liveness of the task."""
+        return read_liveness(self.spec.heartbeat)

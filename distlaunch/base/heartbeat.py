@@ -33,7 +33,7 @@ class Heartbeat:
         self._beats = self._turns = 0
         self._saving = self._writing = False
         self._memory: mmap.mmap | None = None
-        # the beating thread, the one that trains and the one that writes checkpoints change the signs
+        # the beating thread, the one that trains and the one that writes checkpoints change the values
         self._lock = _thread.allocate_lock()
         self._file = -1
         """Written to where the disk has no files in memory."""
@@ -86,15 +86,15 @@ class Heartbeat:
             self._saving = self._saving if saving is None else saving
             self._writing = self._writing if writing is None else writing
             step = NO_STEP if self.step is None else self.step
-            signs = FORMAT.pack(self._beats, self._turns, step, self._saving, self._writing)
+            record = FORMAT.pack(self._beats, self._turns, step, self._saving, self._writing)
             if self._memory is not None:
-                self._memory[:] = signs
+                self._memory[:] = record
             elif self._file >= 0:
-                self._write(signs)
+                self._write(record)
 
-    def _write(self, signs: bytes) -> None:
+    def _write(self, record: bytes) -> None:
         try:  # not `contextlib.suppress`: see above
-            os.pwrite(self._file, signs, 0)
+            os.pwrite(self._file, record, 0)
         except OSError:
             return
 

@@ -7,7 +7,7 @@ import signal
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # SIGUSR1 as of Slurm's `--signal=USR1@90`
 """Ask a task to stop: after the step that all tasks agree on, with a checkpoint, and exit code 4."""
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+JOB_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Ask the launcher to end the job."""
 
 DUMP_SIGNAL = signal.SIGUSR2

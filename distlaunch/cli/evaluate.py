@@ -21,8 +21,11 @@ def command(
 ) -> int:
     """Evaluate a checkpoint of a run on a split, every example exactly once, with the run's own config."""
     from distlaunch.cluster.machine import Machine
-    from distlaunch.jobs.use import use_run
+    from distlaunch.jobs.use import run_on_checkpoint
     from distlaunch.ui.progress.view import make_view, show
 
     view = make_view(as_json=as_json, quiet=quiet, config=run)
-    return show(view, lambda: use_run(run, "evaluate", overrides, ["--split", split], view, Machine.here(), checkpoint))
+    return show(
+        view,
+        lambda: run_on_checkpoint(run, "evaluate", overrides, ["--split", split], view, Machine.here(), checkpoint),
+    )

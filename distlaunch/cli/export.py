@@ -42,9 +42,9 @@ def command(
     within 1e-4 of the largest value; only then it takes the place of an older one.
     """
     from distlaunch.cluster.machine import Machine
-    from distlaunch.jobs.use import use_run
+    from distlaunch.jobs.use import run_on_checkpoint
     from distlaunch.ui.progress.view import make_view, show
 
     view = make_view(as_json=as_json, quiet=quiet, config=run)
     chosen = ["--formats", ",".join(dict.fromkeys(formats))] if formats else []
-    return show(view, lambda: use_run(run, "export", overrides, chosen, view, Machine.here(), checkpoint))
+    return show(view, lambda: run_on_checkpoint(run, "export", overrides, chosen, view, Machine.here(), checkpoint))

@@ -26,7 +26,7 @@ from distlaunch.base.errors import (
     message_of,
 )
 from distlaunch.base.protocol import HELD_ENV
-from distlaunch.base.signals import ENDING
+from distlaunch.base.signals import JOB_STOP_SIGNALS
 from distlaunch.base.standard_streams import (
     keep_going_without_readers,
     open_missing_streams,
@@ -118,7 +118,7 @@ def _handle_signals() -> None:
     A job installs its own handlers later; until then it ends at once.
     """
     end_at_once_if_asked()
-    for number in ENDING:
+    for number in JOB_STOP_SIGNALS:
         # a signal that was ignored before (`nohup`) stays ignored; click takes Ctrl-C
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _end_with_cleanup)
@@ -131,7 +131,7 @@ class _Ended(SystemExit):
 
 def _end_with_cleanup(number: int, frame: FrameType | None) -> None:
     # a second one must not interrupt the cleanup that the first has begun
-    for each in ENDING:
+    for each in JOB_STOP_SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     raise _Ended(128 + number)
 

@@ -55,7 +55,9 @@ def command(
         echo(choice.note)
     if plan is None:  # nothing would start
         if as_json:
-            click.echo(json.dumps({"run_dir": str(choice.would_be.path), "tasks": [], "note": choice.note}, indent=2))
+            click.echo(
+                json.dumps({"run_dir": str(choice.target_run_dir.path), "tasks": [], "note": choice.note}, indent=2)
+            )
         return
     placed = describe_variables(choice.config, choice.locate, machine) if variables else None
     data = describe_data(choice.config, choice.locate, machine) if with_data else None

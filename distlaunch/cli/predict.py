@@ -106,11 +106,11 @@ def _predict_split(
 ) -> int:
     """Predict a split of a run with a checkpoint."""
     from distlaunch.cluster.machine import Machine
-    from distlaunch.jobs.use import use_run
+    from distlaunch.jobs.use import run_on_checkpoint
     from distlaunch.ui.progress.view import make_view, show
 
     view = make_view(as_json=as_json, quiet=quiet, config=run)
-    return show(view, lambda: use_run(run, "predict", overrides, extra, view, Machine.here(), checkpoint))
+    return show(view, lambda: run_on_checkpoint(run, "predict", overrides, extra, view, Machine.here(), checkpoint))
 
 
 def _check_words_of_run(target: str, batch_size: int | None, *, to_stdout: bool) -> None:

@@ -85,7 +85,7 @@ def command(target: str, overrides: tuple[str, ...], name: str | None, resume: b
                 print_nothing_submitted(choice.run)
             return ExitCode.DONE
         if given["dry_run"]:
-            click.echo(prepared.script(prepared.choice.would_be), nl=False)
+            click.echo(prepared.script(prepared.choice.target_run_dir), nl=False)
             return ExitCode.DONE
         submitted = submit.submit(prepared)
     if as_json or not quiet:

@@ -18,8 +18,8 @@ from pydantic_core import CoreSchema
 class Section(BaseModel):
     """A part of the config. Its traits tell which of its keys determine the numbers of a run."""
 
-    # strict: pydantic would take "3" for 3; the messages say what to write instead
-    # deferred: most commands use few of the sections, and the installed engines are looked for when a config is read
+    # strict: pydantic would convert "3" to 3; the messages say what to write instead
+    # deferred: most commands use few sections, and the installed engines are found when a config is read
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, defer_build=True)
 
     is_neutral: ClassVar[bool] = False
@@ -59,14 +59,14 @@ def _attribute_docstrings(section: type[Section]) -> dict[str, str]:
         try:
             source = textwrap.dedent(inspect.getsource(cls))
         except OSError:
-            continue  # made by a call, without a body in a file
+            continue  # created by a call, without source code
         body = cast(ast.ClassDef, ast.parse(source).body[0]).body
         for attribute, below in itertools.pairwise(body):
             if isinstance(attribute, ast.AnnAssign) and isinstance(attribute.target, ast.Name):
                 match below:
                     case ast.Expr(value=ast.Constant(value=str(text))):
                         found[attribute.target.id] = inspect.cleandoc(text)
-                    case _:  # a subclass that declares the attribute again says something else
+                    case _:  # a subclass that declares the attribute again needs its own description
                         found.pop(attribute.target.id, None)
     return found
 

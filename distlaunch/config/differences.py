@@ -37,7 +37,7 @@ def changes(
     """Return the keys that differ, each with a line as in `differences`."""
     old, new = dict(_flat(_as_json(before))), dict(_flat(_as_json(now)))
     changed = [key for key in {**new, **old} if not _are_same(old.get(key), new.get(key), is_same)]
-    # `args: {}` -> `args.units: 64` is one change and not two
+    # `args: {}` -> `args.units: 64` is one change, not two
     shown = [key for key in changed if not (_filled(key, old, new) or _filled(key, new, old))]
     return [(key, f"{'.'.join(key)}: {old.get(key, 'not set')} -> {new.get(key, 'not set')}") for key in shown]
 

@@ -15,13 +15,13 @@ from distlaunch.config.read.tree import Key
 from distlaunch.config.run import RunConfig
 from distlaunch.config.secrets import Secrets
 
-# line ends of old systems, which quotes alone do not keep
+# line ends of old systems, which quotes alone do not preserve
 _UNUSUAL = re.compile("[\r\x85\u2028\u2029\ufeff]")
 
 
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
-        # no `&id001` and `*id001`: the file is read by people
+        # no `&id001` and `*id001`, for readability
         return True
 
 
@@ -36,7 +36,7 @@ def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
 
 def _reads_as_text(value: str) -> bool:
     try:
-        # `<<` as a key would merge
+        # `<<` as a key would be a merge
         return isinstance(resolve(value), str) and value != "<<"
     except ValueError:
         return False

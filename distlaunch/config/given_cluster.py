@@ -14,7 +14,7 @@ def joined_cluster(config: RunConfig, machine: Machine) -> tuple[ClusterSpec, Ta
         UsageError: TF_CONFIG is malformed.
     """
     strategy = config.strategy
-    # a single process has no cluster to join, whatever the environment holds
+    # a single process has no cluster to join, whatever the environment contains
     can_join = strategy.in_lockstep or bool(strategy.processes(config.cluster))
     return machine.tf_config if config.engine.joins_given_cluster and can_join else None
 
@@ -24,7 +24,7 @@ def tf_config_sizes(config: RunConfig, cluster: ClusterSpec) -> dict[str, int]:
     if config.strategy.has_coordinator:
         given = {"workers": len(cluster.jobs.get("worker", ())), "ps": len(cluster.jobs.get("ps", ()))}
     elif config.strategy.in_lockstep:
-        # a chief of TF_CONFIG trains as the workers do
+        # a chief in TF_CONFIG trains like the workers
         given = {"workers": sum(1 for task in cluster.tasks if task.job in ("chief", "worker"))}
     else:
         return {}

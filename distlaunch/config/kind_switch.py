@@ -56,5 +56,5 @@ def _drop(node: Node, keys: set[str]) -> None:
 
 
 def _overridden(node: Node) -> bool:
-    # what the user has just asked for is never dropped silently
+    # keys that an override sets are never dropped silently
     return node.source.startswith("--set ") or any(_overridden(child) for child in node.children())

@@ -62,7 +62,7 @@ def find_run(
             else:
                 runs.append(run)
     if foreign:
-        note(f"passing over {', '.join(foreign[:_FOREIGN])}{' and others' if foreign[_FOREIGN:] else ''}")
+        note(f"skipping {', '.join(foreign[:_FOREIGN])}{' and others' if foreign[_FOREIGN:] else ''}")
     if (found := _newest(runs)) is not None and (
         text := check_ownership(found.run.path, _shown(found.run.path), trusted)
     ):
@@ -104,20 +104,20 @@ def what_is_left(config: RunConfig, run: RunDir) -> Left:
     ended = RunFacts.of(read_events_of(run.events, TrainingStarted, RunEnded)).ended
     assert ended is not None, "the run is finished"
     before = _config_of(run, ended.attempt)
-    if before is None:  # of another version: nothing to go on with
+    if before is None:  # written by another version: it cannot be continued
         return Left()
-    # that of the attempt, since a later one that was killed early may have left `run.config` with more epochs
+    # the attempt's config, since a later attempt that was killed early may have left `run.config` with more epochs
     if config.train.epochs > before.train.epochs:
         return Left(training=True)
     evaluation = config.validation is not None and before.validation is None
-    # what decides from the values of validation has decided without them
+    # callbacks that depend on validation have already run without it
     evaluation = evaluation and all(callback.only_records for callback in config.train.callbacks)
     folder, _ = run.started_from()
     before = before.in_folder(folder or config.folder)
     changed = tuple(_number_changes(before, config, run, ignores_validation=evaluation))
     if changed:
         return Left(changed=changed)
-    if not run.checkpoint_steps():  # such as the run of a task whose chief has its own
+    if not run.checkpoint_steps():  # for example, the run of a task whose chief has another run
         return Left()
     return Left(formats=tuple(_missing_formats(config, run, ended.step)),
                 evaluation=evaluation and not _is_evaluated(run, ended.step))  # fmt: skip
@@ -133,7 +133,7 @@ def _config_of(run: RunDir, attempt: int) -> RunConfig | None:
 
 
 def _missing_formats(config: RunConfig, run: RunDir, step: int) -> Iterator[str]:
-    # at any time: one that was exported since from another checkpoint, as somebody asked for, stays
+    # at any time: an export that was later replaced from another checkpoint, on request, is kept
     made = {event.format for event in read_all_events_of(run, Exported)
             if isinstance(event, Exported) and event.step in (step, None)}  # fmt: skip
     for kind in dict.fromkeys(config.export):

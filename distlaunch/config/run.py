@@ -185,7 +185,7 @@ class Compile(Section):
     """
     loss: Annotated[
         Named | list[Named] | dict[str, Named] | None,
-        # in this order: `{name: mse}` is a loss, and no mapping of an output called `name`
+        # in this order: `{name: mse}` is a loss, not a mapping with an output named `name`
         Field(union_mode="left_to_right"),
         Words("a loss such as 'mse' or {name: ..., args: {...}}, a list of losses, or a mapping of outputs to losses"),
     ] = None
@@ -261,9 +261,9 @@ class Validation(Section):
 
 
 _BESIDE: dict[str, Any] = {
-    "async": (bool, Field(True, description="Write while training goes on; false: training waits for the commit."))
+    "async": (bool, Field(True, description="Write while training continues; false: training waits for the commit."))
 }
-_Async = create_model("_Async", __base__=Section, **_BESIDE)  # a class body cannot have a field of this name
+_Async = create_model("_Async", __base__=Section, **_BESIDE)  # `async` is a keyword, so no class body can declare it
 
 
 class Best(Section):
@@ -418,7 +418,7 @@ class RunConfig(Section):
 
     def backend_of(self, job: str) -> Backend:
         """Return the Keras backend of the tasks of a job."""
-        # an evaluator is one device of TensorFlow, which reads the checkpoints of every strategy
+        # an evaluator runs on one TensorFlow device, which can read the checkpoints of every strategy
         return "tensorflow" if job == "evaluator" else self.strategy.backend
 
     def check_name(self, given: str | None) -> None:
@@ -426,7 +426,7 @@ class RunConfig(Section):
         if given is not None:
             check_run_name(given, "--name")
         elif self.name is None:
-            message = "--name: a config that is read from a pipe has no file name for the run"
+            message = "--name: a config that is read from a pipe has no file name that could name the run"
             raise UsageError(f"{message}; add --name NAME, or `name: NAME` to the config")
 
     @property

@@ -35,7 +35,7 @@ def _with_variables(schema: Any, name: str = "") -> Any:
     if not is_dict(schema):
         return schema
     inner = {
-        # values, not schemas: nothing in them is a type
+        # values, not schemas: they contain no types
         key: value if key in ("default", "const", "enum") else _with_variables(value, key)
         for key, value in schema.items()
     }

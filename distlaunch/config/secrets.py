@@ -57,7 +57,7 @@ class Secrets:
         found = self.references.get(key)
         if found is not None and found.value == value and type(found.value) is type(value):
             return found
-        # validation writes some values at other keys: `optimizer: adam` has a name then
+        # validation moves some values to other keys: `optimizer: adam` becomes a section with a name
         if not isinstance(value, str) or not is_distinctive(value):
             return None
         return next((each for each in self.references.values() if value == each.value), None)

@@ -38,10 +38,10 @@ def trusted_folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
 def _trusted_by_settings(path: Path) -> tuple[Path, ...]:
     try:
         status = os.stat(path)
-    except OSError:  # there are none
+    except OSError:  # there are no settings
         return ()
     if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise UsageError(f"{path}: others can write to it; it must be yours, with mode 0600")
+        raise UsageError(f"{path}: other users can write to it; it must belong to you, with mode 0600")
     folders = _read(path).get("trust", [])
     if not is_list(folders) or not all(isinstance(each, str) and each for each in folders):
         raise UsageError(f"{path}: trust: got {show(folders)}; expected a list of folders, such as [/data/team/runs]")

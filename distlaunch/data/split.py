@@ -28,7 +28,7 @@ _ZERO = np.int64(0)
 
 @dataclass(frozen=True)
 class Batching:
-    """Signs that the elements of a pipeline are batches, although the config does not say so.
+    """Evidence that the elements of a pipeline are batches, although the config does not say so.
 
     Attributes:
         rows: leading dimension that all parts of the first element share.

@@ -205,13 +205,13 @@ def run_attempt(
         end_processes_left(plan, observer)
         if mode == "train" and outcome.status == "done":
             outcome = _with_failed_export(run, attempt, outcome)
-        if before is not None and _was_in_vain(run, attempt, outcome):
+        if before is not None and _failed_before_first_step(run, attempt, outcome):
             # it would stand in the way of every later resume
             write_atomically(run.config, before)
             observer.note(f"no step was made: {run.config} is what it was before")
         if mode == "train" and outcome.status == "done":
             run.forget_secrets()
-        if mode == "train" and end is not None and _was_in_vain(run, attempt, outcome):
+        if mode == "train" and end is not None and _failed_before_first_step(run, attempt, outcome):
             write_end_again(run, end)
         return AttemptResult(plan, outcome)
     finally:
@@ -270,7 +270,7 @@ def _with_failed_export(run: RunDir, attempt: int, outcome: Outcome) -> Outcome:
     return replace(outcome, exit_code=ExitCode.FAILED, warnings=(*outcome.warnings, *warnings))
 
 
-def _was_in_vain(run: RunDir, attempt: int, outcome: Outcome) -> bool:
+def _failed_before_first_step(run: RunDir, attempt: int, outcome: Outcome) -> bool:
     """Return True if the attempt failed before its first step and was not stopped from outside."""
     # a killed task says nothing about the config
     if outcome.lost or not (outcome.problems or outcome.failure is not None):

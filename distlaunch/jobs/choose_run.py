@@ -70,7 +70,7 @@ class Choice:
     uses: tuple[tuple[Mode, tuple[str, ...]], ...] = ()
 
     @property
-    def would_be(self) -> RunDir:
+    def target_run_dir(self) -> RunDir:
         """Return the target run directory; for a new run, the one that it would get now."""
         return self.run or RunDir.unclaimed(self.config.runs_dir, self.name)
 

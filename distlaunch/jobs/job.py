@@ -125,7 +125,7 @@ def plan(request: JobRequest, machine: Machine) -> tuple[LaunchPlan | None, Choi
     choice = choose(request, machine)
     if choice.finished:
         return None, choice
-    run = choice.would_be
+    run = choice.target_run_dir
     attempt = (newest_training(run) or 0) if choice.beside else run.next_attempt()
     mode, extra = choice.uses[0] if choice.uses else ("train", ())
     return plan_attempt(choice.config, run, attempt, choice.context, mode, extra), choice

@@ -15,7 +15,7 @@ from distlaunch.agent.messages import LOST_HOST
 from distlaunch.base.errors import ExitCode, StopRequested, UsageError
 from distlaunch.base.plural import count, listed
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.signals import ENDING
+from distlaunch.base.signals import JOB_STOP_SIGNALS
 from distlaunch.config.checks.config import fitting_workers
 from distlaunch.config.cluster import WorkerRange
 from distlaunch.config.run import RunConfig
@@ -60,7 +60,7 @@ def run_job(config: RunConfig, run: RunDir, observer: Observer, context: LaunchC
     limits = Limits(config.max_restarts, policy.window_s, policy.backoff_s)
     note_hosts(context.engine, observer.note)
     with context.engine:
-        return repeat(start, limits, observer, run.control, change)
+        return run_with_restarts(start, limits, observer, run.control, change)
 
 
 def note_hosts(engine: Engine, note: Callable[[str], None]) -> None:
@@ -69,7 +69,7 @@ def note_hosts(engine: Engine, note: Callable[[str], None]) -> None:
         note(f"connecting to {listed(engine.hosts)}")
 
 
-def repeat(
+def run_with_restarts(
     start: Callable[[SignalPipe], AttemptResult],
     limits: Limits,
     observer: Observer,
@@ -183,7 +183,7 @@ def _stop_signal_within(signals: SignalPipe, seconds: float) -> signal.Signals |
     """Wait for up to `seconds` and return the signal that has asked the job to end since the last attempt, if any."""
     until = time.monotonic() + seconds
     while True:
-        stop = [number for number in signals.read() if number in ENDING]
+        stop = [number for number in signals.read() if number in JOB_STOP_SIGNALS]
         if stop:
             return signal.SIGINT if signal.SIGINT in stop else stop[0]
         if (left := until - time.monotonic()) <= 0:

@@ -27,7 +27,7 @@ from distlaunch.engines.context import SECONDARY_SRUN_TASK, LaunchContext
 from distlaunch.jobs.attempt import AttemptResult, end_processes_left
 from distlaunch.jobs.isolation import isolate
 from distlaunch.jobs.job_end import judge_result
-from distlaunch.jobs.restarts import Limits, note_hosts, repeat
+from distlaunch.jobs.restarts import Limits, note_hosts, run_with_restarts
 from distlaunch.plan.script import Kind, ScriptJob, plan_script
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.runs.paths import shown
@@ -91,7 +91,7 @@ def run_script(
 
         note_hosts(engine, threaded.note)
         with engine:
-            return judge_result(run, repeat(start, request.limits, threaded, run.control))
+            return judge_result(run, run_with_restarts(start, request.limits, threaded, run.control))
 
 
 def _attempt(

@@ -29,7 +29,7 @@ from distlaunch.runs.report import open_run
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 
 
-def use_run(
+def run_on_checkpoint(
     path: str,
     mode: Mode,
     overrides: Sequence[str],

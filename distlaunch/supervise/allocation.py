@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from distlaunch.agent.messages import Exit, Order
-from distlaunch.base.signs import Signs
+from distlaunch.base.liveness import Liveness
 from distlaunch.cluster.spec import ClusterSpec, Place, Task
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 
@@ -33,8 +33,8 @@ class TaskHandle(Protocol):
         """Return True if the process is suspended, as by SIGSTOP."""
         ...
 
-    def signs(self) -> Signs:
-        """Return the last signs of the task."""
+    def liveness(self) -> Liveness:
+        """Return the latest liveness of the task."""
         ...
 
 
@@ -79,7 +79,7 @@ class Allocation(Protocol):
 
     @property
     def sees_tasks_at_once(self) -> bool:
-        """Return True if the signs of all tasks are of the same moment, so that small delays can be compared."""
+        """Return whether the liveness of all tasks is from the same moment, so that small delays can be compared."""
         ...
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from distlaunch.base.signs import Signs
+from distlaunch.base.liveness import Liveness
 from distlaunch.supervise.facts import Stalled
 
 _FROZEN_S = 2.0
@@ -16,13 +16,13 @@ _MIN_TRAINED_S = 10.0
 
 @dataclass
 class _Life:
-    signs: Signs
+    liveness: Liveness
     beat_at: float
     moved_at: float
 
 
 class Heartbeats:
-    """Follows the signs of the tasks of one attempt.
+    """Follows the liveness of the tasks of one attempt.
 
     Args:
         timeout_s: how long a task may show nothing; None: for ever.
@@ -36,19 +36,19 @@ class Heartbeats:
         self._trained_s = 0.0
         self._waited_s: dict[str, float] = {}
 
-    def check(self, now: float, signs: Mapping[str, Signs], *, training: bool, has_event: bool) -> list[Stalled]:
+    def check(self, now: float, liveness: Mapping[str, Liveness], *, training: bool, has_event: bool) -> list[Stalled]:
         """Return what is to be reported now.
 
         Args:
-            signs: of the tasks that have come up and live.
+            liveness: liveness of the tasks that have started and are alive.
             training: whether the first step has begun and the last has not ended.
             has_event: whether the run has reported something since the last look (a checkpoint, an epoch).
         """
         for task in list(self._lives):
             # its next process begins with counters of its own
-            if task not in signs:
+            if task not in liveness:
                 del self._lives[task]
-        for task, now_shown in signs.items():
+        for task, now_shown in liveness.items():
             self._note(task, now_shown, now, has_event=has_event or not training)
         passed = 0.0 if self._checked_at is None else now - self._checked_at
         self._checked_at = now
@@ -68,7 +68,7 @@ class Heartbeats:
         if frozen := [task for task in self._frozen(now, min(_FROZEN_S, self._timeout_s / 2)) if task in together]:
             return [Stalled(now, task, frozen=True) for task in frozen]
         # who writes by itself, such as the last checkpoint, has made as many calls as those that wait for it
-        behind = [task for task, life in together.items() if life.signs.saving] or _slowest(together)
+        behind = [task for task, life in together.items() if life.liveness.saving] or _slowest(together)
         return [Stalled(now, behind[0] if len(behind) < len(together) or len(behind) == 1 else "", frozen=False)]
 
     def shares(self) -> dict[str, float]:
@@ -87,7 +87,7 @@ class Heartbeats:
 
     def steps(self) -> dict[str, int]:
         """Return the step of each task, as far as reported."""
-        return {task: life.signs.step for task, life in self._lives.items() if life.signs.step is not None}
+        return {task: life.liveness.step for task, life in self._lives.items() if life.liveness.step is not None}
 
     def _count(self, seconds: float, together: Mapping[str, _Life]) -> None:
         self._trained_s += seconds
@@ -96,24 +96,24 @@ class Heartbeats:
         for task in behind if len(behind) < len(together) else ():
             self._waited_s[task] = self._waited_s.get(task, 0.0) + seconds
 
-    def _note(self, task: str, signs: Signs, now: float, *, has_event: bool) -> None:
+    def _note(self, task: str, liveness: Liveness, now: float, *, has_event: bool) -> None:
         life = self._lives.get(task)
-        if life is None or signs.beats < life.signs.beats:  # the first, or another process
-            self._lives[task] = _Life(signs, now, now)
+        if life is None or liveness.beats < life.liveness.beats:  # the first, or another process
+            self._lives[task] = _Life(liveness, now, now)
             return
-        if signs.beats != life.signs.beats:
+        if liveness.beats != life.liveness.beats:
             life.beat_at = now
         # an event is progress as well: a long checkpoint makes no step
-        if has_event or (signs.turns, signs.step) != (life.signs.turns, life.signs.step):
+        if has_event or (liveness.turns, liveness.step) != (life.liveness.turns, life.liveness.step):
             life.moved_at = now
-        life.signs = signs
+        life.liveness = liveness
 
     def _frozen(self, now: float, limit_s: float) -> list[str]:
         # 0 beats: no file yet, as of a task that cannot write one
-        return [task for task, life in self._lives.items() if life.signs.beats and now - life.beat_at >= limit_s]
+        return [task for task, life in self._lives.items() if life.liveness.beats and now - life.beat_at >= limit_s]
 
 
 def _slowest(together: Mapping[str, _Life]) -> list[str]:
     """Return the tasks that have made the fewest calls."""
-    fewest = min((life.signs.turns for life in together.values()), default=0)
-    return [task for task, life in together.items() if life.signs.turns == fewest]
+    fewest = min((life.liveness.turns for life in together.values()), default=0)
+    return [task for task, life in together.items() if life.liveness.turns == fewest]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from distlaunch.base.errors import ExitCode
 from distlaunch.base.heartbeat import BEAT_S
-from distlaunch.base.signs import Signs
+from distlaunch.base.liveness import Liveness
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.supervise.diagnose.exit_reason import read_error
 from distlaunch.supervise.facts import Absent, ErrorReported, Fact, Rules, Saving, Stalled
@@ -19,7 +19,7 @@ class Probes:
 
     Args:
         now: when the attempt begins.
-        signs_of: the last signs of life of a task that has been started.
+        liveness_of: returns the latest liveness of a task that has been started.
         listening: those of some addresses that somebody listens on.
 
     Attributes:
@@ -33,10 +33,10 @@ class Probes:
         plan: LaunchPlan,
         rules: Rules,
         now: float,
-        signs_of: Callable[[str], Signs],
+        liveness_of: Callable[[str], Liveness],
         listening: Callable[[Collection[str]], set[str]],
     ) -> None:
-        self._plan, self._rules, self._signs_of, self._listening = plan, rules, signs_of, listening
+        self._plan, self._rules, self._liveness_of, self._listening = plan, rules, liveness_of, listening
         self._tasks = {str(task.task): task for task in plan.tasks}
         self.heartbeats = Heartbeats(plan.stall_timeout_s, self._tasks.keys() - rules.auxiliary)
         self._stalls_from = now
@@ -49,7 +49,7 @@ class Probes:
         """Return the new facts."""
         facts: list[Fact] = [*self._errors(now, state), *self._saving(now, state)]
         if now >= self._stalls_from:
-            # signs change no faster than that
+            # liveness does not change faster than that
             self._stalls_from = now + BEAT_S
             facts += self._raised(now, state)
             facts += self._stalls(now, state)
@@ -89,7 +89,7 @@ class Probes:
         if self._rules.scripts or not (state.exits or state.stalled):
             return
         for name in state.alive:
-            saves = self._signs_of(name).has_to_finish
+            saves = self._liveness_of(name).has_to_finish
             # changes alone are facts
             if saves != (name in state.saving):
                 yield Saving(now, name, over=not saves)
@@ -109,11 +109,13 @@ class Probes:
     def _stalls(self, now: float, state: RunState) -> list[Stalled]:
         """Yield the tasks without progress, once for each process."""
         alive = state.ready - state.exits.keys()
-        signs = {
-            name: self._signs_of(name) for name, task in self._tasks.items() if name in alive and not task.unsupervised
+        liveness = {
+            name: self._liveness_of(name)
+            for name, task in self._tasks.items()
+            if name in alive and not task.unsupervised
         }
         training = state.training_at is not None and self._rules.needs_finish and not state.closed
-        stalls = self.heartbeats.check(now, signs, training=training, has_event=self.has_event)
+        stalls = self.heartbeats.check(now, liveness, training=training, has_event=self.has_event)
         self.has_event = False
         if state.signals:  # the time to stop has a limit of its own
             return []

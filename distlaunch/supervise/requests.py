@@ -16,9 +16,9 @@ from typing import Any
 
 from distlaunch.base.control import REQUESTS, VERSION, address_of, read_line
 from distlaunch.base.errors import StopRequested
-from distlaunch.base.signals import DUMP_SIGNAL, ENDING
+from distlaunch.base.signals import DUMP_SIGNAL, JOB_STOP_SIGNALS
 
-_TAKEN = (*ENDING, signal.SIGCHLD)
+_TAKEN = (*JOB_STOP_SIGNALS, signal.SIGCHLD)
 _PATIENCE_S = 5.0
 """Seconds for a client to send its request."""
 _PRESSES_APART_S = 0.5
@@ -67,7 +67,7 @@ class SignalPipe:
         """Return True if a signal asks the job to end; it is not consumed, so that a restart sees it, too."""
         numbers = self.read()
         self.put_back(numbers)
-        return any(number in ENDING for number in numbers)
+        return any(number in JOB_STOP_SIGNALS for number in numbers)
 
     def __enter__(self) -> SignalPipe:
         self._main_thread = threading.get_ident()
@@ -87,7 +87,7 @@ class SignalPipe:
 
         It is read from the pipe as well.
         """
-        taken = [number for number in ENDING if number in self._before]
+        taken = [number for number in JOB_STOP_SIGNALS if number in self._before]
 
         def raise_once(number: int, frame: FrameType | None) -> None:
             # a second one must not interrupt what the first has others clean up

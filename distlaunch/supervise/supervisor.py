@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 from distlaunch.agent.messages import Order
 from distlaunch.base.errors import ExitCode
 from distlaunch.base.events import Event, TaskRestarted, TaskStarted
+from distlaunch.base.liveness import Liveness
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import AttemptFacts
 from distlaunch.base.run_files.task_error import write_exit, write_lost, write_signal, write_stall
 from distlaunch.base.signals import DUMP_SIGNAL
-from distlaunch.base.signs import Signs
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 from distlaunch.supervise.allocation import Allocation, Starter, TaskHandle
 from distlaunch.supervise.announcements import Announcer
@@ -36,7 +36,7 @@ from distlaunch.supervise.observer import Observer, Screen, ThreadedObserver
 from distlaunch.supervise.outcome import Outcome, warnings_of
 from distlaunch.supervise.policy import Decision, decide
 from distlaunch.supervise.probes import Probes
-from distlaunch.supervise.requests import ENDING, SignalPipe
+from distlaunch.supervise.requests import JOB_STOP_SIGNALS, SignalPipe
 from distlaunch.supervise.run_events import LAUNCHER, EventFollower, end_events, facts_of, write_events
 from distlaunch.supervise.state import Cause, RunState
 from distlaunch.supervise.verdict import Verdict, conclude
@@ -80,7 +80,7 @@ class Supervisor:
         self._follower = EventFollower(plan)
         self._screen = Screen(self._observer.line, clock)
         self._began = clock()
-        self._probes = Probes(plan, self._rules, self._began, self._signs_of, allocation.listening)
+        self._probes = Probes(plan, self._rules, self._began, self._liveness_of, allocation.listening)
         self._announcer = Announcer(plan, self._rules, self._tasks, self._observer.note)
 
     def run(self) -> Outcome:
@@ -119,8 +119,8 @@ class Supervisor:
         self._history.append(fact)
         self._state.add(fact)
 
-    def _signs_of(self, name: str) -> Signs:
-        return self._handles[name].signs() if name in self._handles else Signs()
+    def _liveness_of(self, name: str) -> Liveness:
+        return self._handles[name].liveness() if name in self._handles else Liveness()
 
     def _spawn(self, task: TaskPlan, starter: Starter) -> None:
         name, now = str(task.task), self._clock()
@@ -197,7 +197,7 @@ class Supervisor:
             if number == DUMP_SIGNAL:
                 self._observer.note("the tasks write their stacks to their error logs")
                 self._order(Order.DUMP, self._running(()))
-            if number not in ENDING:
+            if number not in JOB_STOP_SIGNALS:
                 continue
             again = bool(self._state.signals)
             self._note(Signal(now, number))
@@ -237,7 +237,7 @@ class Supervisor:
             by_us = name in state.killed or (name in state.termed and end.code == -signal.SIGTERM)
             well = (by_us and not end.lost) or end.code in (ExitCode.DONE, ExitCode.PREEMPTED, PREEMPTION_CODE)
             if not well and not files.error_json.exists():
-                step, host = handle.signs().step, self._host_of(name)
+                step, host = handle.liveness().step, self._host_of(name)
                 with contextlib.suppress(OSError):  # a full disk
                     if end.lost:
                         write_lost(files, end.lost, step, host)
@@ -273,7 +273,7 @@ class Supervisor:
     def _finish(self) -> Outcome:
         verdict = self._conclude()
         self._traces.hosts, self._traces.steps = {name: self._host_of(name) for name in self._tasks}, self._probes.steps
-        self._traces.reached = {name: handle.signs().step for name, handle in self._handles.items()}
+        self._traces.reached = {name: handle.liveness().step for name, handle in self._handles.items()}
         found = diagnose(self._plan, verdict, self._traces)
         if verdict.why is Cause.STALLED and verdict.culprit:
             self._write_stall(verdict.culprit, frozen=verdict.frozen)
@@ -311,7 +311,7 @@ class Supervisor:
 
     def _end_events(self, status: str, failure: Failure | None) -> list[Event]:
         # events report steps now and then, the heartbeat has each
-        step = max(self._progress.step, self._signs_of(str(self._plan.lead)).step or 0)
+        step = max(self._progress.step, self._liveness_of(str(self._plan.lead)).step or 0)
         seconds = self._clock() - (self._state.training_at or self._began)
         return end_events(self._plan, self._progress, status, failure, step=step, seconds=seconds)
 

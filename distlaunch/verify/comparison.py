@@ -24,7 +24,7 @@ from distlaunch.supervise.requests import SignalPipe
 from distlaunch.verify.counter_trials import causes
 from distlaunch.verify.explain import dense_embeddings, weight_within_noise
 from distlaunch.verify.judge import Judgement, first_not_a_number
-from distlaunch.verify.run_trials import Bench, Compared, Ended
+from distlaunch.verify.run_trials import Compared, Ended, TrialRunner
 from distlaunch.verify.trials import CANNOT_RUN, KINDS, REPLICAS, PlannedTrial, plan_trials
 
 EQUAL, DIFFERS, DOCUMENTED, FAILED = "equal", "differs", "differs as documented", "failed"
@@ -117,16 +117,16 @@ def verify(
     # one warm process for all trials of a backend
     with _folder(request.keep) as folder, SignalPipe() as signals, choice.context.engine:
         try:
-            order, bench = TrialOrder(request.steps), None
+            order, runner = TrialOrder(request.steps), None
             if not all(each.verdict for each in planned):  # else it would be trained for nothing
                 note(f"one device, {request.steps} steps: the reference and its rounding noise")
                 for each in planned:  # JAX is imported while others still train on TensorFlow
                     if not each.verdict:
                         import_ahead(each.config, RunDir(folder), "verify", choice.context)
-                bench = Bench(choice, order, folder, signals)
-                result.reference = bench.reference
+                runner = TrialRunner(choice, order, folder, signals)
+                result.reference = runner.reference
             for each in planned:
-                row = _try_out(bench, each, order, keeps=request.keep is not None)
+                row = _try_out(runner, each, order, keeps=request.keep is not None)
                 result.rows.append(row)
                 on_row(row)
         except Ended as ended:
@@ -146,17 +146,19 @@ def _folder(keep: str | None) -> Generator[Path]:
     yield folder
 
 
-def _try_out(bench: Bench | None, planned: PlannedTrial, order: TrialOrder, *, keeps: bool) -> Row:
+def _try_out(runner: TrialRunner | None, planned: PlannedTrial, order: TrialOrder, *, keeps: bool) -> Row:
     """Run one trial, judge it, and look for the cause of a deviation."""
-    if bench is None or planned.verdict:
+    if runner is None or planned.verdict:
         return Row(planned, planned.verdict, (planned.reason,))
     began = time.monotonic()
     try:
-        found = bench.compare(planned, order)
+        found = runner.compare(planned, order)
     except DistlaunchError as error:  # too few GPUs, no ports
         return Row(planned, CANNOT_RUN, (str(error),))
     row = (
-        _failed(planned, found, keeps=keeps) if isinstance(found, AttemptResult) else _row(bench, planned, order, found)
+        _failed(planned, found, keeps=keeps)
+        if isinstance(found, AttemptResult)
+        else _row(runner, planned, order, found)
     )
     return dataclasses.replace(row, seconds=time.monotonic() - began)
 
@@ -177,7 +179,7 @@ def _failed(planned: PlannedTrial, result: AttemptResult, *, keeps: bool) -> Row
     return Row(planned, FAILED, (f"{failure.task} {reason}{where}",))
 
 
-def _row(bench: Bench, planned: PlannedTrial, order: TrialOrder, found: Compared) -> Row:
+def _row(runner: TrialRunner, planned: PlannedTrial, order: TrialOrder, found: Compared) -> Row:
     planned = dataclasses.replace(planned, replicas=found.record.replicas)
     reference = found.reference
     # before anything is compared: NaN deviates from everything
@@ -192,4 +194,4 @@ def _row(bench: Bench, planned: PlannedTrial, order: TrialOrder, found: Compared
     if found.dense is not None and found.dense.equal:
         documented = dense_embeddings(reference.facts.embeddings)
         return Row(planned, DOCUMENTED, (documented, *_notes(found.dense)), found.dense)
-    return Row(planned, DIFFERS, causes(bench, planned, order, found), found.judgement)
+    return Row(planned, DIFFERS, causes(runner, planned, order, found), found.judgement)

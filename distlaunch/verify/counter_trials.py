@@ -12,7 +12,7 @@ from distlaunch.base.errors import DistlaunchError
 from distlaunch.base.run_files.trial_records import ModelFacts, Series, TrialOrder
 from distlaunch.verify.explain import explain, named, on_replicas, unexplained
 from distlaunch.verify.judge import NOISE_FACTOR, TOLERANCE
-from distlaunch.verify.run_trials import Bench, Compared
+from distlaunch.verify.run_trials import Compared, TrialRunner
 from distlaunch.verify.trials import PlannedTrial
 
 _SMALLEST_NORM = 1e-3
@@ -78,7 +78,7 @@ def leaving_out(group: Sequence[Suspect], order: TrialOrder) -> TrialOrder:
     )
 
 
-def causes(bench: Bench, planned: PlannedTrial, order: TrialOrder, found: Compared) -> tuple[str, ...]:
+def causes(runner: TrialRunner, planned: PlannedTrial, order: TrialOrder, found: Compared) -> tuple[str, ...]:
     """Return the proven causes of a deviation, or where it begins.
 
     Args:
@@ -86,17 +86,17 @@ def causes(bench: Bench, planned: PlannedTrial, order: TrialOrder, found: Compar
     """
     if known := explain(planned, found.judgement, found.record, found.reference):
         return known
-    checks = _Checks(bench, planned, order, found)
+    checks = _Checks(runner, planned, order, found)
     if sure := checks.smallest(suspects(planned, found.reference.facts)):
         return tuple(each.reason for each in sure)
-    return (unexplained(found.judgement, _first_layer(bench, planned, order, found)),)
+    return (unexplained(found.judgement, _first_layer(runner, planned, order, found)),)
 
 
 @dataclass(frozen=True)
 class _Checks:
     """Repeats a trial that deviated, without suspects."""
 
-    bench: Bench
+    runner: TrialRunner
     planned: PlannedTrial
     order: TrialOrder
     found: Compared
@@ -117,25 +117,25 @@ class _Checks:
         return group
 
     def _equal_without(self, group: Sequence[Suspect]) -> bool:
-        without = _compared(self.bench, self.planned, leaving_out(group, self.order))
+        without = _compared(self.runner, self.planned, leaving_out(group, self.order))
         # where noise hides the step at which it deviated, being equal shows nothing
         since = self.found.judgement.first_step or 1
         return without is not None and without.equal and without.judgement.sharp_to >= since
 
 
-def _first_layer(bench: Bench, planned: PlannedTrial, order: TrialOrder, found: Compared) -> str:
+def _first_layer(runner: TrialRunner, planned: PlannedTrial, order: TrialOrder, found: Compared) -> str:
     # recording layers takes a snapshot a step: no more steps than are needed
     steps = found.judgement.first_step or order.steps
-    again = _compared(bench, planned, dataclasses.replace(order, steps=steps, layers=True))
+    again = _compared(runner, planned, dataclasses.replace(order, steps=steps, layers=True))
     if again is None:
         return ""
     return first_to_deviate(again.record.series, again.reference.series, again.reference.noise)
 
 
-def _compared(bench: Bench, planned: PlannedTrial, order: TrialOrder) -> Compared | None:
+def _compared(runner: TrialRunner, planned: PlannedTrial, order: TrialOrder) -> Compared | None:
     """Return the judgement of a counter-trial, or None if it cannot be made."""
     try:
-        result = bench.compare(planned, order)
+        result = runner.compare(planned, order)
     except DistlaunchError:
         return None
     return result if isinstance(result, Compared) else None

@@ -50,7 +50,7 @@ class _Reference:
     record: Record
 
 
-class Bench:
+class TrialRunner:
     """Makes trials: attempts in the run directory of their reference, which is trained when it is first needed.
 
     Args:

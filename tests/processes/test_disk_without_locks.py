@@ -11,8 +11,8 @@ from real import at_step, finish, run, start, wait_for
 
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import RunEnded
+from distlaunch.base.liveness import read_liveness
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.signs import read_signs
 
 DISK = """
 import errno, fcntl, mmap, os
@@ -64,9 +64,9 @@ def test_a_run_has_one_launcher_and_goes_on(tmp_path: Path, monkeypatch) -> None
 
     first = start("train", "c.yaml", cwd=tmp_path, path=[site])
     wait_for(job, at_step(20))
-    signs = read_signs(job.task(0, "worker:0").heartbeat)
-    assert signs.beats
-    assert signs.step
+    liveness = read_liveness(job.task(0, "worker:0").heartbeat)
+    assert liveness.beats
+    assert liveness.step
     code, out, err = run(*words, cwd=tmp_path, path=[site])
     assert code == 2, out + err
     assert f"runs/job: this run is still running (process {first.pid})" in err

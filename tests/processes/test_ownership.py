@@ -86,7 +86,7 @@ def test_runs_of_others_are_passed_over(folder: Path) -> None:
     others = make_run(folder, 2, uid=OTHER, mode=0o755)
     done = command(ME, folder, "plan", "job.yaml", "--resume", "--no-variables")
     assert done.returncode == 0, done.stderr
-    assert f"passing over runs/job-2 of user {OTHER}; resuming runs/job" in done.stdout + done.stderr
+    assert f"skipping runs/job-2 of user {OTHER}; resuming runs/job" in done.stdout + done.stderr
     assert str(mine.path) in done.stdout
     # by its path it is refused, and that nothing of it was run is the worker's part
     done = command(ME, folder, "plan", str(others.path), "--resume", "--no-variables")
@@ -117,7 +117,7 @@ def test_a_team_trusts_a_folder(folder: Path) -> None:
     path.write_text(f"trust: [{folder / 'runs'}]\n")
     settings = {"XDG_CONFIG_HOME": str(folder / "mine")}
     os.chown(path, OTHER, OTHER)
-    assert "others can write to it" in command(ME, folder, *words, **settings).stderr
+    assert "other users can write to it" in command(ME, folder, *words, **settings).stderr
     os.chown(path, ME, ME)
     done = command(ME, folder, *words, **settings)
     assert "resuming runs/job" in done.stdout + done.stderr, done.stderr
@@ -227,7 +227,7 @@ def test_settings(tmp_path: Path) -> None:
     path.chmod(0o600)
     assert trusted_folders({"HOME": str(tmp_path), TRUST_ENV: "/c"}) == (Path("/c"), tmp_path / "a", tmp_path / "b")
     path.chmod(0o666)
-    with pytest.raises(UsageError, match="others can write to it"):
+    with pytest.raises(UsageError, match="other users can write to it"):
         trusted_folders({"HOME": str(tmp_path)})
 
 

@@ -22,8 +22,8 @@ from supervised import REPOSITORY, processes_of, wait_until
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import RunEnded, TaskFailed, TaskRestarted, TaskStarted
 from distlaunch.base.heartbeat import BEAT_S
+from distlaunch.base.liveness import read_liveness
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.signs import read_signs
 from distlaunch.cluster.cores import POOL_SIZES, pool_sizes
 from distlaunch.runs.report import read_report
 
@@ -542,7 +542,7 @@ hang()
 def test_tasks_that_open_no_ports_have_all_the_time(runner: Runner) -> None:
     process = runner.start("-q", "--workers", "2", "--start-timeout", "2", runner.script("wait_for('told')\n"))
     heartbeat = runner.run_dir().task(0, "worker:1").heartbeat
-    wait_until(lambda: read_signs(heartbeat).beats * BEAT_S > 2.5)
+    wait_until(lambda: read_liveness(heartbeat).beats * BEAT_S > 2.5)
     (runner.directory / "told").touch()
     assert end(process) == (0, "", "")
 

@@ -160,7 +160,7 @@ CHECKS = [
     below("strategy:\n  kind: jax\n  mesh: {batch: 2, model: 2}\n  layout:\n    kernel: [~, modl]\n", 5, "layout.kernel[1]",
           "did you mean 'model'?", id="unknown axis"),
     below("strategy:\n  kind: jax\n  mesh: {model: 2}\n  layout:\n    kernel: [model, model]\n", 5, "layout.kernel",
-          "each axis once", id="axis used twice"),
+          "each axis at most once", id="axis used twice"),
     below("strategy:\n  kind: dtensor\n  mesh: {batch: 2}\n  input_layout: [bach]\n", 4, "strategy.input_layout[0]",
           "did you mean 'batch'?", id="unknown input axis"),
     below("cluster:\n  workers: 2\n", 2, "cluster.workers", "one_device runs in one process", id="workers of one device"),

@@ -14,8 +14,8 @@ from distlaunch.agent.messages import Exit, Order
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.event_files import EventWriter
 from distlaunch.base.events import Event
+from distlaunch.base.liveness import Liveness
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.signs import Signs
 from distlaunch.cluster.hosts import place_tasks
 from distlaunch.cluster.spec import ClusterSpec, Place, Task
 from distlaunch.engines.base import HostReport, Needs
@@ -134,10 +134,10 @@ class MemoryTask:
     def is_suspended(self) -> bool:
         return self._script.suspended and self._clock.now - self._began >= self._script.beats_until
 
-    def signs(self) -> Signs:
+    def liveness(self) -> Liveness:
         passed = min(self._clock.now - self._began, self._script.beats_until)
         worked = int(min(passed, self._script.works_until) * 4)
-        return Signs(beats=1 + int(passed * 4), turns=1 + worked, step=worked)
+        return Liveness(beats=1 + int(passed * 4), turns=1 + worked, step=worked)
 
     def _end_at(self, when: float, code: int) -> None:
         def end() -> None:

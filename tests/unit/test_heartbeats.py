@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from distlaunch.base.heartbeat import BEAT_S, Heartbeat
-from distlaunch.base.signs import Signs, read_signs
+from distlaunch.base.liveness import Liveness, read_liveness
 from distlaunch.supervise.facts import Stalled
 from distlaunch.supervise.heartbeats import Heartbeats
 
@@ -21,15 +21,15 @@ class Watch:
     def __init__(self, *, training: bool = True, heard: tuple[int, ...] = ()) -> None:
         self.heartbeats, self.training, self.heard = Heartbeats(10, {A, B}), training, heard
 
-    def follow(self, signs, until: int) -> list[Stalled]:
+    def follow(self, liveness, until: int) -> list[Stalled]:
         for now in range(until):
-            if found := self.heartbeats.check(now, signs(now), training=self.training, has_event=now in self.heard):
+            if found := self.heartbeats.check(now, liveness(now), training=self.training, has_event=now in self.heard):
                 return found
         return []
 
 
-def alive(now: int, turns: int) -> Signs:
-    return Signs(beats=4 * now + 1, turns=turns, step=turns)
+def alive(now: int, turns: int) -> Liveness:
+    return Liveness(beats=4 * now + 1, turns=turns, step=turns)
 
 
 def test_who_goes_on_is_left_alone() -> None:
@@ -48,20 +48,20 @@ def test_nobody_is_named_if_all_wait() -> None:
 
 
 def test_who_saves_while_all_wait_is_named() -> None:
-    def signs(now: int) -> dict[str, Signs]:
+    def liveness(now: int) -> dict[str, Liveness]:
         at = alive(now, min(now, 5))
         return {A: at._replace(saving=now >= 5), B: at}
 
-    assert Watch().follow(signs, 100) == [Stalled(15, A, frozen=False)]
+    assert Watch().follow(liveness, 100) == [Stalled(15, A, frozen=False)]
 
 
 def test_who_writes_beside_training_holds_nobody_up() -> None:
     """B is in a callback; A has looked once more, and a thread of it writes a checkpoint."""
 
-    def signs(now: int) -> dict[str, Signs]:
+    def liveness(now: int) -> dict[str, Liveness]:
         return {A: alive(now, min(now, 6))._replace(writing=True), B: alive(now, min(now, 5))}
 
-    assert Watch().follow(signs, 100) == [Stalled(16, B, frozen=False)]
+    assert Watch().follow(liveness, 100) == [Stalled(16, B, frozen=False)]
 
 
 def test_a_task_alone_is_named() -> None:
@@ -79,11 +79,11 @@ def test_a_server_that_is_frozen_is_found_while_the_others_go_on() -> None:
 
 
 def test_what_the_run_tells_is_progress() -> None:
-    def signs(now: int) -> dict[str, Signs]:
+    def liveness(now: int) -> dict[str, Liveness]:
         return {A: alive(now, 3)}
 
-    assert not Watch(heard=(9, 18, 27)).follow(signs, 30)
-    assert Watch(heard=(9, 18)).follow(signs, 30)
+    assert not Watch(heard=(9, 18, 27)).follow(liveness, 30)
+    assert Watch(heard=(9, 18)).follow(liveness, 30)
 
 
 def test_before_the_first_step_only_frozen_ones_count() -> None:
@@ -104,31 +104,31 @@ def test_a_new_process_begins_anew() -> None:
 
 def test_a_task_tells_its_signs_in_its_file(tmp_path: Path) -> None:
     path = tmp_path / "task" / "heartbeat"
-    assert read_signs(path) == Signs()
+    assert read_liveness(path) == Liveness()
     heartbeat = Heartbeat(path)
     heartbeat.turn()
     heartbeat.at_step(7)
     deadline = time.monotonic() + 20 * BEAT_S
-    while not read_signs(path).beats and time.monotonic() < deadline:
+    while not read_liveness(path).beats and time.monotonic() < deadline:
         time.sleep(BEAT_S / 10)
-    found = read_signs(path)
+    found = read_liveness(path)
     assert (found.turns, found.step, heartbeat.step) == (1, 7, 7)
     assert found.beats > 0
     with heartbeat.saving():
-        assert read_signs(path).saving
-    assert not read_signs(path).saving
+        assert read_liveness(path).saving
+    assert not read_liveness(path).saving
     with heartbeat.writing(), heartbeat.saving():
         pass
     with heartbeat.writing():
-        assert read_signs(path).has_to_finish
-        assert not read_signs(path).saving
-    assert not read_signs(path).has_to_finish
+        assert read_liveness(path).has_to_finish
+        assert not read_liveness(path).saving
+    assert not read_liveness(path).has_to_finish
 
 
 @pytest.mark.parametrize("content", [b"", b"torn"])
 def test_a_torn_file_is_no_sign(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "heartbeat").write_bytes(content)
-    assert read_signs(tmp_path / "heartbeat") == Signs()
+    assert read_liveness(tmp_path / "heartbeat") == Liveness()
 
 
 def test_who_has_beaten_lately() -> None:

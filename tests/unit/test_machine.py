@@ -54,7 +54,7 @@ def test_a_file_in_the_way(folder: Path) -> None:
 def test_a_folder_that_may_not_be_written(folder: Path) -> None:
     Path("locked").mkdir(mode=0o500)
     problem = next(runs_dir_problems(config("", "runs_dir=locked/runs")))
-    assert "may not be written" in problem.message
+    assert "is not writable" in problem.message
 
 
 def test_packages_that_callbacks_import_later(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

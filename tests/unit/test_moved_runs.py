@@ -165,7 +165,7 @@ def test_modules_of_a_run_that_moves_alone(packaged: Path, tmp_path: Path, monke
         load_run(run, (), Machine({}))
     assert [each.dotted for each in raised.value.problems] == ["model.function", "data.function"]
     message = raised.value.problems[0].message
-    assert "no module named 'package'; it is looked for in this folder and in Python's path" in message
+    assert "no module named 'package' in the current folder or Python's path" in message
     assert "add --set model.function=PATH/FILE.py:model, or set PYTHONPATH" in message
     (tmp_path / "other.py").write_text(_CODE)
     given = ("model.function=other.py:model", "data.function=other.py:data")

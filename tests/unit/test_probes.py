@@ -8,9 +8,9 @@ import pytest
 
 from distlaunch.agent.messages import Order
 from distlaunch.base.heartbeat import Heartbeat
+from distlaunch.base.liveness import read_liveness
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.task_error import write_exception
-from distlaunch.base.signs import read_signs
 from distlaunch.cluster.spec import Task
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 from distlaunch.supervise.facts import (
@@ -48,7 +48,7 @@ def plan(tmp_path: Path) -> LaunchPlan:
 
 def _probes(plan: LaunchPlan) -> Probes:
     files = {str(task.task): task.files for task in plan.tasks}
-    return Probes(plan, Rules.of(plan), 0, lambda name: read_signs(files[name].heartbeat), lambda addresses: set())
+    return Probes(plan, Rules.of(plan), 0, lambda name: read_liveness(files[name].heartbeat), lambda addresses: set())
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_no_run_of_the_name_yet() -> None:
     make("exp-2")
     chosen = resume()
     assert (chosen.run, chosen.note) == (None, "there is no run called exp yet: starting it")
-    assert chosen.would_be.name == "exp"
+    assert chosen.target_run_dir.name == "exp"
 
 
 @pytest.mark.parametrize("how", ["--resume", "resume: auto", "RUN"])

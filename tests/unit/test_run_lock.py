@@ -15,9 +15,9 @@ import pytest
 
 from distlaunch.base import heartbeat
 from distlaunch.base.errors import RunBusyError
+from distlaunch.base.liveness import read_liveness
 from distlaunch.base.run_files import run_lock
 from distlaunch.base.run_files.run_lock import Owner, lock_run, lock_when_free, owner_of
-from distlaunch.base.signs import read_signs
 
 
 @pytest.fixture(params=[None, errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
@@ -117,12 +117,12 @@ def test_heartbeats_on_a_disk_without_files_in_memory(tmp_path: Path, monkeypatc
     beating = heartbeat.Heartbeat(tmp_path / "heartbeat")
     beating.at_step(7)
     with beating.writing():
-        signs = read_signs(tmp_path / "heartbeat")
-    assert signs.beats
-    assert (signs.step, signs.writing) == (7, True)
-    assert not read_signs(tmp_path / "heartbeat").writing
+        liveness = read_liveness(tmp_path / "heartbeat")
+    assert liveness.beats
+    assert (liveness.step, liveness.writing) == (7, True)
+    assert not read_liveness(tmp_path / "heartbeat").writing
 
 
 def test_a_file_of_signs_that_is_just_being_made_is_no_step(tmp_path: Path) -> None:
     (tmp_path / "heartbeat").write_bytes(bytes(heartbeat.FORMAT.size))
-    assert read_signs(tmp_path / "heartbeat").step is None
+    assert read_liveness(tmp_path / "heartbeat").step is None

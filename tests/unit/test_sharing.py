@@ -150,7 +150,7 @@ WRONG = [
     (
         ", sharding: shuffled",
         MULTI,
-        "data.sharding: got 'shuffled', but the workers of multi_worker_mirrored take every",
+        "data.sharding: got 'shuffled', but all workers of multi_worker_mirrored take",
     ),
     (
         ", sharding: function, train_examples: 4",
@@ -160,9 +160,9 @@ WRONG = [
     (
         ", sharding: function",
         SERVERS,
-        "train.steps_per_epoch: missing: with `data.sharding: function` no process knows",
+        "train.steps_per_epoch: missing: with `data.sharding: function`, no process knows",
     ),
-    (", sharding: function, args: {context: 1}", MULTI, "data.args.context: distlaunch gives it"),
+    (", sharding: function, args: {context: 1}", MULTI, "data.args.context: distlaunch passes it"),
     (
         ", streams: 4",
         MULTI,
@@ -173,16 +173,20 @@ WRONG = [
         ("multi_worker_mirrored", 2**62 + 1, 0),  # more than anybody could count up to
         f"data.streams: got 4, which {2**62 + 1} workers cannot share equally",
     ),
-    (", streams: 3", MULTI, "data.global_batch: got 8, of which 3 streams cannot give equal parts; use 6 or 9"),
+    (", streams: 3", MULTI, "data.global_batch: got 8, which 3 streams cannot share equally; use 6 or 9"),
     (", streams: 2", SERVERS, "data.streams: got 2, but parameter_server gives any batch to any worker"),
-    (", streams: 2, batched: true", ("mirrored", 1, 0), "data.batched: got true, but each stream gives a part"),
-    (", streams: 2, sharding: function", ("mirrored", 1, 0), "data.sharding: got 'function', but streams are shared"),
+    (", streams: 2, batched: true", ("mirrored", 1, 0), "data.batched: got true, but each stream provides a part"),
+    (
+        ", streams: 2, sharding: function",
+        ("mirrored", 1, 0),
+        "data.sharding: got 'function', but distlaunch assigns the streams",
+    ),
     (
         ", streams: 2, remainder: drop",
         ("mirrored", 1, 0),
-        "data.remainder: got 'drop', but the last batches of streams",
+        "data.remainder: got 'drop', but the last batches differ in size",
     ),
-    (", streams: 2, on_error: skip", ("mirrored", 1, 0), "data.on_error: got 'skip', but a stream gives no example by"),
+    (", streams: 2, on_error: skip", ("mirrored", 1, 0), "data.on_error: got 'skip', but a stream has no examples by"),
     (
         ", streams: 2, validation_examples: 2",
         ("mirrored", 1, 0),

@@ -18,7 +18,7 @@ from distlaunch.agent.remote.run_copy import RunCopy
 from distlaunch.agent.remote.task_files import check, is_of_tasks
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import Task
-from distlaunch.engines.remote.replies import check_facts, check_reply, signs_of
+from distlaunch.engines.remote.replies import check_facts, check_reply, parse_liveness
 from distlaunch.engines.remote.tasks import RemoteTasks
 
 WRITTEN = [
@@ -262,5 +262,5 @@ def test_greetings_of_another_type(name: str) -> None:
 @pytest.mark.parametrize("plain", [None, 3, [], [1, 2, 3, 4, 5], [1, 1, "x", False, False], [1] * 9, {}])
 def test_signs_of_another_type(plain: Any) -> None:
     with pytest.raises(FrameError):
-        signs_of(plain)
-    assert signs_of([1, 2, None, False, True]).has_to_finish
+        parse_liveness(plain)
+    assert parse_liveness([1, 2, None, False, True]).has_to_finish

@@ -114,16 +114,16 @@ class HostAttempt:
         if self._ends or now - self._scan_at >= _SCAN_S:
             self._scan_at = now
             quiet = not self._send_appended()
-            for name, (end, signs, since) in list(self._ends.items()):
+            for name, (end, liveness, since) in list(self._ends.items()):
                 if quiet or now - since >= _TAIL_S:
-                    self._send_end(name, end, signs)
+                    self._send_end(name, end, liveness)
             self._send_checkpoints()
         if self._tasks and now - self._beat_at >= self._beat_s:
             self._beat_at = now
             tasks = self._tasks.items()
-            signs, pids = {name: _plain(task) for name, task in tasks}, {name: task.pid for name, task in tasks}
+            liveness, pids = {name: _plain(task) for name, task in tasks}, {name: task.pid for name, task in tasks}
             suspended = [name for name, task in tasks if task.is_suspended()]
-            self._outbox.put(encode("beat", signs=signs, suspended=suspended, pids=pids))
+            self._outbox.put(encode("beat", signs=liveness, suspended=suspended, pids=pids))
 
     @property
     def beats(self) -> bool:
@@ -184,13 +184,13 @@ class HostAttempt:
 
         self._outbox.put_files(copied(self._copy))
 
-    def _send_end(self, name: str, end: Exit, signs: list[Any]) -> None:
+    def _send_end(self, name: str, end: Exit, liveness: list[Any]) -> None:
         error = self._run.task(self.number, name).error_json
         if self._copy is not None and error.exists():
             for message in _tolerant(send_file(error, self._name(error))):
                 self._outbox.put(message)
         del self._ends[name]
-        self._outbox.put(encode("exit", task=name, code=end.code, oom=end.oom, signs=signs))
+        self._outbox.put(encode("exit", task=name, code=end.code, oom=end.oom, signs=liveness))
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self._run.path).as_posix()
@@ -205,8 +205,8 @@ def _tolerant(messages: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _plain(task: HostTask) -> list[Any]:
-    """Return the signs of a task for a message."""
-    return list(task.signs())
+    """Return the liveness of a task for a message."""
+    return list(task.liveness())
 
 
 def _preload(plain: Any) -> Preload | None:

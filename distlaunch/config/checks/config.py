@@ -43,13 +43,13 @@ def cross_check(
         given: numbers of the section `cluster` that TF_CONFIG determines instead of the config.
     """
     if given:
-        # it also has the addresses, so that nobody takes the ports of the config
+        # TF_CONFIG also has the addresses, so the ports of the config are not used
         cluster = config.cluster.model_copy(update={**given, "ports": "auto"})
         found = cross_check(config.model_copy(update={"cluster": cluster}), num_gpus, without)
         return [problem._replace(message=problem.message + _note(problem, given)) for problem in found]
     # other hosts have other devices
     num_gpus = num_gpus if config.engine.is_here else None
-    # what is said of a value that is replaced by its default would confuse
+    # a message about a value that was replaced by its default would be confusing
     checks = [check for check in CHECKS if not check.reads & without]
     return [problem for check in checks for problem in check.run(config, num_gpus)]
 
@@ -96,7 +96,7 @@ def data_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
         yield Problem(("data", "batched"), "got true, but only a function's own pipelines can be batched; remove it")
     for name in ("map", "augment"):
         if data.batched and getattr(data, name) is not None:
-            message = f"got {getattr(data, name)} with `batched: true`, where it has no examples to work on"
+            message = f"got {getattr(data, name)} with `batched: true`, but there are no single examples to apply it to"
             yield Problem(("data", name), f"{message}; write `.map(...)` in your own pipeline, and remove it here")
     # `type` and not `isinstance`: True is an int
     if data.batched and type(data.shuffle) is int:
@@ -109,7 +109,7 @@ def data_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
             yield Problem(("data", "class_weight", label), f"got class {label}; classes are numbered from 0")
     least = data.global_batch or 1
     if data.remainder == "drop" and data.train_examples is not None and data.train_examples < least:
-        message = f"got {data.train_examples}, less than a global batch, so that `remainder: drop` leaves no step"
+        message = f"got {data.train_examples}, less than a global batch, so `remainder: drop` leaves no step"
         yield Problem(("data", "train_examples"), f"{message}; use at least {least}, or `remainder: keep`")
 
 
@@ -132,7 +132,7 @@ def periods_happen(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]
     epochs, checkpoint, validation = config.train.epochs, config.checkpoint, config.validation
     periods = {name: getattr(checkpoint, name) for name in ("every_epochs", "every_steps", "every_minutes", "every")}
     if all(period is None for period in periods.values()):
-        message = f"got null for all of {', '.join(periods)}: a run that fails would be lost; give one of them a value"
+        message = f"got null for all of {', '.join(periods)}: a run that fails would be lost; set one of them"
         yield Problem(("checkpoint",), message)
     if checkpoint.every_epochs is not None and checkpoint.every_epochs > epochs:
         message = (
@@ -177,7 +177,7 @@ def engine_is_valid(config: RunConfig, num_gpus: int | None) -> Iterator[Problem
 def isolated_jobs_are_here(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     """Check that a job with its own network runs on this machine only."""
     if config.cluster.isolate and not config.engine.is_here:
-        message = "hides the ports of jobs on this machine"
+        message = "it hides the ports of jobs on this machine"
         got = f"but `engine.kind: {config.engine.kind}` has tasks on several hosts; remove one of them"
         yield Problem(("cluster", "isolate"), f"{message}, {got}")
 
@@ -212,7 +212,7 @@ def _learning_rate(site: Site) -> Iterator[Problem]:
     key = (*site.args_key, "learning_rate")
     if isinstance(rate, str) and isinstance(resolve(rate), float):
         yield Problem(key, f"got {rate!r} (text); expected a number above 0; write it without quotes")
-    # NaN is not between, either
+    # NaN is not in between either
     if isinstance(rate, int | float) and not isinstance(rate, bool) and not 0 < rate < math.inf:
         yield Problem(key, f"got {rate}; expected a number above 0")
 
@@ -221,7 +221,7 @@ def sharing_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     """Check that the strategy and the data function support the assignment of examples to workers."""
     data = config.data
     if data.sharding == "shuffled" and not config.strategy.has_coordinator:
-        message = f"got 'shuffled', but the workers of {config.strategy.kind} take every step together"
+        message = f"got 'shuffled', but all workers of {config.strategy.kind} take part in every step"
         yield Problem(_SHARDING, f"{message}; write 'rows' or 'function'")
     if data.sharding == "function":
         yield from _function_fits(config)
@@ -234,27 +234,29 @@ def sharing_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
 def _function_fits(config: RunConfig) -> Iterator[Problem]:
     data, workers = config.data, config.cluster.num_workers
     if data.preprocessing is not None:
-        message = "it learns from all training examples, and with `data.sharding: function` no process has them all"
+        message = "it adapts to all training examples, but with `data.sharding: function` no process has them all"
         yield Problem(("data", "preprocessing"), f"{message}; make the layer part of the model, or use 'rows'")
     if data.global_batch is None:
         yield Problem(("data", "global_batch"), "missing: `data.sharding: function` needs it; add it below `data:`")
     elif config.strategy.in_lockstep and data.global_batch < workers:
-        message = f"got {data.global_batch}, but {workers} workers each give a part of it; use at least {workers}"
+        message = (
+            f"got {data.global_batch}, but each of {workers} workers provides a part of it; use at least {workers}"
+        )
         yield Problem(("data", "global_batch"), message)
     if config.strategy.has_coordinator and config.train.steps_per_epoch is None:
-        message = "missing: with `data.sharding: function` no process knows how many examples the workers have together"
-        yield Problem(("train", "steps_per_epoch"), f"{message}; say how many steps an epoch has")
+        message = "missing: with `data.sharding: function`, no process knows how many examples all workers have"
+        yield Problem(("train", "steps_per_epoch"), f"{message}; set the number of steps per epoch")
 
 
 def _streams_fit(config: RunConfig) -> Iterator[Problem]:
     data, workers = config.data, config.cluster.num_workers
     streams, batch = data.streams, data.global_batch
-    assert streams is not None, "asked for only then"
+    assert streams is not None, "checked before"
     if batch is None:
         yield Problem(("data", "global_batch"), "missing: `data.streams` needs it; add it below `data:`")
         return
     if config.strategy.has_coordinator:
-        message = f"got {streams}, but {config.strategy.kind} gives any batch to any worker, and streams only go on"
+        message = f"got {streams}, but {config.strategy.kind} gives any batch to any worker, and streams cannot go back"
         yield Problem(_STREAMS, f"{message}; use files that can be read by number, or `data.sharding: function`")
     elif config.strategy.in_lockstep and streams % workers:
         message = f"got {streams}, which {workers} workers cannot share equally; use a multiple of {workers}"
@@ -262,20 +264,22 @@ def _streams_fit(config: RunConfig) -> Iterator[Problem]:
     if batch % streams:
         below = batch // streams * streams
         choices = either(str(size) for size in (below, below + streams) if size)
-        message = f"got {batch}, of which {streams} streams cannot give equal parts; use {choices}, or other streams"
+        message = (
+            f"got {batch}, which {streams} streams cannot share equally; use {choices}, or another number of streams"
+        )
         yield Problem(("data", "global_batch"), message)
     if data.batched:
-        message = "got true, but each stream gives a part of a batch; let the data function yield examples"
+        message = "got true, but each stream provides a part of a batch; let the data function yield examples"
         yield Problem(("data", "batched"), f"{message}, and remove it")
     if data.remainder == "drop":
-        message = "got 'drop', but the last batches of streams differ in size, as the streams differ in length"
+        message = "got 'drop', but the last batches differ in size, because streams differ in length"
         yield Problem(("data", "remainder"), f"{message}; remove it")
     if data.on_error == "skip":
-        message = "got 'skip', but a stream gives no example by number to take the place of one that fails"
+        message = "got 'skip', but a stream has no examples by number that could replace one that fails"
         yield Problem(("data", "on_error"), f"{message}; write 'stop', and `.ignore_errors()` in the data function")
     if data.sharding != "rows":
         yield Problem(
-            _SHARDING, f"got '{data.sharding}', but streams are shared by distlaunch; remove it, or `streams`"
+            _SHARDING, f"got '{data.sharding}', but distlaunch assigns the streams to workers; remove it, or `streams`"
         )
 
 
@@ -284,14 +288,14 @@ def _context_fits(config: RunConfig) -> Iterator[Problem]:
     why = "data.streams" if data.streams is not None else "data.sharding: function"
     if data.tfds is not None:
         yield Problem(
-            ("data", "tfds"), f"got it with `{why}`, which needs a data function of your own; use `function:`"
+            ("data", "tfds"), f"cannot be used with `{why}`, which needs your own data function; use `function:`"
         )
     if "context" in data.args:
-        yield Problem(("data", "args", "context"), f"distlaunch gives it, because of `{why}`; remove it")
+        yield Problem(("data", "args", "context"), f"distlaunch passes it, because of `{why}`; remove it")
     for name in ("train_examples", "validation_examples"):
         if getattr(data, name) is not None and (name == "train_examples" or data.streams is not None):
             message = f"got {getattr(data, name)}, but with `{why}` no process has all examples"
-            yield Problem(("data", name), f"{message}; take fewer in the data function")
+            yield Problem(("data", name), f"{message}; limit them in the data function")
 
 
 CHECKS = (

@@ -41,12 +41,10 @@ def busy_ports(config: RunConfig) -> Iterator[Problem]:
 def runs_dir_problems(config: RunConfig) -> Iterator[Problem]:
     """Check that the run directory, or its parents, can be created."""
     folder = Path(config.runs_dir).absolute()
-    # `lexists`: a broken link is in the way, too
+    # `lexists`: a broken link is an obstacle too
     existing = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
     if not existing.is_dir():
         message = f"got {config.runs_dir!r}, but {existing} is a file; expected a folder; choose another one"
         yield Problem(("runs_dir",), message)
     elif not os.access(existing, os.W_OK | os.X_OK):
-        yield Problem(
-            ("runs_dir",), f"got {config.runs_dir!r}, but {existing} may not be written; choose another folder"
-        )
+        yield Problem(("runs_dir",), f"got {config.runs_dir!r}, but {existing} is not writable; choose another folder")

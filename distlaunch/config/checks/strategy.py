@@ -67,7 +67,7 @@ def cluster_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
         message = f"got {cluster.ps}, but {strategy.kind} has no parameter servers; remove it"
         yield Problem(("cluster", "ps"), f"{message}, or use strategy.kind: {_users_of('ps')}")
     if cluster.hosting == "in_process" and "hosting" not in uses:
-        message = f"got 'in_process', which {_users_of('hosting')} alone can do, not {strategy.kind}; remove it"
+        message = f"got 'in_process', which only {_users_of('hosting')} supports, not {strategy.kind}; remove it"
         yield Problem(("cluster", "hosting"), message)
     yield from _ports(strategy, cluster)
     if (tasks := sum(strategy.processes(cluster).values())) > _MOST_TASKS:
@@ -100,13 +100,13 @@ def _ports(strategy: Strategy, cluster: Cluster) -> Iterator[Problem]:
         yield Problem(key, f"got {len(ports)}, but {strategy.kind} runs in one process and needs none; remove it")
         return
     tasks = sum(processes.values())
-    # how many an open number of workers needs is known when hosts are
+    # the ports that `workers: auto` needs are known once the hosts are
     if len(ports) != tasks and cluster.workers != "auto":
         what = all_of(_tasks(job, number) for job, number in processes.items())
         yield Problem(key, f"got {len(ports)}; expected {tasks}, one for each of {what}; or write `ports: auto`")
     for port, times in Counter(ports).items():
         if times > 1:
-            yield Problem((*key, _last(ports, port)), f"got {port} {times} times; each task needs a port of its own")
+            yield Problem((*key, _last(ports, port)), f"got {port} {times} times; each task needs its own port")
 
 
 def _tasks(job: str, number: int) -> str:
@@ -120,7 +120,9 @@ def _last(ports: list[int], port: int) -> int:
 def variables_can_compile(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     """Check that XLA can access the variables, which it cannot in another process."""
     if config.compile and config.compile.jit_compile and not config.strategy.can_jit_compile:
-        message = f"got true, but XLA cannot reach the variables of {config.strategy.kind}, which lie elsewhere"
+        message = (
+            f"got true, but XLA cannot access the variables of {config.strategy.kind}, which are in other processes"
+        )
         yield Problem(("compile", "jit_compile"), f"{message}; remove it")
 
 
@@ -128,5 +130,5 @@ def scale_is_kept(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     """Check that asynchronous workers do not have to share a loss scale."""
     if config.strategy.is_asynchronous(config.cluster) and config.precision == "mixed_float16":
         who = f"several workers of {config.strategy.kind}"
-        message = f"got 'mixed_float16', which scales the loss; {who} cannot keep one scale"
+        message = f"got 'mixed_float16', which scales the loss; {who} cannot share one scale"
         yield Problem(("precision",), f"{message} and one count of skipped steps; use mixed_bfloat16, or one worker")

@@ -100,7 +100,7 @@ def _each(value: Any, key: Key, change: Callable[[Key, str], str]) -> Any:
 def _is_same(folder: Path, here: Path) -> bool:
     try:
         return folder.samefile(here)
-    except OSError:  # it is gone: the run was moved without it
+    except OSError:  # the folder does not exist: the run was moved without it
         return False
 
 

@@ -100,7 +100,7 @@ def _relative_import(path: Path, node: ast.ImportFrom, name: str) -> str:
     root = package_root(path) or path.parent.parent
     module = ".".join(path.relative_to(root).with_suffix("").parts)
     line = f"`from {'.' * node.level}{node.module or ''} import ...`"
-    # a shorter path than the absolute one, where the folder is below this
+    # a relative path if the folder is below the current directory
     start = shlex.quote(os.path.relpath(root) if root.is_relative_to(Path.cwd()) else str(root))
     where = "" if root == Path.cwd() or str(root) in sys.path else f", and start with PYTHONPATH={start}"
     return (
@@ -127,7 +127,7 @@ def _check_name(site: Site, name: str, module: str, names: ModuleNames, called: 
         yield Problem(site.key, f"'{name}' is an `async def`; expected a plain function; remove `async`")
     elif isinstance(node, ast.Constant | ast.List | ast.Dict | ast.Tuple | ast.Set):
         yield Problem(site.key, f"'{name}' in {where}, line {node.lineno}, is a value; expected a function or class")
-    # a decorator may change what it takes
+    # a decorator may change the arguments
     elif isinstance(node, ast.FunctionDef) and not node.decorator_list:
         yield from _check_call(site, Function(name, node), called)
 
@@ -138,13 +138,13 @@ def _check_call(site: Site, function: Function, called: Calls) -> Iterator[Probl
     elif site.role in called.forms:
         forms = called.forms[site.role]
         messages = [position_problem(function, names, _BY_NAME.get(site.role, ())) for names in forms]
-        # one form that fits is enough
+        # one matching form is enough
         if all(messages):
             yield Problem(site.key, str(messages[0]))
     elif site.role == "data" and (message := context_problem(function, given=called.gives_context)):
         yield Problem(site.key, message)
     elif site.args is not None:
-        # of a loss or metric function (y_true, y_pred) itself two are given by the training step
+        # the training step passes two arguments to a loss or metric function itself (y_true, y_pred)
         complete = site.role not in ("losses", "metrics")
         given = _GIVEN.get(site.role, 0)
         args = [*site.args, *["context"] * (site.role == "data" and called.gives_context)]
@@ -193,7 +193,7 @@ def _source(module: str, folder: Path | None) -> Path | None:
         return Path(module)
     try:
         return find_source(module, folder)
-    except ModuleMissingError:  # which is reported by itself
+    except ModuleMissingError:  # reported elsewhere
         return None
 
 

@@ -47,12 +47,10 @@ def find_source(module: str, folder: Path | None = None) -> Path | None:
             if file.is_file()
             else did_you_mean(parts[0], _names_in([os.getcwd()]))
         )
-        raise ModuleMissingError(
-            f"no module named '{parts[0]}'; it is looked for in this folder and in Python's path{hint}"
-        )
+        raise ModuleMissingError(f"no module named '{parts[0]}' in the current folder or Python's path{hint}")
     for depth, part in enumerate(parts[1:], start=1):
         folders = spec.submodule_search_locations
-        # by the last name alone: with the full one the finder asks for the parent, which is not imported
+        # by the last part of the name: with the full name, the finder would need the parent, which is not imported
         found = PathFinder.find_spec(part, list(folders)) if folders is not None else None
         if found is None:
             if _may_hold_attributes(spec):
@@ -86,7 +84,7 @@ def _library(name: str) -> str | None:
 
 
 def _top(name: str, folder: Path | None) -> ModuleSpec | None:
-    # in the order of tasks
+    # in the same order as in tasks
     if folder is not None and name not in _ALWAYS_LOADED:
         spec = PathFinder.find_spec(name, [str(folder)])
         if spec is not None and spec.origin is not None:

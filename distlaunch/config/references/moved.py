@@ -82,7 +82,7 @@ def is_moved(old: str, new: str, run: RunDir) -> bool:
     """Return whether two values of a config name the same file, at a former and the current place of the run."""
     if not (old.startswith("/") and new.startswith("/")):
         return False
-    # a copy that only leads to a run has its checkpoints as a link
+    # a copy that only refers to a run links to its checkpoints
     now = (run.path, run.checkpoints.resolve().parent)
     return any(str(_moved(Path(old), before, place)) == new for before in run.known_paths() for place in now)
 
@@ -108,7 +108,7 @@ def _find_modules(config: RunConfig, run: RunDir, before: Path | None, found: Mo
         except ModuleMissingError as error:
             beside = ""
             if here is not None and here != Path.cwd():
-                beside = f"not in {_shown(here)}, where it should lie relative to the run: "
+                beside = f"not in {_shown(here)}, where it should be relative to the run: "
             key = Problem(site.key, "").dotted
             hint = f"put it there, add --set {key}=PATH/FILE.py:{site.name.rpartition(':')[2]}, or set PYTHONPATH"
             found.problems.append(Problem(site.key, f"{beside}{error}; {hint}"))
@@ -140,8 +140,8 @@ def _not_found(path: Path, here: Path, key: Key, function: str) -> str:
     if path == here:
         return f"no such file: {path}; {hint}"
     is_there = path.is_file()
-    elsewhere = f"{path} belongs to another user" if is_there else f"{path}, where it was, is not there either"
-    return f"no such file: {_shown(here)}, where it should lie beside the run that was moved; {elsewhere}; {hint}"
+    elsewhere = f"{path} belongs to another user" if is_there else f"{path}, its former place, does not exist either"
+    return f"no such file: {_shown(here)}, where it should be relative to the moved run; {elsewhere}; {hint}"
 
 
 def _shown(path: Path) -> str:

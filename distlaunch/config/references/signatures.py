@@ -34,7 +34,7 @@ class Function:
     def required(self) -> list[str]:
         """Arguments without a default."""
         args = self.node.args
-        # defaults belong to the last ones
+        # defaults belong to the last arguments
         positional = self.positional[: len(self.positional) - len(args.defaults)]
         by_name = [arg.arg for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True) if default is None]
         return positional + by_name
@@ -85,9 +85,9 @@ def map_with_seed(function: str) -> str:
         function: its name and arguments.
     """
     return (
-        f"{function} takes `seed`, for what is random, but `map` changes every split, validation and prediction too; "
-        "write `augment:` in place of `map:`, which is for training only, and leave what every split needs in a `map` "
-        "without `seed`, which comes first"
+        f"{function} takes `seed` for random numbers, but `map` also applies to validation and prediction; "
+        "use `augment:` instead, which is for training only, and keep the part that every split needs in a `map` "
+        "without `seed`, which runs first"
     )
 
 

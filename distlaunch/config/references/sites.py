@@ -97,7 +97,7 @@ def with_absolute_files(config: RunConfig, folder_of: Callable[[Key], Path]) -> 
             parent: Any = data
             for part in site.key[:-1]:
                 parent = parent[part]
-            path = Path(os.path.expanduser(file))  # as it stands where there is no such user
+            path = Path(os.path.expanduser(file))  # unchanged if there is no such user
             parent[site.key[-1]] = f"{folder_of(site.key).absolute() / path}:{function}"
     for name in config.engine.file_keys:
         if (file := getattr(config.engine, name)) is not None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_LARGEST = 8 << 20  # bytes of a file that is parsed: its tree takes hundreds of times as much memory
+_LARGEST = 8 << 20  # bytes of a file to parse: its tree takes hundreds of times as much memory
 
 
 class SourceError(Exception):
@@ -47,10 +47,10 @@ def read_module(path: Path) -> ModuleNames:
         with path.open("rb") as file:
             source = file.read(_LARGEST + 1)
         if len(source) > _LARGEST:
-            # a table in Python's syntax, for instance: importing it will show
+            # for example, a table in Python syntax: importing it will show the names
             return ModuleNames(is_open=True)
         with warnings.catch_warnings():
-            # SyntaxWarnings of the user's file, such as "invalid escape sequence", are shown when it is imported
+            # SyntaxWarnings about the file, such as "invalid escape sequence", are shown when it is imported
             warnings.simplefilter("ignore")
             tree = ast.parse(source, filename=str(path))
     except OSError as error:
@@ -63,7 +63,7 @@ def read_module(path: Path) -> ModuleNames:
     names = ModuleNames()
     for node in _top_level(tree.body):
         _bind(node, names)
-    # those at the top are certain to run; in a `try` another import may follow
+    # top-level imports are certain to run; in a `try`, another import may follow
     names.relative = next((node for node in tree.body if isinstance(node, ast.ImportFrom) and node.level), None)
     names.is_open = names.is_open or "__getattr__" in names.bound
     return names
@@ -71,7 +71,7 @@ def read_module(path: Path) -> ModuleNames:
 
 def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     """Yield statements that run when the module is imported, including those in `if`, `try`, `with` and loops."""
-    # a stack and not recursion: generated files nest deeply
+    # a stack instead of recursion: generated files nest deeply
     stack = list(reversed(body))
     while stack:
         node = stack.pop()
@@ -89,7 +89,7 @@ def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _bind(node: ast.stmt, names: ModuleNames) -> None:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        # a second definition, as in `if ...: def f` / `else: def f`, leaves open which one counts
+        # with a second definition, as in `if ...: def f` / `else: def f`, it is unknown which one applies
         names.bound[node.name] = node if node.name not in names.bound else ast.Pass()
     elif isinstance(node, ast.Import | ast.ImportFrom):
         for alias in node.names:

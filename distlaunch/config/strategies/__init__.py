@@ -18,7 +18,7 @@ Strategy = Annotated[
     Words("a section with 'kind', such as {kind: mirrored}"),
 ]
 
-# the kind is a Literal of one word; `Strategy` is Annotated, and in it the union
+# the kind is a Literal of one word; `Strategy` is an Annotated union
 MODELS: dict[str, type[StrategySection]] = {
     get_args(model.model_fields["kind"].annotation)[0]: model for model in get_args(get_args(Strategy)[0])
 }

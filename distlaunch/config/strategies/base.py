@@ -156,7 +156,7 @@ def counted(number: int, noun: str) -> str:
 
 def workers_that_share(total: int, workers: int) -> str:
     """Return, in words, the numbers of workers near `workers` that can share `total` devices or streams equally."""
-    # both are anything that a file can hold, so not all divisors are looked for
+    # both numbers come from a file and may be huge, so the search for divisors is limited
     divisors = [number for number in range(1, min(total, _MOST_WORKERS) + 1) if total % number == 0]
     nearest = sorted(divisors, key=lambda number: abs(number - workers))[:_MOST_CHOICES]
     return either(map(str, sorted(nearest)))

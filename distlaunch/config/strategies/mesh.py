@@ -77,12 +77,12 @@ class Mesh(StrategySection):
             return 0, 1, 1
         at = list(self.mesh).index(axis)
         stride, each = math.prod(sizes[at + 1 :]), math.prod(sizes) // cluster.num_workers
-        # devices are laid out row by row, those of one process after those of another
+        # devices are arranged row by row, process after process
         places = [device // stride % sizes[at] for device in range(worker * each, (worker + 1) * each)]
         return min(places), max(places) - min(places) + 1, sizes[at]
 
     def devices_needed(self, cluster: Cluster) -> tuple[Key, int]:
-        # whether this machine has GPUs for all workers that it starts is checked when it is known which these are
+        # GPUs for all workers on this machine are checked once the workers are placed
         return ("strategy", "mesh"), self.product // cluster.num_workers
 
     def parts_in_words(self, cluster: Cluster, parts: int) -> str:
@@ -132,7 +132,7 @@ class Mesh(StrategySection):
         if self.layout == "auto":
             if AUTO_AXIS not in self.mesh:
                 message = f"got 'auto', which splits variables over an axis '{AUTO_AXIS}'"
-                axes = f"the mesh has {listed(self.mesh)}; name an axis so, or write rules"
+                axes = f"the mesh has {listed(self.mesh)}; rename an axis, or write rules"
                 yield Problem(("strategy", "layout"), f"{message}; {axes}")
             return
         for pattern, axes in self.layout.items():
@@ -147,7 +147,7 @@ class Mesh(StrategySection):
             return
         if -1 in self.mesh.values():
             if num_gpus != 0:
-                return  # filled with as many GPUs as the workers can share
+                return  # filled with the number of GPUs that the workers can share
             devices *= CPU_DEVICES
         if devices % workers:
             message = f"got {workers}, which cannot share the mesh's {devices} devices equally"
@@ -203,7 +203,7 @@ def _pattern(pattern: str, key: Key) -> Iterator[Problem]:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         yield Problem(
-            key, f"not a regular expression: {error}; to match a character such as ( or + itself, write \\ before it"
+            key, f"not a regular expression: {error}; to match a character such as ( or + literally, write \\ before it"
         )
 
 
@@ -215,5 +215,5 @@ def _axes(axes: list[str | None], mesh: dict[str, int], key: Key) -> Iterator[Pr
     for axis, times in Counter(axis for axis in axes if axis is not None).items():
         if times > 1:
             yield Problem(
-                key, f"axis '{axis}' splits {times} dimensions; expected each axis once at most; write ~ for the others"
+                key, f"axis '{axis}' splits {times} dimensions; expected each axis at most once; write ~ for the others"
             )

@@ -6,8 +6,8 @@ from typing import Any
 
 from distlaunch import __version__
 from distlaunch.agent.remote.frames import PROTOCOL, Frame, FrameError
+from distlaunch.base.liveness import Liveness
 from distlaunch.base.plain_types import fits, is_dict, is_list
-from distlaunch.base.signs import Signs
 
 _MOST_ITEMS = 100_000
 _FACTS: dict[str, Any] = {
@@ -58,12 +58,12 @@ def check_reply(request: str, frame: Frame) -> None:
             raise FrameError(f"its answer to {request}: {name}: got {numbers!r:.80}")
 
 
-def signs_of(plain: Any) -> Signs:
-    """Return the signs of life that a message has. Raises FrameError."""
+def parse_liveness(plain: Any) -> Liveness:
+    """Return the liveness in a message. Raises FrameError."""
     kinds = (int, int, int | None, bool, bool)
     if not is_list(plain) or len(plain) != len(kinds) or not all(map(fits, plain, kinds)):
-        raise FrameError(f"signs of life: got {plain!r:.80}")
-    return Signs(*plain)
+        raise FrameError(f"liveness: got {plain!r:.80}")
+    return Liveness(*plain)
 
 
 def _check(what: str, fields: dict[str, Any], kinds: dict[str, Any]) -> None:

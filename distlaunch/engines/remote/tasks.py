@@ -18,10 +18,10 @@ from distlaunch.agent.output import LINES_AT_ONCE, LINES_PER_S, MAX_LINE_BYTES, 
 from distlaunch.agent.remote import file_transfer, task_files
 from distlaunch.agent.remote.file_transfer import Incoming
 from distlaunch.agent.remote.frames import Frame, FrameError, encode
-from distlaunch.base.signs import Signs
+from distlaunch.base.liveness import Liveness
 from distlaunch.engines.remote.link import Link
 from distlaunch.engines.remote.path_watch import PathWatch
-from distlaunch.engines.remote.replies import signs_of
+from distlaunch.engines.remote.replies import parse_liveness
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 
 _LOST_CODE = -9
@@ -39,7 +39,7 @@ class RemoteTask:
     name: str
     pid: int = 0
     exit: Exit | None = None
-    shown: Signs = field(default_factory=Signs)
+    shown: Liveness = field(default_factory=Liveness)
     suspended: bool = False
 
     def poll(self) -> Exit | None:
@@ -53,7 +53,7 @@ class RemoteTask:
     def is_suspended(self) -> bool:
         return self.suspended
 
-    def signs(self) -> Signs:
+    def liveness(self) -> Liveness:
         return self.shown
 
 
@@ -230,9 +230,9 @@ class RemoteTasks:
         """Return a value that changes with each step; None before the first, and while no step is expected."""
         with self._lock:
             running = [task.shown for task in self._tasks.values() if task.exit is None]
-        if all(signs.step is None for signs in running) or any(signs.has_to_finish for signs in running):
+        if all(liveness.step is None for liveness in running) or any(liveness.has_to_finish for liveness in running):
             return None
-        return [(signs.turns, signs.step) for signs in running]
+        return [(liveness.turns, liveness.step) for liveness in running]
 
     def _give_up(self, host: str, reason: str) -> None:
         """End the tasks of a host that others cannot reach."""
@@ -256,9 +256,9 @@ class RemoteTasks:
         suspended: Sequence[str] = frame.fields.get("suspended") or ()
         with self._lock:
             beats: dict[str, Any] = frame.fields.get("signs") or {}
-            for name, signs in beats.items():
+            for name, liveness in beats.items():
                 if (task := self._tasks.get(name)) is not None:
-                    task.shown = signs_of(signs)
+                    task.shown = parse_liveness(liveness)
                     task.suspended = name in suspended
                     task.pid = int(frame.fields["pids"].get(name, 0))
 
@@ -270,7 +270,7 @@ class RemoteTasks:
             return
         if reason := frame.fields.get("unstartable"):
             self._lines.append((task.name, f"could not be started: {reason}"))
-        if isinstance(signs := frame.fields.get("signs"), list):
-            task.shown = signs_of(signs)
+        if isinstance(liveness := frame.fields.get("signs"), list):
+            task.shown = parse_liveness(liveness)
         task.exit = task.exit or Exit(frame.number("code"), None if oom is None else bool(oom))
         self.note_end()

@@ -85,7 +85,7 @@ def submit(prepared: Prepared) -> Submitted:
 
     choice = prepared.choice
     # before anything is written: what would be wrong in the script
-    prepared.script(choice.would_be)
+    prepared.script(choice.target_run_dir)
     if choice.run is not None:
         with choice.run.lock():
             pass  # nobody works on it

@@ -1,4 +1,4 @@
-"""Signs of life of a task, as its launcher reads them from the file of a `Heartbeat`."""
+"""Liveness of a task, as its launcher reads it from the file of a `Heartbeat`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distlaunch.base.heartbeat import FORMAT, NO_STEP
 from distlaunch.base.regular_files import read_regular
 
 
-class Signs(NamedTuple):
+class Liveness(NamedTuple):
     """The last report of a task.
 
     Attributes:
@@ -34,13 +34,13 @@ class Signs(NamedTuple):
         return self.saving or self.writing
 
 
-def read_signs(path: Path) -> Signs:
-    """Read the signs in a file; without a file, those of a task that has not started."""
+def read_liveness(path: Path) -> Liveness:
+    """Read the liveness of a task from a file; without a file, the task has not started."""
     try:
         beats, turns, step, saving, writing = FORMAT.unpack(read_regular(path))
     # no file yet, or one that is just being made
     except (OSError, struct.error):
-        return Signs()
+        return Liveness()
     if not beats:  # zeros: it has its size, and nothing is written yet
-        return Signs()
-    return Signs(beats, turns, None if step == NO_STEP else step, saving, writing)
+        return Liveness()
+    return Liveness(beats, turns, None if step == NO_STEP else step, saving, writing)
