@@ -127,7 +127,7 @@ def test_workers_of_parameter_servers_read_the_same(tmp_path: Path) -> None:
     offer_splits(run_config, splits, train, validation)
 
     def rows(name: str, batches: int) -> list[Any]:
-        offered = worker_batches.offered(name)
+        offered = worker_batches.offered_split(name)
         loaded = [offered.read(0, number) for number in range(batches)]
         return [row for batch in loaded for row in zip(*(part.numpy().tolist() for part in batch), strict=True)]
 
@@ -155,7 +155,7 @@ hidden = decorated(drawn)
 @pytest.mark.parametrize("training", [True, False])
 def test_a_map_with_a_seed_is_refused_where_only_python_sees_it(*, training: bool) -> None:
     name = f"{__name__}:hidden"
-    with pytest.raises(ConfigError, match="write `augment:` in place of `map:`"):
+    with pytest.raises(ConfigError, match="use `augment:` instead"):
         make_split((NUMBERS, NUMBERS), config(map=name, augment=None), seed=0, training=training)
 
 

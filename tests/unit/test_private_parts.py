@@ -142,7 +142,7 @@ def test_an_attribute_that_is_gone_is_named_with_the_framework_s_class() -> None
 
     layer = Mine(1)
     assert private(layer, "_layers") == []
-    with pytest.raises(FrameworkError, match=rf"^{KERAS}: keras\.src\.layers\.core\.dense\.Dense\._gone is not there"):
+    with pytest.raises(FrameworkError, match=rf"^{KERAS}: keras\.src\.layers\.core\.dense\.Dense\._gone does not exist"):
         private(layer, "_gone")
     with pytest.raises(AttributeError):  # not a framework's
         private(object(), "_gone")

@@ -92,7 +92,7 @@ def test_workers_share_an_order_or_have_their_own(make: Any) -> None:
         run = job(sharding=sharding)
         train = make_split(make(), run.data, seed=0, training=True)
         offer_splits(run, Splits(make(), None, ""), train, None)
-        offered = worker_batches.offered("train")
+        offered = worker_batches.offered_split("train")
         read, num_batches = offered.read, offered.num_batches
         assert num_batches == PER_PASS
         return [joined([rows(read(worker, number)) for number in range(PER_PASS)]) for worker in (0, 1)]
