@@ -142,7 +142,9 @@ def test_an_attribute_that_is_gone_is_named_with_the_framework_s_class() -> None
 
     layer = Mine(1)
     assert private(layer, "_layers") == []
-    with pytest.raises(FrameworkError, match=rf"^{KERAS}: keras\.src\.layers\.core\.dense\.Dense\._gone does not exist"):
+    with pytest.raises(
+        FrameworkError, match=rf"^{KERAS}: keras\.src\.layers\.core\.dense\.Dense\._gone does not exist"
+    ):
         private(layer, "_gone")
     with pytest.raises(AttributeError):  # not a framework's
         private(object(), "_gone")
