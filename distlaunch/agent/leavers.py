@@ -15,7 +15,8 @@ _ENDS_WITHIN_S = 2.0
 def end_leavers(run_dir: str, attempt: int, tasks: Collection[str], within_s: float = _ENDS_WITHIN_S) -> str:
     """End the processes of this host whose environment names a task of an attempt.
 
-    A process without DISTLAUNCH_RUN_DIR has declared that it is no part of the job, and so has a detached launcher.
+    A process that has removed DISTLAUNCH_RUN_DIR from its environment is not part of the job; nor is a detached
+    launcher.
 
     Args:
         run_dir: as DISTLAUNCH_RUN_DIR has it.

@@ -1,4 +1,4 @@
-"""Makes the folders of runs, which are their owner's alone. Imports nothing: heartbeats of scripts wait for it."""
+"""Makes the folders of runs, which are their owner's alone. It imports only `os`: heartbeats of scripts wait for it."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def make_folder(path: str | os.PathLike[str]) -> None:
         if not os.path.isdir(path):
             raise
     else:
-        # a umask may take the owner's own rights
+        # a umask may remove the owner's permissions
         if os.stat(path).st_mode & _MODE != _MODE:
             os.chmod(path, _MODE)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.checkpoints.policy import Moment, SavePolicy, StepContext
+from distlaunch.checkpoints.policy import Moment, SaveContext, SavePolicy
 from distlaunch.config.run import Best
 from distlaunch.strategies.protocol import Logs
 
@@ -86,7 +86,7 @@ class BestEpoch(SavePolicy):
         names = sorted([*logs, *(f"val_{name}" for name in logs if is_validated)])
         raise ConfigError(Problem(_KEY, _unknown(section.metric, names)))
 
-    def should_save(self, at: StepContext) -> bool:
+    def should_save(self, at: SaveContext) -> bool:
         """Return True if an epoch is better than all before it.
 
         Raises:
@@ -104,7 +104,7 @@ class BestEpoch(SavePolicy):
         best = -math.inf if self.record is None else self._rank(self.record["value"])
         return self._rank(value) > best  # never for NaN
 
-    def keep(self, at: StepContext) -> None:
+    def keep(self, at: SaveContext) -> None:
         """Remember an epoch that is saved as the best."""
         assert self._section is not None
         self._before, self.record = self.record, self._record(at.logs[self._section.metric])

@@ -33,7 +33,7 @@ class Moment(Enum):
 
 
 @dataclass(frozen=True)
-class StepContext:
+class SaveContext:
     """What a policy may look at.
 
     Attributes:
@@ -67,7 +67,7 @@ class SavePolicy(ABC):
     asks_chief_only: ClassVar[bool] = False
 
     @abstractmethod
-    def should_save(self, at: StepContext) -> bool:
+    def should_save(self, at: SaveContext) -> bool:
         """Return True if a checkpoint is to be saved now. Changes nothing: it may be asked more than once."""
 
     def steps_until_due(self, step: int) -> int | None:
@@ -92,7 +92,7 @@ class EverySteps(SavePolicy):
 
     steps: int
 
-    def should_save(self, at: StepContext) -> bool:
+    def should_save(self, at: SaveContext) -> bool:
         return at.moment is Moment.STEP and at.step % self.steps == 0
 
     def steps_until_due(self, step: int) -> int | None:
@@ -105,21 +105,21 @@ class EveryEpochs(SavePolicy):
 
     epochs: int
 
-    def should_save(self, at: StepContext) -> bool:
+    def should_save(self, at: SaveContext) -> bool:
         return at.moment is Moment.EPOCH_END and not at.is_last and at.epoch % self.epochs == 0
 
 
 class OnStop(SavePolicy):
     """Saves when training stops before its end."""
 
-    def should_save(self, at: StepContext) -> bool:
+    def should_save(self, at: SaveContext) -> bool:
         return at.moment is Moment.STOP
 
 
 class AtEnd(SavePolicy):
     """Saves when training has ended."""
 
-    def should_save(self, at: StepContext) -> bool:
+    def should_save(self, at: SaveContext) -> bool:
         return at.moment is Moment.END
 
 
@@ -140,7 +140,7 @@ class EverySeconds(SavePolicy):
         """Return the time from the last checkpoint to the next."""
         return self._seconds
 
-    def should_save(self, at: StepContext) -> bool:
+    def should_save(self, at: SaveContext) -> bool:
         return at.moment is Moment.STEP and at.now_s - self._last_s >= self.interval_s(at.now_s)
 
     def saved(self, now_s: float) -> None:
@@ -175,7 +175,7 @@ class AnyOf(SavePolicy):
 
     policies: Sequence[SavePolicy]
 
-    def should_save(self, at: StepContext) -> bool:
+    def should_save(self, at: SaveContext) -> bool:
         return any(policy.should_save(at) for policy in self.policies)
 
     def steps_until_due(self, step: int) -> int | None:
@@ -195,14 +195,14 @@ class SaveDecision(AnyOf):
     """Decides for all tasks alike, by several policies.
 
     The chief's answer from `chief_asks` goes into its vote. After the vote each task calls `should_save` with that
-    answer (`StepContext.chief_asks`).
+    answer (`SaveContext.chief_asks`).
     """
 
-    def chief_asks(self, at: StepContext) -> bool:
+    def chief_asks(self, at: SaveContext) -> bool:
         """Return whether a policy that the chief alone can answer wants to save. To be called by the chief."""
         return any(policy.should_save(at) for policy in self.policies if policy.asks_chief_only)
 
-    def should_save(self, at: StepContext) -> bool:
+    def should_save(self, at: SaveContext) -> bool:
         return at.chief_asks or any(policy.should_save(at) for policy in self.policies if not policy.asks_chief_only)
 
 

@@ -344,7 +344,7 @@ def _shapes(files: Sequence[_OpenFile]) -> Shapes:
             missing[of] = missing.get(of, math.prod(shape)) - math.prod(entry.shape)
     for name, number in missing.items():
         if number:
-            raise FileDamagedError(last, f"parts of '{name}' are missing in the files, or there twice")
+            raise FileDamagedError(last, f"parts of '{name}' are missing in the files, or stored twice")
     return shapes
 
 

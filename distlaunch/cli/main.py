@@ -35,7 +35,6 @@ from distlaunch.base.standard_streams import (
 )
 from distlaunch.ui.plain import echo_error
 
-"""Characters of a line of a message."""
 COMMANDS = {
     "train": "Train what a config describes, with checkpoints, validation and exports.",
     "run": "Run a TensorFlow or JAX script as a cluster of tasks, each with its TF_CONFIG.",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from distlaunch.jobs.batch.submit import Submitted
 
 _JOB = {
-    "account": ("-A", "TEXT", "Whom it is charged to."),
+    "account": ("-A", "TEXT", "Account to charge."),
     "partition": ("-p", "TEXT", "Which nodes may be used."),
     "qos": ("", "TEXT", "Quality of service."),
     "time": ("-t", "TIME", "Time limit: minutes, H:MM:SS, D-HH or D-HH:MM:SS."),
@@ -31,7 +31,7 @@ _JOB = {
     "exclude": ("-x", "NODES", "Nodes that are not used."),
     "dependency": ("-d", "TEXT", "Wait for other jobs, such as afterok:1234."),
     "job-name": ("-J", "TEXT", "Default: the name of the run."),
-    "requeues": ("", "N", "How often it is queued again at most. Default: 10."),
+    "requeues": ("", "N", "Maximum number of requeues. Default: 10."),
 }
 _NUMBERS = ("nodes", "cpus", "requeues")
 
@@ -46,7 +46,7 @@ def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("submit", cls=Command)
 @click.argument("target", metavar="CONFIG|RUN", type=FILE)
-@click.option("--engine", type=click.Choice(["slurm"]), help="Whose queue the job goes to. Default: the config's.")
+@click.option("--engine", type=click.Choice(["slurm"]), help="Engine whose queue gets the job. Default: the config's.")
 @_job_options
 @OVERRIDES
 @click.option("--name", help="Name of the run directory. Default: the config's.")

@@ -28,7 +28,7 @@ def split_rows(source: Source, *, first_replica: int, num_local: int, num_replic
     int64, the place of the first in it. A replica without rows (a last batch smaller than the number of replicas) gets
     the first row as a stand-in, with `rows` 0. `total` is 0 at the end of an epoch.
 
-    Of a source whose elements are this process's `own`, `total` and `start` count what is in this process.
+    If the source is process-local, `total` and `start` count what is in this process.
     """
     if source.is_process_local:
         # the others' replicas have rows of their own
@@ -73,7 +73,7 @@ def first_row(total: Any, replica: Any, num_replicas: int) -> Any:
 def own_rows(source: Source, *, first: int, number: int, of: int) -> tf.data.Dataset:
     """Return the rows of each global batch that a process needs if its devices hold some of `of` equal parts of it.
 
-    A batch that does not divide into them is needed whole. A source of this process's `own` rows gives all of them;
+    A batch that does not divide into them is needed whole. A process-local source gives all of its rows;
     `start` is 0, `total` counts them, and a stand-in is not counted.
 
     Args:

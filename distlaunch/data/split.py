@@ -193,7 +193,7 @@ class Split(ABC):
         return self._with(_transforms=(*self._transforms, check), _check=check)
 
     def with_role(self, name: str, *, is_process_local: bool) -> Self:
-        """Return the split with another `name` and `own`."""
+        """Return the split with another `name` and `is_process_local`."""
         return self._with(name=name, is_process_local=is_process_local)
 
     def with_length(self, num_batches: int | None, num_examples: int | None) -> Self:

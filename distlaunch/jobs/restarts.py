@@ -128,7 +128,7 @@ def _after_no_start(
     signals: SignalPipe,
     threaded: ThreadedObserver,
 ) -> AttemptResult | None:
-    """Wait after a restart for which hosts were missing, since one may be back soon; return the end if it is final."""
+    """Wait after a restart that found too few hosts, since one may return soon; return the end if it is final."""
     recent = _recent(starts, limits.window_s)
     if len(recent) >= limits.most:
         why = f"cannot be started again: {error}"

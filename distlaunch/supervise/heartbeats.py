@@ -74,7 +74,7 @@ class Heartbeats:
     def shares(self) -> dict[str, float]:
         """Return for each task the share of training time in which others waited for its next call.
 
-        Empty after a few seconds of training, in which tasks come at different times.
+        Empty during the first seconds of training, in which tasks start at different times.
         """
         if self._trained_s < _MIN_TRAINED_S:
             return {}

@@ -22,7 +22,7 @@ from distlaunch.base.process import Process
 from distlaunch.checkpoints.best import BestEpoch, mode_warnings
 from distlaunch.checkpoints.meta import Progress
 from distlaunch.checkpoints.optimizer_changes import carry_over, describe_optimizers
-from distlaunch.checkpoints.policy import Failures, Moment, StepContext, save_decision
+from distlaunch.checkpoints.policy import Failures, Moment, SaveContext, save_decision
 from distlaunch.checkpoints.saver import CALLBACK, Saver
 from distlaunch.checkpoints.store import CheckpointStore
 from distlaunch.checkpoints.writers import PartsWriter
@@ -459,7 +459,7 @@ class TrainingLoop:
             raise ConfigError(Problem(("data",), message))
         self._reports.report_rest(result.logs, at)
 
-    def _finish_epoch(self, at: StepContext, logs: Logs, seconds: float) -> None:
+    def _finish_epoch(self, at: SaveContext, logs: Logs, seconds: float) -> None:
         """Record the values of an epoch, and save a checkpoint if one is due.
 
         Args:
@@ -497,8 +497,8 @@ class TrainingLoop:
             self._best.keep(at)
         self._saver.save(self._program, self._progress, best=is_best)
 
-    def _at(self, moment: Moment, **facts: Any) -> StepContext:
-        return StepContext(moment, self._progress.step, self._hooks.clock(), **facts)
+    def _at(self, moment: Moment, **facts: Any) -> SaveContext:
+        return SaveContext(moment, self._progress.step, self._hooks.clock(), **facts)
 
     def _save_if_due(
         self, moment: Moment, *, otherwise: str | None = "training continues", wait: bool = False,

@@ -14,15 +14,15 @@ import pytest
 from distlaunch.base.errors import CheckpointError, ConfigError
 from distlaunch.checkpoints.best import BestEpoch, mode_warnings
 from distlaunch.checkpoints.meta import Progress
-from distlaunch.checkpoints.policy import Moment, StepContext
+from distlaunch.checkpoints.policy import Moment, SaveContext
 from distlaunch.checkpoints.store import CheckpointStore
 from distlaunch.config.run import Best
 
 HIGHEST = Best(metric="val_accuracy", mode="max")
 
 
-def after_epoch(logs: dict[str, float], *, validated: bool = True) -> StepContext:
-    return StepContext(Moment.EPOCH_END, epoch=1, logs=logs, is_validated=validated)
+def after_epoch(logs: dict[str, float], *, validated: bool = True) -> SaveContext:
+    return SaveContext(Moment.EPOCH_END, epoch=1, logs=logs, is_validated=validated)
 
 
 def rises(best: BestEpoch, metric: str, *values: float) -> list[bool]:
@@ -42,7 +42,7 @@ def test_only_what_is_better_counts() -> None:
     lowest = BestEpoch(Best(metric="loss", mode="min"))
     assert rises(lowest, "loss", nan, inf, 2, 3, 1, -1) == [False, False, True, False, True, True]
     assert not BestEpoch(None).should_save(after_epoch({"loss": 1}))
-    assert not lowest.should_save(StepContext(Moment.STEP, logs={"loss": -9}))
+    assert not lowest.should_save(SaveContext(Moment.STEP, logs={"loss": -9}))
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from distlaunch.checkpoints.policy import (
     EverySteps,
     Failures,
     Moment,
+    SaveContext,
     SaveDecision,
     SavePolicy,
-    StepContext,
     cheapest_interval_s,
     past_failures,
     save_decision,
@@ -74,7 +74,7 @@ def test_failures_are_counted_by_attempts_that_trained() -> None:
 
 
 def due(policy: SavePolicy, now_s: float) -> bool:
-    return policy.should_save(StepContext(Moment.STEP, now_s=now_s))
+    return policy.should_save(SaveContext(Moment.STEP, now_s=now_s))
 
 
 def test_minutes_count_from_the_last_one() -> None:
@@ -98,36 +98,36 @@ def decision(now_s: float = 0, **section: Any) -> SaveDecision:
 
 def test_the_shortest_of_several_intervals_counts() -> None:
     both = decision(every_minutes=0.5, every="auto")
-    at = [StepContext(Moment.STEP, now_s=now) for now in (29, 30, 89, 90)]
+    at = [SaveContext(Moment.STEP, now_s=now) for now in (29, 30, 89, 90)]
     assert [both.chief_asks(one) for one in at[:2]] == [False, True]
     both.saved(60)
     assert [both.chief_asks(one) for one in at[2:]] == [False, True]
 
 
 def test_without_a_period_no_clock_counts() -> None:
-    assert not decision(every_steps=5).chief_asks(StepContext(Moment.STEP, now_s=1e9))
+    assert not decision(every_steps=5).chief_asks(SaveContext(Moment.STEP, now_s=1e9))
 
 
 @pytest.mark.parametrize(
     ("at", "saves"),
     [
-        (StepContext(Moment.STEP, 4), False),
-        (StepContext(Moment.STEP, 5), True),
-        (StepContext(Moment.STEP, 4, chief_asks=True), True),
-        (StepContext(Moment.EPOCH_END, 5, epoch=1), False),
-        (StepContext(Moment.EPOCH_END, 6, epoch=2), True),
-        (StepContext(Moment.EPOCH_END, 6, epoch=2, is_last=True), False),
-        (StepContext(Moment.EPOCH_END, 6, epoch=2, is_last=True, chief_asks=True), True),
-        (StepContext(Moment.STOP, 4), True),
-        (StepContext(Moment.END, 4), True),
+        (SaveContext(Moment.STEP, 4), False),
+        (SaveContext(Moment.STEP, 5), True),
+        (SaveContext(Moment.STEP, 4, chief_asks=True), True),
+        (SaveContext(Moment.EPOCH_END, 5, epoch=1), False),
+        (SaveContext(Moment.EPOCH_END, 6, epoch=2), True),
+        (SaveContext(Moment.EPOCH_END, 6, epoch=2, is_last=True), False),
+        (SaveContext(Moment.EPOCH_END, 6, epoch=2, is_last=True, chief_asks=True), True),
+        (SaveContext(Moment.STOP, 4), True),
+        (SaveContext(Moment.END, 4), True),
     ],
 )
-def test_each_moment_has_its_policy(at: StepContext, saves: bool) -> None:
+def test_each_moment_has_its_policy(at: SaveContext, saves: bool) -> None:
     assert decision(every_steps=5, every_epochs=2).should_save(at) is saves
 
 
 def test_the_clock_is_no_matter_of_all_tasks() -> None:
-    late = StepContext(Moment.STEP, now_s=1e9)
+    late = SaveContext(Moment.STEP, now_s=1e9)
     timed = decision(every_minutes=1)
     assert timed.chief_asks(late)
     assert not timed.should_save(late), "before all have heard of it"

@@ -68,7 +68,7 @@ class TFRecordFiles(FilesOfSpans):
         for position, span in enumerate(spans):
             length, _ = _HEADER.unpack_from(span)
             if length + _AROUND != len(span):
-                raise UnreadableRecordError(position, "the length before it has changed since the file was indexed")
+                raise UnreadableRecordError(position, "its length field has changed since the file was indexed")
             data = span[_HEADER.size : -_FOOTER.size]
             if checksum is not None and checksum(data) != _FOOTER.unpack_from(span, len(span) - _FOOTER.size)[0]:
                 raise UnreadableRecordError(position, "its checksum does not fit: the file is damaged")

@@ -30,7 +30,7 @@ def slurm_engine(settings: Slurm, machine: Machine, files: HostFiles) -> RemoteE
         )
     if "SLURM_JOB_NODELIST" not in environ:
         raise UsageError(
-            "engine.kind: slurm: SLURM_JOB_ID is set, but SLURM_JOB_NODELIST is not, which names the nodes; "
+            "engine.kind: slurm: SLURM_JOB_ID is set, but SLURM_JOB_NODELIST, which names the nodes, is not; "
             "pass on all variables whose names begin with SLURM_, or use kind: local"
         )
     cpus = node_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))

@@ -405,7 +405,7 @@ class ReplicaProgram(ProgramDefaults):
         with replica_share(ReplicaShare(rows, total, start, kind, is_whole=kind.takes_whole_batches)):
             returned = step(batch)
         for variable, value in zip(self._of_rows, before, strict=True):
-            # a stand-in row (see input.py) must have no effect; losses of single outputs count replicas, not rows
+            # a stand-in row (see stand_in.py) must have no effect; losses of single outputs count replicas, not rows
             variable.assign(tf.where(rows > 0, tf.convert_to_tensor(variable.value), value))
         return returned
 
