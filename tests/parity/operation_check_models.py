@@ -121,7 +121,7 @@ def found(folder: Path, kinds: Sequence[str] = tuple(KINDS)) -> Any:
         with nothing_known():
             got, said = train(kind, folder / kind)
         worst = max(float(np.abs(got[weight.path] - np.asarray(weight)).max()) for weight in expected.weights)
-        results[kind] = worst, [message for message in said if "wrongly" in message]
+        results[kind] = worst, [message for message in said if "incorrectly" in message]
     return results
 
 
