@@ -25,8 +25,7 @@ def choose_backend(backend: Backend) -> None:
 
     TensorFlow's messages about settings, of which parameter servers print pages, are hidden unless the user has set
     TF_CPP_MIN_LOG_LEVEL. It is read at the import, so it has the same value for all strategies: one warm process then
-    serves
-    all strategies of a backend.
+    serves all strategies of a backend.
 
     Raises:
         ConfigError: the backend is not installed.

@@ -28,10 +28,9 @@ class Cluster(Section):
         Positive | WorkerRange | Literal["auto"], Words("a whole number of at least 1, {min: ..., max: ...}, or 'auto'")
     ] = 1
     """Worker processes (multi_worker_mirrored, parameter_server, dtensor, jax). `{min: 1, max: 4}`: a job that may
-    continue
-    with fewer workers after it has lost one, at the same global batch size. `auto`: one for each GPU of all hosts, or
-    one per
-    host without GPUs, as many as can share the batch, the mesh or the streams; counted again at each start.
+    continue with fewer workers after it has lost one, at the same global batch size. `auto`: one for each GPU of all
+    hosts, or one per host without GPUs, as many as can share the batch, the mesh or the streams; counted again at each
+    start.
     """
     ps: Annotated[int, Field(ge=0)] = 0
     """Parameter servers (parameter_server)."""
@@ -43,8 +42,7 @@ class Cluster(Section):
     """One port for each task, workers first, on this machine. `auto`: free ports."""
     isolate: bool = False
     """Whether the job gets its own network on this machine, so that other hosts cannot reach its ports. Its tasks can
-    then reach
-    only each other.
+    then reach only each other.
     """
     start_timeout_s: PositiveSeconds = 300.0
     """Time that the processes may take from their start to the first step."""

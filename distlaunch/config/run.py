@@ -72,40 +72,34 @@ class Data(Section):
     """Applied to each example of every split, after loading: `def f(x, y): return x, y`."""
     augment: FunctionRef | None = None
     """Applied to each training example, after `map`: `def f(x, y, seed): return x, y`. `seed` is optional; it is meant
-    for random
-    numbers, and differs for each epoch and example.
+    for random numbers, and differs for each epoch and example.
     """
     preprocessing: Preprocessing | None = None
     """Converts the inputs of each batch for the model. The layer is made once for a run, kept in its directory, and
-    part of a
-    SavedModel, which therefore takes the output of the data function.
+    part of a SavedModel, which therefore takes the output of the data function.
     """
     global_batch: Positive | None = None
     """Examples per step, over all replicas. null: those of the batches of a `keras.utils.PyDataset`."""
     batched: bool | None = None
     """True: the function's tf.data pipelines yield global batches, in their own order; `shuffle` has no effect then.
-    False: they
-    yield examples. null: examples too, and a pipeline that seems to yield batches is an error.
+    False: they yield examples. null: examples too, and a pipeline that seems to yield batches is an error.
     """
     shuffle: bool | Positive = True
     """True: over all examples if they can be read by number; for tf.data pipelines, a buffer of 10,000 examples, or as
-    many as
-    fit into `shuffle_buffer_bytes`. A number: a buffer of this many examples.
+    many as fit into `shuffle_buffer_bytes`. A number: a buffer of this many examples.
     """
     shuffle_buffer_bytes: Positive = 256_000_000
     """Largest size of the buffer of `shuffle: true` in each process, in bytes of examples before `map`."""
     on_error: Literal["stop", "skip"] = "stop"
     """Reaction to a training example that cannot be read or mapped. `stop`: the run fails. `skip`: the next example
-    takes its
-    place, and the run reports it.
+    takes its place, and the run reports it.
     """
     skip_limit: Positive = 100
     """With `on_error: skip`, the number of different examples that each process may skip before the run fails."""
     sharding: Literal["rows", "function", "shuffled"] = "rows"
     """Which worker gets which training examples. `rows`: the function returns the same in every process, which then
-    reads its
-    own rows of each batch. `function`: the function gets `context` and returns this worker's own examples. `shuffled`
-    (parameter_server): each worker draws from all examples, in its own order.
+    reads its own rows of each batch. `function`: the function gets `context` and returns this worker's own examples.
+    `shuffled` (parameter_server): each worker draws from all examples, in its own order.
     """
     streams: Positive | None = None
     """For files that can only be read from the start: the function is called once for each of this many streams, with a
@@ -116,8 +110,7 @@ class Data(Section):
     """Number of examples that each process reads and maps at the same time; null: one per available core."""
     processes: Positive | None = None
     """For an object with `__getitem__`: number of processes in which each task reads examples, instead of threads, in
-    which
-    Python computes one at a time. null: threads.
+    which Python computes one at a time. null: threads.
     """
     remainder: Literal["keep", "drop"] = "keep"
     """Whether a last batch that is smaller than the others is kept."""
@@ -156,8 +149,7 @@ class MetricComponent(Component):
 
     additive: bool | None = None
     """Whether its state after some rows is the sum of its states after parts of them. null: tested, for metrics that
-    are not
-    Keras's.
+    are not Keras's.
     """
 
 
@@ -180,8 +172,7 @@ class Compile(Section):
         Annotated[str | OptimizerComponent, Words("a name such as 'adam', or {name: ..., args: {...}}")] | None
     ) = None
     """A name of `keras.optimizers`, or `package.module:function` that returns an optimizer. Arguments without a name
-    apply to
-    the optimizer of a model that compiles itself. null: that optimizer, or `rmsprop`.
+    apply to the optimizer of a model that compiles itself. null: that optimizer, or `rmsprop`.
     """
     loss: Annotated[
         Named | list[Named] | dict[str, Named] | None,
@@ -245,8 +236,7 @@ class Train(Section):
     )
     on_nonfinite: Literal["fail", "warn"] = "fail"
     """Reaction to a loss, or a weight to be saved, that is nan or infinite. `fail`: the run fails and reports the step.
-    `warn`:
-    it warns once and continues. Metrics and validation only cause a warning.
+    `warn`: it warns once and continues. Metrics and validation only cause a warning.
     """
     log_every_steps: Positive | None = None
     """Report progress every this many steps. null: about twice a second."""
@@ -286,8 +276,7 @@ class Checkpoint(_Async):
     """By the chief's clock, since the last checkpoint for any interval."""
     every: Literal["auto"] | None = None
     """`auto`: at the interval that loses the least time, given how often the run has failed and what a checkpoint
-    costs;
-    `every_steps` is its upper bound then.
+    costs; `every_steps` is its upper bound then.
     """
     keep: Positive = 3
     best: Best | None = None
@@ -309,8 +298,7 @@ class Restarts(Section):
 
     max: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """How often a job is restarted from its last checkpoint. `auto`: 3 for parameter_server, and if `cluster.workers`
-    is a
-    range; 0 otherwise.
+    is a range; 0 otherwise.
     """
     window_s: PositiveSeconds | None = None
     """Count only restarts within this many seconds; null: all."""
@@ -343,10 +331,8 @@ class RunConfig(Section):
     """Bit-equal results from the same seed on the same machine; some operations become slower."""
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] | None = None
     """Keras's dtype policy for the layers that the model's function creates. Mixed: they compute in 16 bits and keep
-    their
-    weights in 32; `mixed_float16` scales the loss, so that small gradients do not become zero. null: Keras's own,
-    float32
-    unless the model's function sets another.
+    their weights in 32; `mixed_float16` scales the loss, so that small gradients do not become zero. null: Keras's own,
+    float32 unless the model's function sets another.
     """
     resume: Literal["never", "auto"] = "never"
     """`auto`: like `train --resume`: continue the newest unfinished run of this name; start one if there is none."""

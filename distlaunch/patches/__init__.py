@@ -1,8 +1,7 @@
 """All places where distlaunch changes Keras, TensorFlow or JAX, or uses their private parts.
 
 No other module of a task does so (`tests/unit/test_private_parts.py` checks it), so an upgrade of a framework concerns
-only
-this package and `distlaunch.strategies.patches`, whose modules change how a step is computed and so depend on the
+only this package and `distlaunch.strategies.patches`, whose modules change how a step is computed and so depend on the
 strategies. Each module has a record, a `Patch`: the symbols it depends on with their parameters, the reason, and what
 would make the patch unnecessary. The symbols are checked before they are used. If one does not fit the installed
 version, the run is refused with the symbol's name, what was found and what was expected. `distlaunch.base.compat` lists

@@ -1,8 +1,7 @@
 """Makes `jax.distributed.initialize()` without arguments find the processes that a launcher has started.
 
 JAX registers further clusters: subclasses of its `ClusterEnv`. Ours is defined when the script imports JAX, not
-earlier,
-so that the script can still set what JAX reads on import.
+earlier, so that the script can still set what JAX reads on import.
 """
 
 from __future__ import annotations

@@ -161,8 +161,7 @@ def _sum_over_places(g: Any, lhs: Any, kernel: Any, options: dict[str, Any]) -> 
     """Return the gradient of a kernel, with one matrix product for each position of the kernel.
 
     The kernel's value at a position is multiplied with the inputs at that distance from each output, which are a
-    strided slice
-    of the padded input.
+    strided slice of the padded input.
 
     Args:
         g: gradient of the outputs.

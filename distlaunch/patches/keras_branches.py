@@ -1,8 +1,7 @@
 """Makes conditional updates of optimizers work across replicas: accumulated gradients, averages that overwrite weights.
 
 Replicas synchronize first and take the branch together, as in Keras's own LossScaleOptimizer. Gradients are summed
-before
-(see `keras_gradient_sums`), so accumulators in each replica hold those of the global batch.
+before (see `keras_gradient_sums`), so accumulators in each replica hold those of the global batch.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportFunctionMemberAccess=false

@@ -70,8 +70,7 @@ def convert_ahead(place: str, *, entry: bool = False) -> None:
     """Convert a function now, so that tracing it needs no conversion later. Nothing is traced or run.
 
     AutoGraph caches conversions by the function's code, which exists for nested functions from the start. Measured:
-    with two
-    workers, it converts 22 of our functions in each before the first step, which takes 1 s of CPU time.
+    with two workers, it converts 22 of our functions in each before the first step, which takes 1 s of CPU time.
 
     Args:
         place: such as `package.module:Class.method.<locals>.function`.

@@ -184,8 +184,7 @@ class Peers:
         """Wait until no process needs this one.
 
         A process that has its sum may still owe the others its part of theirs, so none may end before all have arrived
-        here. The
-        chief holds the store, so it ends last.
+        here. The chief holds the store, so it ends last.
         """
         if self.number == 1:
             return

@@ -1,8 +1,7 @@
 """The weights that an optimizer sets at the end of training: the averages of `use_ema`, as in Keras's `fit`.
 
 A checkpoint holds the weights of its last step and the averages. The final weights are computed from these at the end
-of
-training, and for each use of a finished run, so that training can continue from the weights of the last step.
+of training, and for each use of a finished run, so that training can continue from the weights of the last step.
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ def loss_probe(logs: Any) -> Any:
     """Return a float32 scalar that is finite if, and only if, all losses among a step's scalars are.
 
     A scalar with `loss` in its name counts as a loss. So does the running mean of an epoch, which stays non-finite
-    after the
-    first such loss.
+    after the first such loss.
     """
     named = logs.items() if isinstance(logs, Mapping) else ()
     total: Any = ops.convert_to_tensor(0.0, "float32")

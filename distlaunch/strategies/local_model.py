@@ -1,8 +1,7 @@
 """Prediction and evaluation of a model in a single process, as a callback expects, under any training strategy.
 
 Keras's `predict` and `evaluate` would use the strategy that the model was created under, in all processes, but the
-others
-do not make the same call. Metrics use separate variables, so that those of training are unchanged.
+others do not make the same call. Metrics use separate variables, so that those of training are unchanged.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A `tf.Module` as a Keras model, so that every TensorFlow strategy can train it.
 
 Each `tf.Variable` of the module is replaced by a Keras variable with its value, named by the attributes that lead to
-it:
-`dense1/weight`. The module's own code computes; Keras sees a model with one call.
+it: `dense1/weight`. The module's own code computes; Keras sees a model with one call.
 """
 
 from __future__ import annotations

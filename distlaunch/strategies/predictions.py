@@ -22,8 +22,7 @@ def make_predict_call(strategy: Any, model: keras.Model, num_processes: int) -> 
     """Return a function that predicts for one element of the input (see `split_rows`).
 
     It returns the predictions of the global batch on the host. Several processes sum their predictions, with zeros in
-    place
-    of the others' rows, so that each gets all of them.
+    place of the others' rows, so that each gets all of them.
     """
 
     def local(batch: Any, rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor) -> Any:

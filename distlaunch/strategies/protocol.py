@@ -216,8 +216,7 @@ class Parts(Protocol):
         """Return this process's share of all state; every process must call it.
 
         It consists of host arrays that no later step changes. Each shard of a variable is in the share of one process
-        that holds
-        it. Arrays that are shards have their own names; the mapping describes them.
+        that holds it. Arrays that are shards have their own names; the mapping describes them.
         """
         ...
 

@@ -19,8 +19,7 @@ class ProcessEnd:
     """Ends this process with an exit code that nothing can change or delay.
 
     Python itself waits for threads that are not daemons, and TensorFlow and JAX wait at exit for peers that may be
-    gone; JAX
-    ends the process itself when one is.
+    gone; JAX ends the process itself when one is.
     """
 
     def __init__(self) -> None:
@@ -30,8 +29,7 @@ class ProcessEnd:
         """Skip the exit hooks that were registered before this call, except Python's own.
 
         Call it after the frameworks are imported, and before the user's code is. Exit hooks run in reverse order, so
-        the earlier
-        ones are never reached. Python's own are registered again.
+        the earlier ones are never reached. Python's own are registered again.
         """
         atexit.register(self._leave)
         for own in (logging.shutdown, weakref.finalize._exitfunc):  # such as buffered logs and temporary directories

@@ -5,8 +5,7 @@ own argv, path and `__main__`, receives signals as usual, and decides the exit c
 
 Every script waits for the imports of this module, and may be one of many on a host. So it imports only what each run
 needs, and nothing slow. Measured: with argparse, dataclasses and the event classes, it took four times as long as
-Python
-alone to start; with json, re, pathlib and typing, three times; with signal, threading and `python -m`, twice.
+Python alone to start; with json, re, pathlib and typing, three times; with signal, threading and `python -m`, twice.
 """
 
 from __future__ import annotations

@@ -25,8 +25,7 @@ def with_argument_paths(config: RunConfig, launched_in: Path | None = None) -> t
     """Return a config whose arguments refer to the same files from the current directory, and notes about it.
 
     An argument counts as a path if such a file exists, or if it is a pattern such as `part-*.csv` that matches files.
-    It is
-    looked up in the config's folder, then in the current directory.
+    It is looked up in the config's folder, then in the current directory.
 
     Args:
         launched_in: the directory in which the run was started, which is searched last.

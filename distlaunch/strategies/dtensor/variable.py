@@ -20,8 +20,7 @@ class MeshVariable(StandIn):
     """The value of a Keras variable on a mesh.
 
     As a tensor, it is the whole value on the host; in a traced function it is the variable on the mesh, which a
-    gradient
-    tape watches.
+    gradient tape watches.
     """
 
     def __init__(self, value: np.ndarray, mesh: dtensor.Mesh, axes: Axes) -> None:

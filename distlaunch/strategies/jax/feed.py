@@ -195,12 +195,9 @@ class StepClock:
     """Measures steps, and the time that the devices are idle because the next batch is not ready.
 
     JAX returns from a step before the devices have computed it, and the next batch is read meanwhile, so Python's wait
-    for a
-    batch says nothing about the devices. Therefore, in one of several steps, Python first waits until the devices are
-    done,
-    and then for the batch: from then on the devices wait too. In that step the copy of the next batch does not overlap
-    with
-    the computation, which is the cost of measuring.
+    for a batch says nothing about the devices. Therefore, in one of several steps, Python first waits until the devices
+    are done, and then for the batch: from then on the devices wait too. In that step the copy of the next batch does
+    not overlap with the computation, which is the cost of measuring.
     """
 
     def __init__(self) -> None:

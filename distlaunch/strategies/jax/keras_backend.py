@@ -2,8 +2,7 @@
 
 It also makes random layers draw the same numbers in each step. The random generators of TensorFlow and JAX differ, so
 models would start differently, and runs on JAX could not be compared with runs on TensorFlow. Drawn on the host,
-initial
-weights are also independent of layouts.
+initial weights are also independent of layouts.
 """
 
 from __future__ import annotations
@@ -93,8 +92,7 @@ def tensorflow_draws() -> AbstractContextManager[None]:
     """Return a context in which Keras draws the same numbers as on TensorFlow.
 
     In traced functions that applies to normal and uniform numbers and dropout, of types that `jax_random.is_supported`;
-    JAX
-    draws everything else.
+    JAX draws everything else.
     """
     return draw_with({name: _on_host(draw) for name, draw in _BY_TENSORFLOW.items()}, _IN_STEP)
 

@@ -1,10 +1,9 @@
 """Training and evaluation on a mesh of JAX devices: functional steps, compiled once for each shape of batch.
 
 A last batch that is smaller than the others is not padded: it is compiled for its own shape, and XLA splits it
-unevenly,
-or, on meshes of several axes, computes it whole on every device. Rows added with weight zero would still count in
-unweighted metrics, in BatchNorm's statistics and in losses that a layer adds, and would change dropout masks; one more
-compilation is exact for every model.
+unevenly, or, on meshes of several axes, computes it whole on every device. Rows added with weight zero would still
+count in unweighted metrics, in BatchNorm's statistics and in losses that a layer adds, and would change dropout masks;
+one more compilation is exact for every model.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """TensorFlow's random numbers on JAX: at the same seed, dropout masks are those of the other strategies.
 
 This is Philox 4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), seeded and converted to
-floats
-as in `tf.random.stateless_uniform` and `stateless_normal`. Each number depends only on its position, so the compiler
-can
-split a draw over a mesh in any way.
+floats as in `tf.random.stateless_uniform` and `stateless_normal`. Each number depends only on its position, so the
+compiler can split a draw over a mesh in any way.
 """
 
 from __future__ import annotations

@@ -32,8 +32,7 @@ def choose_layouts(
     """Return the layout by path of the weights that are split, and notes about the choice.
 
     The config's rules take precedence over layouts in the model's code (`distlaunch.layouts`), and these over the
-    proposals
-    of `auto`.
+    proposals of `auto`.
 
     Args:
         whole: types of layers that `auto` does not split.
@@ -207,8 +206,7 @@ def proposed_rules(model: keras.Model, mesh: Mesh, whole: tuple[type, ...] = ())
     """Return rules that split the large layers over the axis `model`, in pairs.
 
     After a Dense layer that is split by its outputs, the next one is split by its inputs, so that only its result has
-    to be
-    summed over devices. Dimensions that the axis does not divide are not split.
+    to be summed over devices. Dimensions that the axis does not divide are not split.
     """
     size = mesh[AUTO_AXIS]
     rules: dict[str, list[str | None]] = {}

@@ -1,10 +1,10 @@
 """Variables split by rows over parameter servers.
 
 A Keras layer keeps one variable (`layer.kernel`), whose value is joined from its shards wherever it is read; the
-layer's
-list of trainable variables holds the shards. So gradients, optimizers with their slots, clipping by the global norm and
-regularization work on the shards in place, without change. Embedding tables are looked up in the shards and never
-joined. Shards have the sizes of TensorFlow's "div" strategy: equal, except that the first ones may have one more row.
+layer's list of trainable variables holds the shards. So gradients, optimizers with their slots, clipping by the global
+norm and regularization work on the shards in place, without change. Embedding tables are looked up in the shards and
+never joined. Shards have the sizes of TensorFlow's "div" strategy: equal, except that the first ones may have one more
+row.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false

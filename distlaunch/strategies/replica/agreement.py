@@ -51,9 +51,8 @@ class Ballots:
     """The values that replica processes exchange with the all-reduce at the end of each graph call.
 
     A ballot is a float64 vector: the vote (stop, finish, save, next steps), then for each process the first step of the
-    call
-    whose loss was not finite (0 if none), then for each process whether its data has ended. Each process fills its own
-    entries, so that the sum contains all of them.
+    call whose loss was not finite (0 if none), then for each process whether its data has ended. Each process fills its
+    own entries, so that the sum contains all of them.
     """
 
     def __init__(self, peers: Peers) -> None:

@@ -441,8 +441,7 @@ class Statistics:
     """Statistics of batches in layers, such as the moving averages of BatchNormalization, in each replica.
 
     A checkpoint has those of the first replica, so an evaluation during training uses them too. Otherwise it would
-    evaluate
-    a model that is never saved, and another one after a restart.
+    evaluate a model that is never saved, and another one after a restart.
     """
 
     def __init__(self, strategy: Any, model: keras.Model) -> None:

@@ -4,8 +4,7 @@ A random layer draws a tensor whose first dimension is the rows of its input. On
 Replicas, which have the same seeds, would each draw the beginning of it, and so use the same masks. Here each replica
 draws its own rows of the tensor. TensorFlow's generator is counter-based (Philox, Salmon et al. 2011, "Parallel random
 numbers: as easy as 1, 2, 3"), so that for the usual kinds of numbers nothing is drawn in vain. One device whose rows
-are
-in another order draws as always, and gives each row the numbers that it has in the usual order.
+are in another order draws as always, and gives each row the numbers that it has in the usual order.
 
 Numbers with the rows in another dimension than the first are the same in each replica, and in each order.
 """

@@ -3,10 +3,8 @@
 There are two conventions for a loss within a replica's step.
 
 `mean` (Keras's steps, and a user's own `train_step`): a loss keeps the scale that it has on one device, so that its
-mean
-over the replicas, weighted by rows, is the loss of the global batch. A plain mean over the replica's rows already is
-such
-a value. Masked and weighted means are scaled to become one. Gradients are averaged with the same weights.
+mean over the replicas, weighted by rows, is the loss of the global batch. A plain mean over the replica's rows already
+is such a value. Masked and weighted means are scaled to become one. Gradients are averaged with the same weights.
 
 `part` (`loop: custom`): a loss is this replica's part of the loss of the global batch; parts and gradients are summed.
 Source: TensorFlow's guide to custom training with tf.distribute.Strategy, "sum over examples / global batch size".
@@ -158,8 +156,7 @@ class ReplicaShare:
         """Return the rows of all replicas, in the order of the global batch.
 
         Gradients reach this replica's rows only, scaled so that their mean over replicas, weighted by rows, is the
-        gradient of
-        one device.
+        gradient of one device.
 
         Args:
             value: a tensor whose first dimension is the rows, or a multiple of them; anything else is returned

@@ -1,9 +1,8 @@
 """Finds out how the losses, metrics and logs of a model add up over replicas, on rows of the first batch.
 
 The step is computed on all rows, then on two unequal parts of them, each as in a replica. A value adds up by its mean
-if
-the value of the whole is the mean of the parts' values, weighted by rows; by its sum if it is their sum; otherwise it
-needs all rows. Nothing is assigned: variables keep their values, and optimizers get no gradients.
+if the value of the whole is the mean of the parts' values, weighted by rows; by its sum if it is their sum; otherwise
+it needs all rows. Nothing is assigned: variables keep their values, and optimizers get no gradients.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false

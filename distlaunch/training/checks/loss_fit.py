@@ -1,8 +1,7 @@
 """Checks, before the first step, that a model's outputs and the labels are what its loss expects.
 
 Keras gives no warning when a loss for probabilities gets anything else, nor, on JAX, when a label is outside the
-model's
-outputs. What cannot be right is an error; what may be intended is a warning.
+model's outputs. What cannot be right is an error; what may be intended is a warning.
 """
 
 from __future__ import annotations

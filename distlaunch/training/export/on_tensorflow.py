@@ -1,8 +1,7 @@
 """Writes SavedModels of a model trained on JAX: a separate process rebuilds it on TensorFlow from its values.
 
 Keras on JAX can export too, but it writes compiled XLA instead of TensorFlow operations, which run only on the
-platforms
-they were compiled for. The same model function on TensorFlow gives the SavedModel of every other strategy.
+platforms they were compiled for. The same model function on TensorFlow gives the SavedModel of every other strategy.
 """
 
 from __future__ import annotations

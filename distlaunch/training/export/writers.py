@@ -46,8 +46,7 @@ def staging(directory: Path) -> Iterator[Path]:
     """Create a temporary folder next to the exports, and remove it afterwards.
 
     Folders that a killed process left are removed first. A process that writes another format at the same time holds
-    the
-    lock of its own folder.
+    the lock of its own folder.
     """
     make_folder(directory)
     for left in directory.glob(f"{_STAGING}*"):

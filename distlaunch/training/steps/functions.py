@@ -2,8 +2,7 @@
 
 Step functions for meshes take the state and return the new one. A user's step function has one of two forms.
 `step(context, batch)`, as for all other strategies, works where Keras runs on TensorFlow: its assignments are
-collected,
-and made at its end. `step(context, state, batch) -> (logs, state)` is the form of Keras on JAX.
+collected, and made at its end. `step(context, state, batch) -> (logs, state)` is the form of Keras on JAX.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ def reference_step(context: StepContext, batch: Batch) -> dict[str, Any]:
     """Run one training step with explicit sums.
 
     Compute per-example losses divided by the global batch size, add each replica's share of the regularization, and
-    apply
-    one update.
+    apply one update.
     """
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     with tf.GradientTape() as tape:

@@ -144,8 +144,7 @@ class Trial:
         """Return runs that differ from the reference in rounding only, if that is possible, and how they were made.
 
         Permuting changes sums over the batch only: each example's own values stay bit-equal, so that it does not show
-        the effect
-        of rounding that moves an activation over the kink of a ReLU. Rounding the weights does.
+        the effect of rounding that moves an activation over the kink of a ReLU. Rounding the weights does.
         """
         series, final = reference
         if facts.random_ops or facts.other_examples:  # each run reads different data
