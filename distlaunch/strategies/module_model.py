@@ -22,8 +22,7 @@ class ModuleModel(keras.Model):
 
     Args:
         module: its `__call__` takes the inputs, and `training` if it has an argument of that name. Variables that it
-            creates
-            in its first call must exist already.
+            creates in its first call must exist already.
 
     Attributes:
         module: the module, with Keras variables in place of its `tf.Variable`s.

@@ -31,9 +31,8 @@ class Steps:
         train: one optimizer step; returns a dict of scalars.
         test: one evaluation step; None if the model has neither a loss nor metrics to evaluate.
         logs: meaning of the scalars that `train` returns, if they are not the model's own metrics. `last`: values of
-            the
-            latest step, as in Keras `fit`. `mean`: each replica's contribution to a value of the whole batch; they are
-            summed over replicas and averaged over the epoch's steps.
+            the latest step, as in Keras `fit`. `mean`: each replica's contribution to a value of the whole batch; they
+            are summed over replicas and averaged over the epoch's steps.
         stop_at_nonfinite: whether a call of several steps ends with the first whose loss is not finite.
         sample: returns up to the given number of rows of the first batch, for strategies that test how values add up.
     """

@@ -22,8 +22,7 @@ class ModuleNames:
     Attributes:
         bound: maps each name to its definition, or to the node that binds it.
         is_open: whether more names may be bound when it runs (star imports, `globals()`, a module's `__getattr__`), or
-            it
-            is too large to parse.
+            it is too large to parse.
         relative: the first `from .name import ...` that runs when the module is imported.
     """
 

@@ -56,8 +56,7 @@ class AddingUp:
         total: the result of an overridden `compute_loss`.
         metrics: metrics computed from the rows of all replicas, by their index among the model's.
         same_rows: sparse gradients for which each replica has the same rows of a table, such as positions, by the
-            indices
-            of the optimizer and of the variable.
+            indices of the optimizer and of the variable.
     """
 
     losses: dict[int, Adds] = field(default_factory=dict)
@@ -79,8 +78,7 @@ class StepKind:
     Attributes:
         scale: the convention for losses, see the module.
         weighs_gradients: gradients are those of losses in the convention `mean`, so that each replica's are weighted by
-            its
-            rows; otherwise Keras's own step weights the loss before differentiation.
+            its rows; otherwise Keras's own step weights the loss before differentiation.
         adding_up: how the model's values add up.
         is_test: whether this is an evaluation step.
         logs: how the values that the step returns add up, by name.
