@@ -54,7 +54,7 @@ class EventWriter:
         return self._lines.behind
 
     def close(self) -> None:
-        """What could not be written by now is lost."""
+        """Close the file; what could not be written is lost."""
         self._lines.close()
 
 
@@ -211,5 +211,5 @@ class LineWriter:
             del self._waiting[0]
 
     def close(self) -> None:
-        """What could not be written by now is lost."""
+        """Close the file; what could not be written is lost."""
         os.close(self._fd)

@@ -1,4 +1,4 @@
-"""What a task's process gives to the code that runs in it."""
+"""The services of a task's process for the code that runs in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distlaunch.base.events import Event
 
 @dataclass(frozen=True)
 class Process:
-    """What a task gives to everything that it runs: made once, where the process begins.
+    """The services of a task, made once at its start.
 
     Attributes:
         emit: where events go.

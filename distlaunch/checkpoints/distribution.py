@@ -1,4 +1,4 @@
-"""How the state of a checkpoint gets from the process that has found it, the chief, to all others.
+"""Distribution of a checkpoint's state from the chief, which has found it, to all other processes.
 
 1. From a disk that they share. A process of the chief's host maps the file that the chief has verified, or a copy of
    the state in memory where the file is on the disk of another host, or there are several. A process of another host
@@ -79,7 +79,7 @@ class MappedFile:
 
 @dataclass(frozen=True)
 class CheckpointLocation:
-    """Where other processes find the state that the chief has verified.
+    """The location at which other processes find the state that the chief has verified.
 
     Attributes:
         host: that of the chief, see `this_host`.
@@ -166,7 +166,7 @@ class ChiefState:
 
     @property
     def contents(self) -> list[Bytes]:
-        """The bytes of the files."""
+        """Return the bytes of the files."""
         assert self._files is not None, "it was read"
         return self._files.contents
 

@@ -32,7 +32,7 @@ _OF_NAMES = {theirs: name for name, theirs in _NAMES.items()}
 
 @dataclass(frozen=True)
 class Entry:
-    """One array of a file.
+    """An array of a file.
 
     Attributes:
         begin, end: where its bytes are, counted from the end of the header.

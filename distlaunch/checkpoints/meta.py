@@ -31,7 +31,7 @@ class OtherFormatError(ValueError):
 
 @dataclass(frozen=True)
 class Progress:
-    """Where training stands.
+    """The position of training.
 
     Attributes:
         step: global batches done since the run began.

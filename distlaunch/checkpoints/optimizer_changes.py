@@ -63,7 +63,7 @@ class BuiltOptimizer:
 
     @property
     def wraps(self) -> bool:
-        """True if the learning rate is that of other optimizers."""
+        """Return True if the learning rate is that of other optimizers."""
         return bool({"LossScaleOptimizer", "MultiOptimizer"} & set(self.classes))
 
     def prefix(self) -> str:
@@ -230,7 +230,7 @@ class _Report:
 
 
 def _start_averages(model: keras.Model, found: State, state: State) -> None:
-    """Averages that the checkpoint lacks begin with its weights: zeros would be part of them for ever."""
+    """Initialize averages that the checkpoint lacks with its weights: zeros would stay part of them."""
     variables = state_variables(model)
     weights = {id(variable): name for name, variable in variables.items() if name.startswith(f"{WEIGHTS}/")}
     missing = {name for name in variables if name.endswith(_AVERAGE) and is_slot(name) and name not in found}

@@ -1,4 +1,4 @@
-"""When to save a checkpoint: one policy object for each reason, and one place that decides.
+"""Policies that decide when to save a checkpoint, one for each reason, and their composition.
 
 The training loop asks a `SaveDecision` at each moment at which it may save: after a call of the program, at the end of
 an epoch, when it was asked to stop, and at the end of training.
@@ -24,7 +24,7 @@ FIRST_S = 60.0
 
 
 class Moment(Enum):
-    """Where the training loop stands when it asks."""
+    """The position of the training loop when it asks."""
 
     STEP = "after a step, within an epoch"
     EPOCH_END = "after an epoch and its validation"
@@ -34,7 +34,7 @@ class Moment(Enum):
 
 @dataclass(frozen=True)
 class SaveContext:
-    """What a policy may look at.
+    """The facts on which a policy decides.
 
     Attributes:
         step: global batches done since the run began.
@@ -57,7 +57,7 @@ class SaveContext:
 
 
 class SavePolicy(ABC):
-    """One reason to save.
+    """A reason to save.
 
     Attributes:
         asks_chief_only: True if the answer depends on what the chief alone knows, such as its clock. All tasks have to
@@ -75,14 +75,14 @@ class SavePolicy(ABC):
         return None
 
     def saved(self, now_s: float) -> None:  # noqa: B027 (few need it)
-        """Take notice of a checkpoint that was taken, for whatever reason."""
+        """Record that a checkpoint was taken, for any reason."""
 
     def learn(self, stalled_s: float, writing_s: float) -> None:  # noqa: B027 (few need it)
-        """Take notice of what the last checkpoint has cost. May be called in any thread.
+        """Record the cost of the last checkpoint. May be called in any thread.
 
         Args:
-            stalled_s: how long training stood still for it.
-            writing_s: how long it took to be written.
+            stalled_s: seconds for which training stood still.
+            writing_s: seconds that writing took.
         """
 
 
@@ -230,7 +230,7 @@ def save_decision(
 
 @dataclass(frozen=True)
 class Failures:
-    """How often a run has failed in how many seconds of training."""
+    """The number of failures of a run, and its seconds of training."""
 
     number: int = 0
     trained_s: float = 0.0

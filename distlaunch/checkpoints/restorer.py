@@ -46,7 +46,7 @@ class Restorer:
         self._chief: ChiefState | None = None
         """The chief's, until the state is taken."""
         self._changed: list[str] = []
-        """What has changed in the config since that checkpoint, as far as it makes the model."""
+        """Changes of the config since that checkpoint that affect the model."""
 
     def find(self, step: int | BestName | None = None, *, archive: bool = False) -> tuple[Progress, Path | None]:
         """Return the progress of the checkpoint that the chief chooses; every task must call it.
@@ -175,7 +175,7 @@ class Restorer:
 
 
 def _shows_final_weights(progress: Progress, step: int | BestName | None) -> bool:
-    """True if the checkpoint is used with the weights that its optimizer makes at the end of training.
+    """Return True if the checkpoint is used with the weights that its optimizer makes at the end of training.
 
     The best epoch, and any step before the end, have what validation judged.
     """

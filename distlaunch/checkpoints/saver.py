@@ -33,7 +33,7 @@ from distlaunch.strategies.variables import SLOTS, state_variables
 CALLBACK = "callback/"
 """Names in checkpoints of arrays that callbacks hold begin so."""
 _NICENESS = 15
-"""Of the thread that writes: beside a busy step it gets 3 % of a core, at 10 it got 10 %."""
+"""Niceness of the writing thread: beside a busy step it gets 3 % of a core; at 10 it got 10 %."""
 _THROTTLED = 1 / 3
 """Share of the time between checkpoints in which writing is throttled; the rest is then written at full speed, so that
 the next does not have to wait for it."""
@@ -41,7 +41,7 @@ the next does not have to wait for it."""
 
 @dataclass(frozen=True)
 class _Save:
-    """One checkpoint to be written.
+    """A checkpoint to be written.
 
     Attributes:
         trained: names of the values that must be finite.
@@ -178,7 +178,7 @@ class Saver:
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing is being written."""
+        """Return True if nothing is being written."""
         return self._pending is None or self._pending.done.done()
 
     def _wait(self) -> None:

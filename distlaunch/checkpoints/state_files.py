@@ -175,7 +175,7 @@ class StateFiles:
 
     @property
     def is_one(self) -> bool:
-        """True if the state is one file of whole variables, whose bytes are those of its arrays."""
+        """Return True if the state is one file of whole variables without gaps between its arrays."""
         return len(self._files) == 1 and self._files[0].is_whole
 
     def read(self, needed: NeededBlocks | None = None, allocate: Callable[[Shapes], State] | None = None) -> State:
@@ -236,11 +236,11 @@ class _OpenFile:
 
     @property
     def is_whole(self) -> bool:
-        """True if it has no shards of variables."""
+        """Return True if the file has no shards of variables."""
         return all(entry.shard is None for entry in self.entries.values())
 
     def read_into(self, state: State, needed: NeededBlocks | None) -> None:
-        """Read the arrays to where they belong."""
+        """Read the arrays into their buffers."""
         views, copies = [memoryview(self._header)], []
         for name in in_order(self.entries):
             entry = self.entries[name]
@@ -390,7 +390,7 @@ def _pieces_of(start: int, stop: int) -> range:
 
 
 def _whole(call: Callable[[list[memoryview], int], int], views: list[memoryview], offset: int) -> None:
-    """Call again and again, since each call may do a part, until all is done. Raises EOFError if nothing is left."""
+    """Repeat calls that may be partial until all bytes are done. Raise EOFError at an early end."""
     while views:
         done = call(views, offset)
         if not done:

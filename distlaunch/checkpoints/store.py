@@ -33,7 +33,7 @@ StateReader = Callable[[Path, Sequence[StateFile]], State]
 _BEFORE = ".before.tmp"
 """Ending of a checkpoint's name while another of the same step replaces it."""
 _LOOKS, _LOOKS_APART_S = 20, 0.05
-"""How often a reader looks whether a checkpoint that it could not read is being deleted, and the time between."""
+"""Number of checks whether an unreadable checkpoint is being deleted, and the seconds between them."""
 
 
 class DamagedError(CheckpointError):
@@ -46,7 +46,7 @@ class UnreadableCheckpointError(CheckpointError):
 
 @dataclass(frozen=True)
 class Saved:
-    """One checkpoint on disk, read and verified."""
+    """A checkpoint on disk, read and verified."""
 
     path: Path
     progress: Progress
@@ -153,7 +153,7 @@ class CheckpointStore:
             raise
 
     def find_as_best(self, epochs: int) -> bool:
-        """Make the checkpoint after so many epochs the best one; return False if it is not there."""
+        """Make the checkpoint after `epochs` epochs the best one; return False if it does not exist."""
         for step in reversed(self.steps()):
             with contextlib.suppress(OSError, ValueError):
                 meta = read_meta(read_regular(self._path(step) / "meta.json"))
@@ -255,7 +255,7 @@ class CheckpointStore:
         return False
 
     def _load_patiently(self, step: int, read: StateReader) -> Saved:
-        """Read one that may be out of reach for a moment: a network disk that does not answer is no damage."""
+        """Read a checkpoint with retries: a network disk that does not answer is no damage."""
         for pause_s in self._retry_s:
             try:
                 return self.load(step, read)
@@ -278,7 +278,7 @@ class CheckpointStore:
             shutil.rmtree(self.directory / checkpoint_name(step), ignore_errors=True)
 
     def _recover(self) -> None:
-        """Put back what a process was about to replace by the same step when it was killed."""
+        """Restore a checkpoint whose replacement was interrupted by a kill."""
         for before in self.directory.glob(f".*{_BEFORE}"):
             final = before.with_name(before.name.removeprefix(".").removesuffix(_BEFORE))
             with contextlib.suppress(OSError):

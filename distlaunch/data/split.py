@@ -107,7 +107,7 @@ class Split(ABC):
 
     _transforms: tuple[Callable[[Batch], Batch], ...] = ()
     _num_raw: int = 0
-    """So many of them are made before the preprocessing."""
+    """Number of the transformations that come before the preprocessing."""
     _check: Callable[[Batch], Batch] | None = None
     _forms: Forms | None = None
     _only_types: bool = False

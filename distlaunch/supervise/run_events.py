@@ -107,7 +107,7 @@ class EventFollower:
 
 
 def facts_of(event: Event, now: float) -> list[Fact]:
-    """What an event means for supervision."""
+    """Return the facts that an event means for supervision."""
     match event:
         case TaskStarted():
             return [Ready(now, event.task)]
