@@ -8,11 +8,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from real import launchers
 from supervised import processes_of, wait_until
+
+from tests.conftest import is_cold
+
+
+@pytest.fixture(scope="session")
+def _commands() -> None:
+    """What commands are forked from has descriptors of its own."""
+    if not is_cold():
+        launchers().commands.is_ready()
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Iterator[Path]:
+def run_dir(tmp_path: Path, _commands: None) -> Iterator[Path]:
     """A run directory; whatever was started for it must be gone at the end of the test."""
     path = tmp_path / "run"
     path.mkdir()

@@ -15,11 +15,13 @@ from pathlib import Path
 
 import pytest
 from limits import limited
+from real import launchers
 from supervised import REPOSITORY, processes_of, wait_until
 
 pytest.importorskip("distlaunch.config.read.load")
 
 from distlaunch.base.run_dir import RunDir
+from tests.conftest import is_cold
 
 CONFIG = """\
 model: {function: "m.py:model"}
@@ -49,6 +51,8 @@ class Shell:
         }
 
     def start(self, *words: str, **env: str) -> subprocess.Popen[str]:
+        if not is_cold():
+            return launchers().start_command("tests.processes.fake_cli", words, self.directory, {**self.env, **env})
         argv = [sys.executable, str(Path(__file__).with_name("fake_cli.py")), *words]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(argv, cwd=self.directory, env={**self.env, **env}, text=True, **pipes)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from real import launchers
 from supervised import REPOSITORY, processes_of, wait_until
 
 from distlaunch.base.event_files import read_events
@@ -26,6 +27,7 @@ from distlaunch.base.liveness import read_liveness
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.cores import POOL_SIZES, pool_sizes
 from distlaunch.runs.report import read_report
+from tests.conftest import is_cold
 
 HEAD = (Path(__file__).parent / "user_code" / "run.py").read_text()
 HANG = "hang()\n"
@@ -50,6 +52,8 @@ class Runner:
         return name
 
     def start(self, *words: str) -> subprocess.Popen[str]:
+        if not is_cold():
+            return launchers().start_command("distlaunch", ("run", *words), self.directory, self.env)
         return subprocess.Popen(
             [sys.executable, "-m", "distlaunch", "run", *words],
             cwd=self.directory,
