@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# `typing` would import more than a script's start can wait for
-TYPE_CHECKING = False
+from typing import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from distlaunch.cluster.tf_config import ThisTask
 

@@ -1,8 +1,8 @@
 """`python -P -m distlaunch.agent.warm_process FD MODULE [ARGUMENT ...] PADDING`: imports for tasks, and forks them.
 
-Standard library only, one thread, and no signal handlers: whatever is here, every task inherits. MODULE's
-`main(arguments)` imports; it returns why the process must not be forked after that, or an empty text. On the socket FD
-come requests: their length, four descriptors (standard output, standard error, the lifeline and the gate), and JSON.
+Almost only the standard library, one thread, and no signal handlers: whatever is here, every task inherits. MODULE's
+`main(arguments)` imports; it returns why the process must not be forked after that, or an empty text. Requests come as
+messages on the socket FD: JSON, with four descriptors (standard output, standard error, the lifeline and the gate).
 
 A task must be a child of whoever asked for it, who reaps it and learns its exit code from the kernel. So it is forked
 by a process in between that ends at once, while the asking process is the subreaper of its descendants
@@ -21,12 +21,12 @@ import os
 import runpy
 import signal
 import socket
-import struct
 import sys
 from typing import Any
 
-LENGTH = struct.Struct("!Q")
-NUM_FDS = 4
+from distlaunch.base.socket_messages import receive_message, send_message
+
+_NUM_FDS = 4
 PADDING = " " * 3000
 """The last argument. Its place takes the command line of a task, which `ps` shows."""
 
@@ -74,24 +74,16 @@ def serve(connection: socket.socket) -> None:
 
 
 def _answer(connection: socket.socket, answer: dict[str, Any]) -> None:
-    connection.sendall(json.dumps(answer).encode() + b"\n")
+    send_message(connection, json.dumps(answer).encode())
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Return the next request with its descriptors, or None at the end."""
-    # descriptors come with the first bytes of a message, so with the length
-    head, fds, _, _ = socket.recv_fds(connection, LENGTH.size, NUM_FDS)
-    if len(head) < LENGTH.size:
+    try:
+        data, fds = receive_message(connection, _NUM_FDS)
+    except EOFError:
         return None
-    left: int = LENGTH.unpack(head)[0]
-    parts: list[bytes] = []
-    while left:
-        part = connection.recv(min(left, 1 << 16))
-        if not part:
-            return None
-        parts.append(part)
-        left -= len(part)
-    return json.loads(b"".join(parts)), list(fds)
+    return json.loads(data), fds
 
 
 def _stamps() -> list[tuple[int, int]]:

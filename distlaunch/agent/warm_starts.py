@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 from distlaunch.agent.messages import Preload, TaskSpec
 from distlaunch.agent.process import Child, Lifeline
-from distlaunch.agent.warm_process import LENGTH, PADDING
+from distlaunch.agent.warm_process import PADDING
 from distlaunch.base.protocol import LIFELINE_FD, SAFE_MODULE
+from distlaunch.base.socket_messages import receive_message, send_message
 
 _FORK_S = 15.0  # for an answer; a fork takes hundredths of a second
 _END_S = 2.0  # for the process to end at its end of file
@@ -106,10 +107,8 @@ class WarmProcess:
 
     def _request_fork(self, spec: TaskSpec, fds: tuple[int, ...]) -> int:
         request = {"argv": spec.argv, "env": dict(spec.env), "cwd": os.getcwd(), "lifeline": LIFELINE_FD}
-        data = json.dumps(request).encode()
         self._connection.settimeout(_FORK_S)
-        socket.send_fds(self._connection, [LENGTH.pack(len(data))], list(fds))
-        self._connection.sendall(data)
+        send_message(self._connection, json.dumps(request).encode(), fds)
         answer = self._read_answer()
         if not answer.get("pid"):
             raise WarmStartError(self.unfit or "it could not fork")
@@ -117,13 +116,9 @@ class WarmProcess:
 
     def _read_answer(self) -> dict[str, Any]:
         """Return the next answer, and record whether tasks can be forked."""
-        line = b""
-        with contextlib.suppress(OSError):
-            # byte by byte, so that nothing behind the line is taken
-            while not line.endswith(b"\n") and (byte := self._connection.recv(1)):
-                line += byte
-        # an end of file in the middle of a line: it has died
-        answer = json.loads(line) if line.endswith(b"\n") else {"unfit": "it has ended"}
+        answer: dict[str, Any] = {"unfit": "it has ended"}
+        with contextlib.suppress(OSError, EOFError):
+            answer = json.loads(receive_message(self._connection)[0])
         self.unfit = answer.get("unfit", "")
         self.was_fit = self.was_fit or not self.unfit
         return answer

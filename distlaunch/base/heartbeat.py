@@ -1,7 +1,6 @@
 """Heartbeats of a task, in a small file that the task rewrites in place and the launcher reads.
 
 Counters only: the reader timestamps changes with its own clock, so the clocks of two machines need not agree.
-Imports next to nothing: scripts wait for it, and `threading`, `contextlib` and what they import take 4 ms.
 """
 
 from __future__ import annotations
@@ -10,14 +9,13 @@ import _thread
 import mmap
 import os
 import struct
+import threading
 import time
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Literal
 
 from distlaunch.base.folders import make_folder
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
 BEAT_S = 0.25  # several in the time after which a task counts as frozen (`heartbeats.py`)
 FORMAT = struct.Struct("<QQq??")  # beats, turns, step, saving, writing; the same bytes on every machine
@@ -34,21 +32,20 @@ class Heartbeat:
         self._saving = self._writing = False
         self._memory: mmap.mmap | None = None
         # the beating thread, the one that trains and the one that writes checkpoints change the values
-        self._lock = _thread.allocate_lock()
+        self._lock = threading.Lock()
         self._file = -1
         """Written to where the disk has no files in memory."""
-        try:
+        with suppress(OSError):
             make_folder(os.path.dirname(path))
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
             os.posix_fallocate(self._file, 0, FORMAT.size)  # a hole would kill the task on a full disk
             # a write into memory, which waits for no disk
             self._memory = mmap.mmap(self._file, FORMAT.size)
             os.close(self._file)
-        except OSError:
-            pass
         # 0 beats means no file; see `Heartbeats._frozen`
         self._change(beats=1)
         # a thread of its own beats while a step takes long; it stops when the interpreter's lock is held for good
+        # not `threading`: a program that joins all of its threads would wait for this one forever
         _thread.start_new_thread(self._beat, ())
 
     def turn(self) -> None:
@@ -60,11 +57,19 @@ class Heartbeat:
 
     def saving(self) -> AbstractContextManager[None]:
         """Mark the block as one in which this task alone writes something."""
-        return _Meanwhile(lambda now: self._change(saving=now))
+        return self._marked("saving")
 
     def writing(self) -> AbstractContextManager[None]:
         """Mark the block as one in which a thread writes beside training; another thread may leave it."""
-        return _Meanwhile(lambda now: self._change(writing=now))
+        return self._marked("writing")
+
+    @contextmanager
+    def _marked(self, name: Literal["saving", "writing"]) -> Generator[None]:
+        self._change(**{name: True})
+        try:
+            yield
+        finally:
+            self._change(**{name: False})
 
     def _beat(self) -> None:
         while True:
@@ -93,20 +98,5 @@ class Heartbeat:
                 self._write(record)
 
     def _write(self, record: bytes) -> None:
-        try:  # not `contextlib.suppress`: see above
+        with suppress(OSError):
             os.pwrite(self._file, record, 0)
-        except OSError:
-            return
-
-
-class _Meanwhile:
-    """Sets a sign while it is entered."""
-
-    def __init__(self, change: Callable[[bool], None]) -> None:
-        self._change = change
-
-    def __enter__(self) -> None:
-        self._change(True)
-
-    def __exit__(self, *_: object) -> None:
-        self._change(False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import _thread
 import os
-from _signal import SIGKILL  # `signal` takes 4 ms to import, for which scripts wait
+import signal
 
 from distlaunch.base.protocol import LIFELINE_FD
 
@@ -23,6 +23,7 @@ def hold_lifeline() -> None:
         # nothing is ever written: `read` returns at end of file
         while os.read(fd, 1):
             pass
-        os.killpg(os.getpgid(0), SIGKILL)
+        os.killpg(os.getpgid(0), signal.SIGKILL)
 
+    # not `threading`: a program that joins all of its threads would wait for this one forever
     _thread.start_new_thread(wait, ())

@@ -3,9 +3,8 @@
 Adds what the launcher needs: the lifeline, heartbeats, stacks on request, and `error.json`. The script sees its
 own argv, path and `__main__`, receives signals as usual, and decides the exit code.
 
-Every script waits for the imports of this module, and may be one of many on a host. So it imports only what each run
-needs, and nothing slow. Measured: with argparse, dataclasses and the event classes, it took four times as long as
-Python alone to start; with json, re, pathlib and typing, three times; with signal, threading and `python -m`, twice.
+Every script waits for the imports of this module, and may be one of many on a host, so it imports only what each run
+needs. Measured: with argparse, dataclasses and the event classes, it took four times as long as Python alone to start.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from __future__ import annotations
 import faulthandler
 import io
 import os
+import signal
 import sys
 import time
 import types
-from _signal import SIGUSR2  # `signal` makes an enum of it, which takes 4 ms
+from typing import TYPE_CHECKING
 
 from distlaunch.base.heartbeat import Heartbeat
 from distlaunch.base.protocol import EVENT_FORMAT
 from distlaunch.base.run_files.task_dir import EVENTS, HEARTBEAT
 from distlaunch.tasks.lifeline import hold_lifeline
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
@@ -41,7 +40,7 @@ def main() -> None:
     # first: even if something below hangs, the task ends with the launcher
     hold_lifeline()
     faulthandler.enable()
-    faulthandler.register(SIGUSR2, all_threads=True)
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
     Heartbeat(os.path.join(folder, HEARTBEAT))
     report_start(folder, int(own["attempt"]), own["task"])
     if "jax-processes" in own:

@@ -18,9 +18,10 @@ from supervised import REPOSITORY, wait_until
 
 from distlaunch.agent.host import HostTask, HostTasks
 from distlaunch.agent.messages import Exit, Order, Preload, TaskSpec
-from distlaunch.agent.warm_process import LENGTH, PADDING
+from distlaunch.agent.warm_process import PADDING
 from distlaunch.agent.warm_starts import WarmStarts
 from distlaunch.base.protocol import SAFE_MODULE
+from distlaunch.base.socket_messages import receive_message, send_message
 
 PRELOAD = """
 import os, pathlib, random, threading
@@ -274,15 +275,13 @@ def test_a_task_that_nobody_knows_of_ends_at_its_gate(folder: Path) -> None:
     process = subprocess.Popen(argv, env=env, pass_fds=(theirs.fileno(),))
     theirs.close()
     with ours, open(os.devnull, "r+b") as nothing:
-        assert json.loads(ours.recv(1000)) == {"unfit": ""}
+        assert json.loads(receive_message(ours)[0]) == {"unfit": ""}
         read, write = os.pipe()
         made = fresh(spec(folder, "leaves_a_mark"))
         (folder / "leaves_a_mark.py").write_text("open('mark', 'w').close()")
         asked = {"argv": made.argv, "env": env, "cwd": str(folder), "lifeline": "LIFELINE"}
-        data = json.dumps(asked).encode()
-        socket.send_fds(ours, [LENGTH.pack(len(data))], [nothing.fileno()] * 3 + [read])
-        ours.sendall(data)
-        task = json.loads(ours.recv(1000))["pid"]
+        send_message(ours, json.dumps(asked).encode(), [nothing.fileno()] * 3 + [read])
+        task = json.loads(receive_message(ours)[0])["pid"]
         os.close(read)
         assert psutil.pid_exists(task), "it waits"
         os.close(write)

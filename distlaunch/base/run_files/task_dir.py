@@ -1,10 +1,8 @@
-"""The files of a task. Imports next to nothing: scripts wait for it."""
+"""The files of a task."""
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 EVENTS, HEARTBEAT = "events.jsonl", "heartbeat"
 

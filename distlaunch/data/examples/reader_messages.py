@@ -1,4 +1,4 @@
-"""Messages between a task and its reader processes: pickles with their lengths, on a socket pair.
+"""Messages between a task and its reader processes: pickles, on a socket pair.
 
 Both ends belong to the same user on one host, and no other process has the sockets.
 """
@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import pickle
 import socket
-import struct
 from dataclasses import dataclass
 from typing import Any
 
-_LENGTH = struct.Struct("!Q")
+from distlaunch.base.socket_messages import receive_message, send_message
 
 
 @dataclass(frozen=True)
@@ -63,28 +62,10 @@ class Fork:
 
 def send(connection: socket.socket, message: Any, *fds: int) -> None:
     """Send a message. Raise OSError if the other end has closed."""
-    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-    if fds:
-        socket.send_fds(connection, [_LENGTH.pack(len(data))], fds)
-        connection.sendall(data)
-    else:
-        connection.sendall(_LENGTH.pack(len(data)))
-        connection.sendall(data)
+    send_message(connection, pickle.dumps(message, pickle.HIGHEST_PROTOCOL), fds)
 
 
 def receive(connection: socket.socket) -> tuple[Any, list[int]]:
     """Return the next message and its descriptors. Raise EOFError if the other end has closed."""
-    try:
-        head, fds, _, _ = socket.recv_fds(connection, _LENGTH.size, 1)
-        if len(head) < _LENGTH.size:
-            raise EOFError
-        data = bytearray(_LENGTH.unpack(head)[0])
-        view = memoryview(data)
-        while view:
-            number = connection.recv_into(view)
-            if not number:
-                raise EOFError
-            view = view[number:]
-    except ConnectionError:
-        raise EOFError from None
-    return pickle.loads(data), list(fds)
+    data, fds = receive_message(connection, max_fds=1)
+    return pickle.loads(data), fds
