@@ -87,7 +87,7 @@ def _seconds(action: Callable[[], Any]) -> float:
     return seconds
 
 
-def _others(number: int) -> list[Connection]:
+def _others(number: int) -> list[Any]:
     """Starts the other processes, and waits until they have imported what they need."""
     context = multiprocessing.get_context("spawn")
     ends = [context.Pipe() for _ in range(number)]

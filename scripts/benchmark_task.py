@@ -164,7 +164,7 @@ def _loop(_: Any, strategy: Any, row: Row, *, repeat: bool = False) -> Epoch:
         accuracy.reset_state()
         for inputs in distributed if endless is None else itertools.islice(endless, row.steps):
             total += distributed_step(inputs)
-        float(total), float(accuracy.result())  # the tutorial prints them
+        _ = float(total), float(accuracy.result())  # the tutorial prints them
         return time.perf_counter() - began
 
     return lambda: (one_epoch(), one_epoch())[1]

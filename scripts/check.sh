@@ -6,5 +6,6 @@ ruff check .
 ruff format --check .
 git ls-files -z | xargs -0 codespell
 basedpyright
+basedpyright -p tests
 lint-imports
 python scripts/count_kinds.py

@@ -44,7 +44,7 @@ def places(tree: ast.AST) -> Iterator[int]:
             if any(isinstance(part, ast.Name) and part.id in CLASSES for part in ast.walk(node.args[1])):
                 yield node.lineno
         elif isinstance(node, ast.MatchClass) and isinstance(node.cls, ast.Name) and node.cls.id in CLASSES:
-            yield node.pattern.lineno if hasattr(node, "pattern") else node.cls.lineno
+            yield node.cls.lineno
         elif isinstance(node, ast.Dict) and node.keys and all(key is not None and _is_name(key) for key in node.keys):
             yield node.lineno
 

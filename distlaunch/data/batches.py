@@ -1,16 +1,17 @@
 """Batches as the data hands them to strategies, which part of them a process reads, and their rows."""
 
-# pyright: reportArgumentType=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 Batch = Any
+Index = int | np.integer | tf.Tensor
+"""A position or a number, in a graph or outside."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def any_rows(leaf: Any) -> Any:
     return (tf.SparseTensorSpec if isinstance(leaf, tf.SparseTensor) else tf.TensorSpec)(shape, leaf.dtype)
 
 
-def slice_rows(element: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
+def slice_rows(element: Any, start: Index, stop: Index) -> Any:
     """Return rows `start` to `stop` of every leaf."""
 
     def rows(leaf: Any) -> Any:

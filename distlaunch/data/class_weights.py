@@ -1,7 +1,5 @@
 """`data.class_weight`: the weight of each example's class as its sample weight."""
 
-# pyright: reportArgumentType=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@
 Each time is taken by an operation that is tied to what it must come after. It costs about a microsecond.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 from collections.abc import Callable

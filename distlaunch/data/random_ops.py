@@ -1,7 +1,5 @@
 """Random numbers of TensorFlow's own stream in a graph: others in each process, and after a resume."""
 
-# pyright: reportArgumentType=false, reportFunctionMemberAccess=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 from typing import Any

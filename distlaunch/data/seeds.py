@@ -8,12 +8,13 @@ import keras
 import tensorflow as tf
 
 from distlaunch.config.run import RunConfig
+from distlaunch.data.batches import Index
 from distlaunch.patches.tensorflow_shuffle import count_iterations
 
 _SEED_STEP = 1_000_003  # between the seeds of two runs: more than the passes of one
 
 
-def seed_of_pass(seed: int, number_of_pass: tf.Tensor) -> tf.Tensor:
+def seed_of_pass(seed: int, number_of_pass: Index) -> tf.Tensor:
     """Combine seed and pass into one int64 scalar, such that neighbouring seeds share none with neighbouring passes."""
     return number_of_pass + tf.constant(seed, tf.int64) * _SEED_STEP
 

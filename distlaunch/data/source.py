@@ -1,7 +1,5 @@
 """Turns the result of a data function into splits that can be read at any position."""
 
-# pyright: reportArgumentType=false, reportCallIssue=false, reportFunctionMemberAccess=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import functools

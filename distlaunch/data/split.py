@@ -4,8 +4,6 @@ A *pass* goes once through the training data. Its order depends on the seed and 
 every process of a run sees the same global batches, and a resumed run continues where the old one stopped.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import copy
@@ -20,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.data.batches import Batch, Source, num_rows, pack, slice_rows
+from distlaunch.data.batches import Batch, Index, Source, num_rows, pack, slice_rows
 from distlaunch.data.running_fingerprint import RunningFingerprint
 
 _ZERO = np.int64(0)
@@ -44,12 +42,12 @@ class Batching:
 class Forms(Protocol):
     """The other forms of a split for training, each made when it is first asked for."""
 
-    @property
+    @functools.cached_property
     def unaugmented(self) -> Split | None:
         """The split without `data.augment`; None if that does not change it."""
         ...
 
-    @property
+    @functools.cached_property
     def in_order(self) -> Split:
         """The same examples as they are evaluated: unchanged, complete, and in their own order."""
         ...
@@ -115,7 +113,7 @@ class Split(ABC):
     # what a kind of data defines
 
     @abstractmethod
-    def batches(self, number_of_pass: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+    def batches(self, number_of_pass: Index, start: Index) -> tf.data.Dataset:
         """Return the row sources of the global batches of a pass.
 
         Args:
@@ -336,7 +334,7 @@ class Split(ABC):
             self.is_process_local, self.global_batch, self._check,
         )  # fmt: skip
 
-    def _own_pass(self, rows: tf.data.Dataset, start: tf.Tensor, num_batches: int | None, *, ends: bool
+    def _own_pass(self, rows: tf.data.Dataset, start: Index, num_batches: int | None, *, ends: bool
                   ) -> tf.data.Dataset:  # fmt: skip
         """Return a process-local pass, extended to the longest pass of all processes."""
         if num_batches is not None:

@@ -1,6 +1,5 @@
 """Replaces operations that XLA's partitioner computes incorrectly on some meshes."""
 
-# pyright: reportArgumentType=false
 # (JAX's functions take more than their types say)
 from __future__ import annotations
 
@@ -146,14 +145,17 @@ def _tangents_at_maxima(g: Any, operand: Any, options: dict[str, Any]) -> Any:
     window = options["window_dimensions"]
     reach = [(size - 1) * by for size, by in zip(window, apart, strict=True)]
     most = [whole - last for whole, last in zip(values.shape, reach, strict=True)]
-    best = found = None
+    best: Any = None
+    found: Any = None
     for at in np.ndindex(*window):
         starts = [place * by for place, by in zip(at, apart, strict=True)]
         stops = [start + size for start, size in zip(starts, most, strict=True)]
         value, tangent = (jax.lax.slice(each, starts, stops, strides) for each in (values, tangents))
-        is_better = None if best is None else value > best
-        best = value if is_better is None else jnp.where(is_better, value, best)
-        found = tangent if is_better is None else jnp.where(is_better, tangent, found)
+        if best is None:
+            best, found = value, tangent
+        else:
+            is_better = value > best
+            best, found = jnp.where(is_better, value, best), jnp.where(is_better, tangent, found)
     return found
 
 
@@ -192,7 +194,7 @@ def _sum_over_places(g: Any, lhs: Any, kernel: Any, options: dict[str, Any]) -> 
                        preferred_element_type=jnp.promote_types(outputs.dtype, jnp.float32))
         )  # fmt: skip
     whole = jnp.stack(products).reshape(*sizes, -1, channels)
-    order = np.argsort([*kernel_at[2:], kernel_at[1], kernel_at[0]])
+    order = np.argsort([*kernel_at[2:], kernel_at[1], kernel_at[0]]).tolist()
     return jnp.transpose(whole, order).astype(kernel.dtype)
 
 

@@ -4,8 +4,6 @@ Replicas synchronize first and take the branch together, as in Keras's own LossS
 before (see `keras_gradient_sums`), so accumulators in each replica hold those of the global batch.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false, reportFunctionMemberAccess=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import functools

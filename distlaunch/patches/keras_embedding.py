@@ -1,7 +1,5 @@
 """Makes an Embedding layer look up rows elsewhere than in its own table."""
 
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
-# (what pyright infers of Keras's classes is often wrong)
 from __future__ import annotations
 
 import types

@@ -4,9 +4,6 @@ They get the methods of other backends. For conditional actions (accumulated gra
 loss scaling), both branches are computed, and their values selected.
 """
 
-# pyright: reportArgumentType=false
-# (what pyright infers of TensorFlow's functions is often wrong)
-
 from __future__ import annotations
 
 import contextlib

@@ -3,8 +3,6 @@
 Attributes of objects exist only if there is an object, so they are checked where they are used.
 """
 
-# pyright: reportArgumentType=false
-# (what pyright infers of Keras's classes is often wrong)
 from __future__ import annotations
 
 from collections.abc import Sequence

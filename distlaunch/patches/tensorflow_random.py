@@ -1,7 +1,5 @@
 """Replaces the operations behind all stateless random numbers of TensorFlow, including those of Keras's layers."""
 
-# pyright: reportArgumentType=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import contextlib

@@ -1,7 +1,5 @@
 """Makes a pipeline that shuffles itself begin any pass in the order of an uninterrupted run."""
 
-# pyright: reportArgumentType=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import functools
@@ -131,7 +129,7 @@ def _shuffle(
         return _SHUFFLE.get()(self, buffer_size, seed, reshuffle_each_iteration, name)
     own, operation = _SEEDS.get()(seed)
     with tf.device("CPU:0"):
-        iterations = tf.Variable(0, dtype=tf.int64, trainable=False)
+        iterations = tf.Variable(tf.constant(0, tf.int64), trainable=False)
     shape = tf.data.experimental.get_structure(self)
 
     @tf.autograph.experimental.do_not_convert

@@ -4,8 +4,6 @@ Imports nothing of distlaunch's but what lies beside it: `clean_check.py` runs i
 known.
 """
 
-# pyright: reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import contextlib

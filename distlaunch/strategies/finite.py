@@ -1,7 +1,5 @@
 """Tests whether the results of a step are finite: its losses, or the weights after it."""
 
-# pyright: reportArgumentType=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

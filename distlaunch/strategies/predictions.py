@@ -1,7 +1,5 @@
 """Predictions of a whole split: those of all replicas, batch by batch."""
 
-# pyright: reportArgumentType=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 from collections.abc import Callable

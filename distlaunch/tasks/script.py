@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from distlaunch.base.heartbeat import Heartbeat
 from distlaunch.base.protocol import EVENT_FORMAT
 from distlaunch.base.run_files.task_dir import EVENTS, HEARTBEAT
+from distlaunch.base.signals import DUMP_SIGNAL
 from distlaunch.tasks.lifeline import hold_lifeline
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def main() -> None:
     # first: even if something below hangs, the task ends with the launcher
     hold_lifeline()
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR2, all_threads=True)
+    faulthandler.register(DUMP_SIGNAL, all_threads=True)
     Heartbeat(os.path.join(folder, HEARTBEAT))
     report_start(folder, int(own["attempt"]), own["task"])
     if "jax-processes" in own:
@@ -151,8 +152,6 @@ def _end_with(error: BaseException, folder: str) -> None:
     sys.path[:] = theirs
     sys.excepthook(type(error), error, error.__traceback__)
     if isinstance(error, KeyboardInterrupt):
-        import signal
-
         # ends by the signal, as Python does: shells distinguish that from exit code 130
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)

@@ -3,8 +3,6 @@
 The files are made once from what ships with distlaunch, in the user's cache, so that the configs run offline.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import csv as csv_files
@@ -83,11 +81,13 @@ def regressor(units: int = 32) -> keras.Model:
 
 def _made(name: str, folder: str | None, write: Callable[[Path], None]) -> Path:
     """The folder with the files, which are complete or not there: several processes may come at once."""
-    cache = cache_directory("examples")
-    if folder is None and cache is None:
+    if folder is not None:
+        root = Path(folder)
+    elif (cache := cache_directory("examples")) is not None:
+        root = cache / name
+    else:
         message = "there is no home directory to make the files in; give the argument `folder`"
         raise ConfigError(Problem(("data", "args"), message))
-    root = Path(folder) if folder is not None or cache is None else cache / name
     if root.is_dir():
         return root
     try:

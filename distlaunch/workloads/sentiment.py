@@ -1,7 +1,5 @@
 """Film reviews and a classifier of them that is a `tf.Module`, as in TensorFlow's DTensor tutorial."""
 
-# pyright: reportArgumentType=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import gzip
@@ -71,7 +69,8 @@ class BatchNorm(tf.Module):
             self.variance.assign(self.variance * self.momentum + variance * (1 - self.momentum))
         else:
             mean, variance = tf.convert_to_tensor(self.mean), tf.convert_to_tensor(self.variance)
-        return tf.nn.batch_normalization(x, mean, variance, None, None, 1e-3)
+        scale = tf.math.rsqrt(variance + 1e-3)
+        return x * scale - mean * scale
 
 
 class SentimentMLP(tf.Module):

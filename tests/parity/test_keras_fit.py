@@ -62,7 +62,7 @@ class Calls(keras.callbacks.Callback):
         self.calls.append(("train end", sorted(logs)))
 
 
-def callbacks() -> list[keras.callbacks.Callback]:
+def callbacks() -> list[Any]:
     return [
         keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
         keras.callbacks.EarlyStopping(monitor="loss", patience=1, min_delta=0.2),

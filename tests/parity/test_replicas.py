@@ -105,9 +105,9 @@ def test_what_optimizers_do_now_and_then(name, one_device, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", list(EPSILON))
-def test_the_rule_for_mixed_precision_catches_a_fault(precision, monkeypatch):
+def test_the_rule_for_mixed_precision_catches_a_fault(precision, monkeypatch, virtual_devices):
     """As below: a mean of means is still seen through the rounding of 16 bits."""
-    from distlaunch.strategies.patches import keras_losses
+    from distlaunch.strategies.replica.share import ReplicaShare
 
     raw = {**CASES["mlp sgd, uneven"], "precision": precision}
     raw["compile"] = {**raw["compile"], "metrics": []}
@@ -115,7 +115,7 @@ def test_the_rule_for_mixed_precision_catches_a_fault(precision, monkeypatch):
     raw["train"] = {**raw["train"], "epochs": 30}
     reference = Reference(raw)
     check_mixed(train_mirrored(raw, 2), reference, precision)
-    monkeypatch.setattr(keras_losses, "current_share", lambda: None)
+    monkeypatch.setattr(ReplicaShare, "scaled", mean_of_means)
     with pytest.raises(AssertionError):
         check_mixed(train_mirrored(raw, 2), reference, precision)
 
@@ -128,6 +128,13 @@ def test_many_steps_to_a_call_on_replicas(name, one_device):
     record = train_mirrored(name, 2, steps_per_call=8, log_every_steps=None)
     deviation = weight_deviation(record, one_device(name).record)
     assert deviation <= TOLERANCE or deviation <= one_device(name).allowed[1]
+
+
+def mean_of_means(share, value):
+    """Scale a replica's mean loss as Keras does, which is right for replicas with equally many rows."""
+    import tensorflow as tf
+
+    return value / tf.distribute.get_replica_context().num_replicas_in_sync
 
 
 def train_mirrored(name: str | dict, replicas: int, **options) -> dict:
@@ -182,16 +189,12 @@ def test_a_reference_that_is_trained_again_is_bit_equal(one_device):
 
 
 @pytest.mark.slow  # scripts/mutants.py plants more faults than this one
-def test_the_rule_catches_a_fault(one_device):
+def test_the_rule_catches_a_fault(one_device, monkeypatch):
     """Keras's own rule for replicas (mean of means) is wrong for an uneven last batch, and the comparison says so."""
-    from distlaunch.strategies.patches import keras_losses
+    from distlaunch.strategies.replica.share import ReplicaShare
 
     name = "mlp sgd, uneven"
-    wrong = keras_losses.current_share
-    keras_losses.current_share = lambda: None
-    try:
-        record = train_mirrored(name, 2)
-    finally:
-        keras_losses.current_share = wrong
+    monkeypatch.setattr(ReplicaShare, "scaled", mean_of_means)
+    record = train_mirrored(name, 2)
     with pytest.raises(AssertionError):
         check(record, one_device(name))

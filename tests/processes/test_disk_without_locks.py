@@ -10,7 +10,7 @@ import pytest
 from real import at_step, finish, run, start, wait_for
 
 from distlaunch.base.event_files import read_events
-from distlaunch.base.events import RunEnded
+from distlaunch.base.events import RunEnded, StepsDone
 from distlaunch.base.liveness import read_liveness
 from distlaunch.base.run_dir import RunDir
 
@@ -74,7 +74,7 @@ def test_a_run_has_one_launcher_and_goes_on(tmp_path: Path, monkeypatch) -> None
     finish(first)
 
     second = start(*words, cwd=tmp_path, path=[site])
-    before = max(event.step for event in read_events(job.events) if hasattr(event, "step"))
+    before = max(event.step for event in read_events(job.events) if isinstance(event, StepsDone))
     wait_for(job, at_step(before + 20))
     code, out, err = run("stop", "runs/job", cwd=tmp_path, path=[site])
     assert code == 0, out + err

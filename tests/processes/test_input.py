@@ -7,7 +7,7 @@ import json
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,7 @@ def test_each_example_is_read_once(kind: str, source: tuple[str, ...], project: 
 
 
 @pytest.fixture
-def stopped(project: Path) -> Iterator[int]:
+def stopped(project: Path) -> int:
     """A job of two workers that was stopped in the second of its epochs; the step."""
     words = overrides(
         (*STRATEGIES["multi_worker_mirrored"], "cluster.workers=2", "train={epochs: 3, steps_per_call: 1}")

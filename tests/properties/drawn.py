@@ -115,12 +115,11 @@ def _inside(data: Any, key: Key) -> Any:
 
 def _take_out(data: dict[str, Any], key: Key) -> None:
     """Removes a key; a whole section of processes, and a whole list or mapping that something inside is wrong with."""
-    if key[0] in ("strategy", "cluster"):
-        data.pop(key[0], None)
-    elif len(key) > 1 and isinstance(data.get(key[0]), dict):
-        data[key[0]].pop(key[1], None)
+    section, *inner = key
+    if inner and section not in ("strategy", "cluster") and isinstance(data.get(section), dict):
+        data[section].pop(inner[0], None)
     else:
-        data.pop(key[0], None)
+        data.pop(section, None)
 
 
 def of_model(model: type[Section]) -> Draw:

@@ -451,13 +451,14 @@ def train(raw: dict[str, Any], folder: Path, stop_after: int | None = None) -> S
     run = RunDir(folder)
     try:
         session = Session.build(RunConfig.model_validate(raw), run, Task("worker", 0), Process(emit, should_stop))
-        calls = session.program.run_steps
+        program: Any = session.program
+        calls = program.run_steps
 
         def counted(*args: Any) -> Any:
             seen.calls += 1
             return calls(*args)
 
-        session.program.run_steps = counted
+        program.run_steps = counted
         seen.compiled = bool(session.model.jit_compile) if session.model.compiled else False
         session.run_training(check_exports=False)
     except (DistlaunchError, tf.errors.OpError) as error:  # of operations: a worker explains it

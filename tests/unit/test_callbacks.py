@@ -160,7 +160,7 @@ MONITORS = {
 }
 
 
-def patient() -> keras.callbacks.Callback:
+def patient() -> Any:
     return keras.callbacks.EarlyStopping(monitor="val_accuracy")
 
 

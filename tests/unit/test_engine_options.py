@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from distlaunch.config.read.engine_options import load_engine
 
 
 def test_hosts_make_it_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = load_engine("a, me@b:22 slots=2", None, ["engine.sync=code", "engine.env=[A, B]"], {})
+    engine: Any = load_engine("a, me@b:22 slots=2", None, ["engine.sync=code", "engine.env=[A, B]"], {})
     assert (engine.kind, engine.hosts, engine.sync, engine.env) == ("ssh", ["a", "me@b:22 slots=2"], "code", ["A", "B"])
     monkeypatch.chdir(tmp_path)
     engine = load_engine(None, "hosts.txt", [], {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -59,7 +60,8 @@ def test_in_a_pipeline_with_their_own_sizes(folder: Path) -> None:
         )
 
     pipeline = tf.data.Dataset.range(6).batch(4).map(read).unbatch().map(source.decode)
-    assert pipeline.element_spec[0].shape.as_list() == [None, None, 1]
+    spec: Any = pipeline.element_spec
+    assert spec[0].shape.as_list() == [None, None, 1]
     images = list(pipeline)
     assert [image.shape.as_list() for image, _ in images][:3] == [[9, 7, 1], [9, 7, 1], [3, 7, 1]]
     assert [int(label) for _, label in images] == [0, 0, 0, 1, 1, 1]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from distlaunch.engines.base import Engine
 from distlaunch.testing.engines import Attempt, EngineConformance
 from tests.unit.memory_engine import MemoryEngine, PlayedAllocation
 
@@ -14,7 +14,7 @@ class TestMemory(EngineConformance):
     has_processes = False
     has_listeners = False
 
-    def make(self, folder: Path) -> Engine:
+    def make(self, folder: Path) -> Any:
         return MemoryEngine(folder)
 
     def lose_host(self, attempt: Attempt, host: str) -> None:

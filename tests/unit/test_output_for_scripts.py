@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -150,7 +151,7 @@ def test_the_last_event_has_the_reason(tmp_path: Path, monkeypatch: pytest.Monke
         (None, 0, ""),
     ):
 
-        def work(outcome: object = outcome) -> AttemptResult | None:
+        def work(outcome: Any = outcome) -> AttemptResult | None:
             if isinstance(outcome, Exception):
                 raise outcome
             return outcome

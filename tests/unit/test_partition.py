@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -91,7 +93,7 @@ def test_weights_come_out_whole(virtual_devices: None, tmp_path) -> None:
         def call(self, x):
             return x * tf.convert_to_tensor(self.factor) + tf.convert_to_tensor(self.offset)
 
-    def made() -> keras.Model:
+    def made() -> Any:
         keras.utils.set_random_seed(0)
         layers = [keras.layers.Input((4,)), keras.layers.Dense(7), Scale(), keras.layers.Dense(2)]
         return keras.Sequential(layers)

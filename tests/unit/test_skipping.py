@@ -58,6 +58,10 @@ def read(data: Any, section: Data, replicas: int = 1, passes: int = 2) -> list[i
     return seen
 
 
+def events() -> list[Any]:
+    return list(take_events())
+
+
 @settings(max_examples=5, deadline=None)
 @given(st.sets(st.integers(0, NUMBER - 1), max_size=NUMBER - 2), st.integers(2, 3))
 def test_the_next_takes_its_place(bad: set[int], replicas: int) -> None:
@@ -65,7 +69,7 @@ def test_the_next_takes_its_place(bad: set[int], replicas: int) -> None:
     one = read(Items(bad), config())
     whole = read(Items(set()), config())
     assert one == [next(n for n in [*range(at, NUMBER), *range(at)] if n not in bad) for at in whole]
-    assert sorted(skipped.example for skipped in take_events()) == sorted(f"example {number}" for number in bad)
+    assert sorted(skipped.example for skipped in events()) == sorted(f"example {number}" for number in bad)
     assert read(Items(bad), config(), replicas) == one
 
 
@@ -74,7 +78,7 @@ def test_a_map_that_fails() -> None:
     numbers = np.arange(NUMBER)
     seen = read(numbers, config(map=f"{__name__}:spoilt", shuffle=False), passes=1)
     assert seen == [1, 1, 2, 3, 4, 6, 6, 7, 8, 9, 11, 11]
-    told = sorted(take_events(), key=lambda skipped: int(skipped.example.split()[-1]))  # of two batches made at once
+    told = sorted(events(), key=lambda skipped: int(skipped.example.split()[-1]))  # of two batches made at once
     assert [skipped.example for skipped in told] == [f"example {number}" for number in (0, 5, 10)]
     assert all("could not correctly convert string: none (" in skipped.reason for skipped in told)
     assert all("test_skipping.py:" in skipped.reason for skipped in told)

@@ -60,7 +60,7 @@ class TestFlood:
     """More lines at once than the screen takes."""
 
     @pytest.fixture(autouse=True)
-    def pump(self, tmp_path: Path) -> Iterator[None]:
+    def _flood(self, tmp_path: Path) -> Iterator[None]:
         self.shown: list[str] = []
         self.now = 0.0
         self.log = tmp_path / "stdout.log"

@@ -233,7 +233,8 @@ def test_only_a_terminal_breaks_lines(
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns is not None:
         monkeypatch.setenv("COLUMNS", columns)
-    console = JobConsole(file=io.StringIO(), force_terminal=terminal, width=40 if terminal else None)
+    file = io.StringIO()
+    console = JobConsole(file=file, force_terminal=terminal, width=40 if terminal else None)
     console.print("the last checkpoint cannot be written: no room left")
-    text = console.file.getvalue()
+    text = file.getvalue()
     assert len(text.splitlines()) == num_lines, text

@@ -1,7 +1,5 @@
 """Steps for each example by itself: reading, decoding, `data.map`, `data.augment`; in tf.data's threads."""
 
-# pyright: reportArgumentType=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import inspect
@@ -14,7 +12,7 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.cluster.cores import num_cores
 from distlaunch.config.references.signatures import SEED, map_with_seed
 from distlaunch.config.run import Data as DataConfig
-from distlaunch.data.batches import Batch, num_rows, pack
+from distlaunch.data.batches import Batch, Index, num_rows, pack
 from distlaunch.data.examples.example_times import counted, timed
 from distlaunch.data.function_references import load_function
 from distlaunch.data.seeds import seed_of_pass
@@ -42,7 +40,7 @@ class ExampleMap:
         self._seed = seed
         self.work = [key for key, function in (("map", map_function), ("augment", augment)) if function is not None]
 
-    def __call__(self, example: Any, number_of_pass: tf.Tensor, index: tf.Tensor) -> Any:
+    def __call__(self, example: Any, number_of_pass: Index, index: tf.Tensor) -> Any:
         """Return what the functions make of an example.
 
         Args:

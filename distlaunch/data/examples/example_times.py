@@ -3,8 +3,6 @@
 Of the whole process: what is to be known is what its training waits for, and what else reads meanwhile is left out.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import contextlib

@@ -1,7 +1,5 @@
 """Examples by number: arrays, files, and whatever has `__len__` and `__getitem__`."""
 
-# pyright: reportArgumentType=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import sys
@@ -13,6 +11,7 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, DataError, Problem
 from distlaunch.base.plural import listed
+from distlaunch.data.batches import Index
 from distlaunch.data.examples.python_values import as_array, as_arrays
 from distlaunch.data.examples.read_failures import quiet_function, reading
 from distlaunch.data.examples.reader_pool import ReaderPool
@@ -44,7 +43,7 @@ class Arrays:
     def rows(self, indices: tf.Tensor) -> Any:
         return tf.nest.map_structure(lambda leaf: tf.gather(leaf, indices), self._tensors)
 
-    def example(self, row: Any, number_of_pass: tf.Tensor) -> Any:
+    def example(self, row: Any, number_of_pass: Index) -> Any:
         return row
 
     def name(self, index: int) -> str:
@@ -143,7 +142,7 @@ class Items:
     def rows(self, indices: tf.Tensor) -> tf.Tensor:
         return indices
 
-    def example(self, row: tf.Tensor, number_of_pass: tf.Tensor) -> Any:
+    def example(self, row: tf.Tensor, number_of_pass: Index) -> Any:
         if self._pool is not None:
             self._pool.open()
         leaves = tf.nest.flatten(self._spec)
@@ -267,7 +266,7 @@ class FileExamples:
         parts = tf.nest.flatten(call(self._read, [indices], [spec.dtype for spec in specs]))
         return tuple(tf.ensure_shape(part, [None, *spec.shape]) for part, spec in zip(parts, specs, strict=True))
 
-    def example(self, row: Any, number_of_pass: tf.Tensor) -> Any:
+    def example(self, row: Any, number_of_pass: Index) -> Any:
         return self._files.decode(*row)
 
     def name(self, index: int) -> str:

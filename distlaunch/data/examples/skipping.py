@@ -3,8 +3,6 @@
 So batches keep their size, and which examples they hold is the same for every number of workers.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import contextlib

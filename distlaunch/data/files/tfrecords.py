@@ -1,7 +1,5 @@
 """TFRecord files, read by offset."""
 
-# pyright: reportArgumentType=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import struct

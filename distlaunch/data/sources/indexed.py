@@ -4,8 +4,6 @@ The order of a pass is a permutation of numbers, of which global batches and the
 is anything read. So it makes no difference to a resume how far the run had come.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import functools
@@ -18,7 +16,7 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.plural import joined
 from distlaunch.config.run import Data as DataConfig
-from distlaunch.data.batches import Batch
+from distlaunch.data.batches import Batch, Index
 from distlaunch.data.examples.each_example import ExampleMap, batch_of, batches_at_once, first_failure, num_threads
 from distlaunch.data.examples.read_failures import noted
 from distlaunch.data.examples.skipping import Skipping
@@ -43,7 +41,7 @@ class Examples(Protocol):
         """Return what is read best for many examples at once; each leaf has a row for each of the int64 `indices`."""
         ...
 
-    def example(self, row: Any, number_of_pass: tf.Tensor) -> Any:
+    def example(self, row: Any, number_of_pass: Index) -> Any:
         """Return an example from its row; called in parallel, and only if rows are not examples yet."""
         ...
 
@@ -92,7 +90,7 @@ class Indexed(Split):
         self.threads = 0 if self._as_they_are else num_threads(config)
         self.work = joined([*["reading"] * (not examples.whole), *(example_map.work if example_map else ())])
 
-    def _order(self, number_of_pass: tf.Tensor) -> tf.Tensor:
+    def _order(self, number_of_pass: Index) -> tf.Tensor:
         order = tf.range(self._number, dtype=tf.int64)
         if self._seed is not None:
             # stateless: the same in every process and after a resume, whatever was drawn before
@@ -101,7 +99,7 @@ class Indexed(Split):
         return order + number_of_pass * self._number
 
     @tf.autograph.experimental.do_not_convert
-    def batches(self, number_of_pass: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+    def batches(self, number_of_pass: Index, start: Index) -> tf.data.Dataset:
         order = self._order(number_of_pass)[start * self._size : self._used]
         return tf.data.Dataset.from_tensor_slices(order).batch(self._size)
 
@@ -139,7 +137,7 @@ class Indexed(Split):
         return self._examples.rows(indices), tf.math.floordiv(numbers, self._number), indices
 
     @tf.autograph.experimental.do_not_convert
-    def _one(self, row: Any, number_of_pass: tf.Tensor, index: tf.Tensor) -> Any:
+    def _one(self, row: Any, number_of_pass: Index, index: tf.Tensor) -> Any:
         example = row if self._examples.whole else self._examples.example(row, number_of_pass)
         return example if self._map is None else self._map(example, number_of_pass, index)
 

@@ -4,8 +4,6 @@ What `data.map` is still to work on travels as one tensor an example, a dataset 
 rows of different shapes too, costs no copy, and can be cut into the rows of replicas like any other batch.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import functools
@@ -18,7 +16,7 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.plural import joined
 from distlaunch.config.run import Data as DataConfig
-from distlaunch.data.batches import Batch, num_rows, slice_rows
+from distlaunch.data.batches import Batch, Index, num_rows, slice_rows
 from distlaunch.data.context import StreamContext
 from distlaunch.data.examples.each_example import (
     ExampleMap,
@@ -101,21 +99,23 @@ class Pipeline(Split):
     def batching(self) -> Batching | None:
         if self._config.batched is not None or not self.head:
             return None
-        first, *others = ({leaf.shape[0] if leaf.shape.rank else None for leaf in tf.nest.flatten(element)}
-                          for element in self.head)  # fmt: skip
-        if len(first) > 1 or None in first:
+        first, *others = (
+            {leaf.shape[0] if leaf.shape.rank else None for leaf in tf.nest.flatten(element)} for element in self.head
+        )
+        rows = first.pop()
+        if first or rows is None:
             return None
         how, several = batching_of(self._dataset), len(tf.nest.flatten(self.head[0])) > 1
         is_open = all(leaf.shape[0] is None for leaf in tf.nest.flatten(self._dataset.element_spec))
         # `.batch()` also cuts a text into sequences, all of one length, of which a function then makes examples
         mapped_later = self._map is not None
         seen = (is_open and (several or not mapped_later)) or (how == "last" and several and not mapped_later)
-        is_even = all(sizes == first for sizes in others)
-        return Batching(int(first.pop()), is_certain=how is not None and seen, is_even=is_even)
+        is_even = all(sizes == {rows} for sizes in others)
+        return Batching(int(rows), is_certain=how is not None and seen, is_even=is_even)
 
     # order
 
-    def batches(self, number_of_pass: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+    def batches(self, number_of_pass: Index, start: Index) -> tf.data.Dataset:
         # the order of the user's own shuffles is that of the pass, whatever was read before
         rows = self._shuffles.in_pass(self._dataset, number_of_pass)
         if not self._config.batched:
@@ -124,7 +124,7 @@ class Pipeline(Split):
             rows = rows.filter(packed(lambda batch: num_rows(batch) == self._config.batch))
         return rows.skip(start)
 
-    def _shuffled(self, examples: tf.data.Dataset, number_of_pass: tf.Tensor) -> tf.data.Dataset:
+    def _shuffled(self, examples: tf.data.Dataset, number_of_pass: Index) -> tf.data.Dataset:
         if self._seed is None:
             return examples
         if not tf.executing_eagerly():
@@ -175,7 +175,7 @@ class Pipeline(Split):
 
         return tf.nest.map_structure(plain, self._dataset.element_spec)
 
-    def _as_rows(self, examples: tf.data.Dataset, number_of_pass: tf.Tensor) -> tf.data.Dataset:
+    def _as_rows(self, examples: tf.data.Dataset, number_of_pass: Index) -> tf.data.Dataset:
         """Return each example as the row of a row source: for a map, the example with its pass and number."""
         if self._map is None:
             return examples
@@ -203,7 +203,8 @@ class Pipeline(Split):
         rows = rows[0], noted(rows[1], find)
 
         @tf.autograph.experimental.do_not_convert
-        def example(variant: tf.Tensor, key: tf.Tensor) -> tf.data.Dataset:
+        def example(*row: Any) -> tf.data.Dataset:
+            variant, key = row
             one = tf.data.experimental.from_variant(variant, spec)
             return tf.data.Dataset.zip((one, tf.data.Dataset.from_tensors(key)))
 

@@ -4,8 +4,6 @@ Its `on_epoch_begin` and `on_epoch_end` may change what the items are, so a pass
 passes before it have led to. That state is reached again after a resume by calling both for each skipped pass.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import contextlib
@@ -21,7 +19,7 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, DataError, Problem
 from distlaunch.config.run import Data as DataConfig
-from distlaunch.data.batches import Batch, num_rows
+from distlaunch.data.batches import Batch, Index, num_rows
 from distlaunch.data.examples.each_example import no_rows, packed
 from distlaunch.data.examples.python_values import as_array, as_arrays
 from distlaunch.data.examples.read_failures import reading
@@ -98,7 +96,7 @@ class PyDatasets(Split):
         return 1 if number is None or self._draws else wanted
 
     @tf.autograph.experimental.do_not_convert
-    def batches(self, number_of_pass: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+    def batches(self, number_of_pass: Index, start: Index) -> tf.data.Dataset:
         # which batches are left out is only known once they have been read
         first = tf.constant(0, tf.int64) if self._drop else start
         if self._number is None:
@@ -118,7 +116,8 @@ class PyDatasets(Split):
             return rows
         return rows.filter(packed(lambda batch: num_rows(batch) == self.global_batch)).skip(start)
 
-    def _order(self, number_of_pass: tf.Tensor) -> tf.Tensor:
+    def _order(self, number_of_pass: Index) -> tf.Tensor:
+        assert self._number is not None, "batches of a known number"
         order = tf.range(self._number, dtype=tf.int64)
         if not self._shuffle:
             return order

@@ -4,8 +4,6 @@ A batch so depends on the number of streams alone: workers that each read some o
 process that reads all. A batch near the end of a pass, when some streams have ended, is smaller.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import functools
@@ -17,7 +15,7 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import Data as DataConfig
-from distlaunch.data.batches import Batch, num_rows, pack
+from distlaunch.data.batches import Batch, Index, num_rows, pack
 from distlaunch.data.context import StreamContext
 from distlaunch.data.examples.each_example import ExampleMap, packed
 from distlaunch.data.sources.pipelines import Pipeline
@@ -90,7 +88,7 @@ class Streams(Split):
         held = [part.buffer() for part in self._pipelines.values()]
         return sum(examples for examples, _ in held), sum(num_bytes for _, num_bytes in held)
 
-    def batches(self, number_of_pass: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+    def batches(self, number_of_pass: Index, start: Index) -> tf.data.Dataset:
         def until_all_end(part: Split) -> tf.data.Dataset:
             # `zip` ends with the shortest: one that has ended gives no rows instead
             ends = tf.data.Dataset.from_tensors(part.empty).repeat()

@@ -1,7 +1,5 @@
 """Converts between host arrays and a DTensor mesh: each process handles the parts that its devices hold."""
 
-# pyright: reportArgumentType=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -15,13 +13,14 @@ from distlaunch.strategies.mesh.layout import Axes
 
 
 def layout_of(mesh: dtensor.Mesh, axes: Axes) -> dtensor.Layout:
-    return dtensor.Layout([axis or dtensor.UNSHARDED for axis in axes], mesh)
+    specs = [axis or dtensor.UNSHARDED for axis in axes]
+    return dtensor.Layout(specs, mesh)  # pyright: ignore[reportCallIssue] (the stubs leave it out)
 
 
 def place(value: Any, layout: dtensor.Layout) -> Any:
     """Put an array that every process has on the mesh."""
     whole = tf.constant(value)
-    return place_rows(whole, 0, whole.shape.as_list(), layout)
+    return place_rows(whole, 0, np.shape(whole), layout)
 
 
 def place_rows(rows: tf.Tensor, start: int, shape: Sequence[int], layout: dtensor.Layout) -> Any:

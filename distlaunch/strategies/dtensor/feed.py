@@ -1,7 +1,5 @@
 """Batches on a DTensor mesh: each process reads the rows that its devices need."""
 
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 from collections.abc import Iterator

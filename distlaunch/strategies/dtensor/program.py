@@ -7,9 +7,6 @@ A last batch that the mesh does not divide is replicated on every device; paddin
 and in BatchNorm.
 """
 
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
-# pyright: reportFunctionMemberAccess=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import contextlib

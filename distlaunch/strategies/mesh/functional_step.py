@@ -5,9 +5,6 @@ the predictions reaches the metrics too), and it serves `loop: custom`. It keeps
 model's own `train_step(state, data)` can replace it.
 """
 
-# pyright: reportOptionalMemberAccess=false, reportOptionalOperand=false, reportOptionalSubscript=false
-# pyright: reportGeneralTypeIssues=false
-# (what pyright infers of Keras's operations is often wrong)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence

@@ -3,8 +3,6 @@
 Number k of the training data is the batch that one device would train on in step k, whichever worker requests it.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import contextlib
@@ -94,7 +92,7 @@ class Reader:
     def _open(self, number_of_pass: int, start: int) -> Iterator[Any]:
         # in a graph, as in training_source, where shuffling derives its seed differently
         position = tf.data.Dataset.from_tensors((np.int64(number_of_pass), np.int64(start)))
-        batches = position.flat_map(self._split.batches)
+        batches = position.flat_map(lambda *at: self._split.batches(*at))
         batches = batches.map(lambda *parts: pack(parts))
         ahead = batches_ahead(batches.element_spec, self._split.global_batch)
         return iter(batches.prefetch(ahead).with_options(untuned()))

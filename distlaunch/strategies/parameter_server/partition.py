@@ -7,8 +7,6 @@ never joined. Shards have the sizes of TensorFlow's "div" strategy: equal, excep
 row.
 """
 
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import re
@@ -108,7 +106,7 @@ def num_shards(partitioner: Any, shape: tf.TensorShape, dtype: tf.DType) -> int:
     """Return the number of parts that the rows of a variable are split into."""
     if shape.rank == 0:
         return 1
-    return max(1, min(int(partitioner(shape=shape, dtype=dtype)[0]), int(shape[0])))
+    return max(1, min(int(partitioner(shape=shape, dtype=dtype)[0]), shape.as_list()[0] or 0))
 
 
 def shard_bounds(rows: int, shards: int) -> list[tuple[int, int]]:

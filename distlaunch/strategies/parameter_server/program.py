@@ -6,9 +6,6 @@ when it arrives: a block that a dead worker held is repeated by another worker, 
 the steps; `optimizer.iterations` follows it, since workers that increment it together lose counts.
 """
 
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
-# pyright: reportFunctionMemberAccess=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import contextlib
@@ -78,7 +75,7 @@ class CoordinatorProgram(ProgramDefaults):
         self._metrics = metric_variables(self._model)
         self._counters = [raw_counter(optimizer) for optimizer in optimizers_of(self._model) if _counts(optimizer)]
         self._increments = [0] * len(self._counters)
-        self._counts = [int(keras.ops.convert_to_numpy(counter.value)) for counter in self._counters]
+        self._counts = [int(host_value(counter)) for counter in self._counters]
         self._refuse_metrics_with_memory()
         self._model.reset_metrics()
         # read after the reset: the initial value of a metric need not be 0
@@ -204,7 +201,6 @@ class CoordinatorProgram(ProgramDefaults):
         def rows_of(fetched: Any) -> tf.Tensor:
             return fetched[1]
 
-        @tf.function
         def call(order: tf.Tensor) -> tf.Tensor:
             worker = tf.cast(tf.distribute.coordinator.experimental_get_current_worker_index(), tf.int64)
             first, number = order[0], order[1]
@@ -233,7 +229,7 @@ class CoordinatorProgram(ProgramDefaults):
 
         with self._strategy.scope():
             # traced here, so that the increments per step are known before the first block is scheduled
-            return call.get_concrete_function(tf.TensorSpec([2 + len(self._counters)], tf.int64))
+            return tf.function(call).get_concrete_function(tf.TensorSpec([2 + len(self._counters)], tf.int64))
 
     def _find_log_names(self, source: Source) -> list[str]:
         """Return the names of scalars that the training step returns in addition to the model's metrics."""
@@ -257,7 +253,6 @@ class CoordinatorProgram(ProgramDefaults):
         """Trace a step, and return the names of its results; empty if they are the metrics, unless `always`."""
         spec = batch_spec(source.elements, source.load)
 
-        @tf.function(autograph=False)
         def trace(batch: Any) -> Any:
             counts = [tf.cast(0, counter.dtype) for counter in self._counters]
             metrics = [tf.constant(zero) for zero in self._zeros]
@@ -265,7 +260,7 @@ class CoordinatorProgram(ProgramDefaults):
                 return self._strategy.run(step, args=(batch,))
 
         with self._strategy.scope():
-            returned = trace.get_concrete_function(spec).structured_outputs
+            returned = tf.function(trace, autograph=False).get_concrete_function(spec).structured_outputs
         names = set(flat_logs(returned)) if isinstance(returned, dict) else set()
         return sorted(names) if always or names != set(self._logs(self._zeros, own=False)) else []
 
@@ -331,7 +326,7 @@ class CoordinatorProgram(ProgramDefaults):
         for variable, value in saved_values(self._model, state):
             variable.assign(value)
         restore_plain(self._model, state)
-        self._counts = [int(keras.ops.convert_to_numpy(counter.value)) for counter in self._counters]
+        self._counts = [int(host_value(counter)) for counter in self._counters]
         self.reset_metrics()
         for (name, _), total in zip(named_metrics(self._model).items(), self._totals, strict=True):
             if name in state:

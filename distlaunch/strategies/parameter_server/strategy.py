@@ -1,7 +1,5 @@
 """`parameter_server`: workers compute, servers hold the variables, and a coordinator assigns the steps."""
 
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import contextlib
@@ -64,7 +62,9 @@ class ParameterServer(StrategyDefaults):
         self._num_workers: int = servers.num_tasks("worker")
         self._local_cpu = tf.config.list_logical_devices("CPU")[0].name
         with self._strategy.scope():  # one anchor on each server, to colocate variables with
-            self._anchors = [tf.Variable(0.0, trainable=False, name=f"ps_{i}") for i in range(servers.num_tasks("ps"))]
+            self._anchors = [
+                tf.Variable(tf.constant(0.0), trainable=False, name=f"ps_{i}") for i in range(servers.num_tasks("ps"))
+            ]
         self._load = [0] * len(self._anchors)
 
     @contextlib.contextmanager
@@ -85,12 +85,13 @@ class ParameterServer(StrategyDefaults):
             return self._place(next_creator, kwargs)
         with tf.init_scope(), tf.device(self._local_cpu):
             # drawn whole and then split, so that the values are those of one device
-            whole = tf.convert_to_tensor(initial(), dtype=kwargs.get("dtype"))
+            drawn: Any = initial()
+            whole = tf.convert_to_tensor(drawn, dtype=kwargs.get("dtype"))
         parts = num_shards(self._partitioner, whole.shape, whole.dtype)
         if parts == 1:
             return self._place(next_creator, {**kwargs, "initial_value": lambda: tf.identity(whole)})
         made = []
-        for index, (start, stop) in enumerate(shard_bounds(int(whole.shape[0]), parts)):
+        for index, (start, stop) in enumerate(shard_bounds(whole.shape.as_list()[0] or 0, parts)):
             with tf.init_scope(), tf.device(self._local_cpu):  # so that only this shard's rows are sent
                 rows = tf.identity(whole[start:stop])
             options = {**kwargs, "name": f"{kwargs.get('name') or 'variable'}/part_{index}"}

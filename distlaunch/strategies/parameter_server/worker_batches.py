@@ -6,8 +6,6 @@ over the batches of a dead worker, with the same examples. Nothing in memory is 
 generators work.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import json

@@ -1,7 +1,5 @@
 """Runs a model before training only to create the variables of its layers."""
 
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
-# (what pyright infers of Keras's classes is often wrong)
 from __future__ import annotations
 
 import contextlib

@@ -1,7 +1,5 @@
 """Passes gradients to an optimizer after they are summed over replicas, so that clipping and accumulation are right."""
 
-# pyright: reportArgumentType=false, reportCallIssue=false, reportFunctionMemberAccess=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import types

@@ -4,8 +4,6 @@ It also replaces the moments of synchronized BatchNorm, in which a replica witho
 tests/parity compares every case with one device, so that a change in Keras is noticed.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false, reportFunctionMemberAccess=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import contextlib
@@ -193,15 +191,13 @@ def _replace_reduction() -> None:
 
 def _local_divisor(sample_weight: Any, mask: Any, reduction: Any) -> tf.Tensor | None:
     """Return the divisor of this replica's mean, or None if it is the number of rows."""
-    weighted = reduction == "mean_with_sample_weight" and sample_weight is not None
-    masked = mask is not None and reduction in ("sum_over_batch_size", "mean", "mean_with_sample_weight")
-    if not weighted and not masked:
-        return None
-    if not masked:
-        return tf.reduce_sum(tf.cast(sample_weight, tf.float32))
-    valid: Any = tf.cast(mask, tf.float32)
-    if weighted:
-        valid, weights = _SAME_RANK.get()(valid, tf.cast(sample_weight, tf.float32))
+    weights = sample_weight if reduction == "mean_with_sample_weight" else None
+    valid = mask if reduction in ("sum_over_batch_size", "mean", "mean_with_sample_weight") else None
+    if valid is None:
+        return None if weights is None else tf.reduce_sum(tf.cast(weights, tf.float32))
+    valid = tf.cast(valid, tf.float32)
+    if weights is not None:
+        valid, weights = _SAME_RANK.get()(valid, tf.cast(weights, tf.float32))
         valid = valid * weights
     return tf.reduce_sum(valid)
 

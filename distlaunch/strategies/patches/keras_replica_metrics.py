@@ -1,7 +1,5 @@
 """Makes the metrics of several replicas add up to those of one device; see `strategies.replica.share`."""
 
-# pyright: reportArgumentType=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import functools

@@ -4,8 +4,6 @@ So `get_weights` and `set_weights` (EarlyStopping's best weights), `save_weights
 of the model that is not split.
 """
 
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
-# (what pyright infers of Keras's classes is often wrong)
 from __future__ import annotations
 
 import types

@@ -3,8 +3,6 @@
 Before a step it takes one small all-reduce, which is made only where needed. After a call it is a ballot.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 from typing import Any

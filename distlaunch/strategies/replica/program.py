@@ -4,8 +4,6 @@ Serves every tf.distribute strategy whose replicas work in lockstep. The inner l
 Python.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false, reportFunctionMemberAccess=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import functools

@@ -9,8 +9,6 @@ are in another order draws as always, and gives each row the numbers that it has
 Numbers with the rows in another dimension than the first are the same in each replica, and in each order.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import contextlib

@@ -12,8 +12,6 @@ Source: TensorFlow's guide to custom training with tf.distribute.Strategy, "sum 
 `patches.keras_losses`, `patches.keras_replica_metrics` and `patches.keras_gradient_sums` make Keras follow them.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import contextlib

@@ -1,7 +1,5 @@
 """Values that the replicas of all processes add up: votes, metrics, and other results of a step."""
 
-# pyright: reportArgumentType=false, reportCallIssue=false, reportFunctionMemberAccess=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -135,7 +133,7 @@ class Sums:
         with self._strategy.scope():
             return {
                 name: tf.Variable(
-                    0.0,
+                    tf.constant(0.0),
                     trainable=False,
                     name=f"{prefix}_{name}",
                     synchronization=tf.VariableSynchronization.ON_READ,

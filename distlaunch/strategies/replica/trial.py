@@ -5,8 +5,6 @@ if the value of the whole is the mean of the parts' values, weighted by rows; by
 it needs all rows. Nothing is assigned: variables keep their values, and optimizers get no gradients.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import contextlib
@@ -493,7 +491,10 @@ def metrics_with_memory(model: keras.Model, step: Callable[[Any], Any], metrics:
         fresh, one, other = states(), states(halves[0]), states(halves[1])
         joined = [a + b - c for a, b, c in zip(one, other, fresh, strict=True)]
         both = [states(*halves), states(*reversed(halves))]
-        return [tf.maximum(*(_deviation(x, y, y) for x in pair)) for *pair, y in zip(*both, joined, strict=True)]
+        return [
+            tf.maximum(_deviation(ahead, sum_, sum_), _deviation(behind, sum_, sum_))
+            for ahead, behind, sum_ in zip(*both, joined, strict=True)
+        ]
 
     deviating = {id(v) for v, value in zip(variables, call(*leaves), strict=True) if float(value) > TOLERANCE}
     return [metric for metric in metrics if any(id(variable) in deviating for variable in metric.variables)]

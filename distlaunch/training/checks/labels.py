@@ -4,8 +4,6 @@ TensorFlow raises on CPU only, JAX nowhere. Labels in arrays are checked before 
 are checked in the input pipeline, before a step uses them.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import contextlib

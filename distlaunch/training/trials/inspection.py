@@ -1,7 +1,5 @@
 """Finds parts of a model and its data that can make a strategy's numbers differ from those of one device."""
 
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
-# (what pyright infers of Keras's functions is often wrong)
 from __future__ import annotations
 
 import contextlib
@@ -152,7 +150,8 @@ def _mixes_rows(model: keras.Model, source: Source) -> str:
 
     def loss_of(start: int, stop: int) -> float:
         target, predictions = (slice_rows(each, start, stop) for each in (y, whole))
-        return float(model.compute_loss(None, target, predictions, training=False)) - own
+        loss: Any = model.compute_loss(None, target, predictions, training=False)
+        return float(loss) - own
 
     try:
         parts = sum((stop - start) / rows * loss_of(start, stop) for start, stop in _halves(rows))

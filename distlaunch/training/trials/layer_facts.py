@@ -4,8 +4,6 @@ The facts are sums over the values of a batch, kept in a metric of the model: ev
 replicas, and passes them through functional steps.
 """
 
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
-# (what pyright infers of Keras's operations is often wrong)
 from __future__ import annotations
 
 from typing import Any

@@ -4,8 +4,6 @@ The strategy's program is driven without the training loop: each step's values a
 the loop adds (epochs, validation, callbacks, checkpoints) are the same for all strategies.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import math

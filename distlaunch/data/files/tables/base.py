@@ -1,7 +1,5 @@
 """Examples with named columns: which of them are features and which is the label."""
 
-# pyright: reportArgumentType=false, reportCallIssue=false
-# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import difflib
