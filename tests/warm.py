@@ -28,6 +28,13 @@ _OF_TESTS = ("PYTEST_CURRENT_TEST", "STRATEGY", "HOOKS", "BAD_KIND", "PYTHONBREA
 _LATE = (*READ_LATE, LIFELINE_FD, "KERAS_BACKEND", *_OF_TESTS)
 
 
+# variables that importing a framework sets, in the process of the tests too once one of them has imported it
+_OF_FRAMEWORKS = (
+    "ENABLE_RUNTIME_UPTIME_TELEMETRY", "HDF5_PLUGIN_PATH", "TF2_BEHAVIOR", "TF_CPP_MIN_LOG_LEVEL", "TPU_ML_PLATFORM",
+    "TPU_ML_PLATFORM_VERSION", "TPU_SKIP_MDS_QUERY",
+)  # fmt: skip
+
+
 def preload(backend: str) -> Preload:
     """What a process of the tests imports; those with the same backend are forked from the same process."""
     return Preload("tests.processes.warm_launcher", (backend,), _LATE)
@@ -35,7 +42,8 @@ def preload(backend: str) -> Preload:
 
 def environment(**own: str) -> dict[str, str]:
     """The environment of a forked process. A variable outside `_LATE` costs one more process to fork from."""
-    return {**os.environ, "PYTHONPATH": _REPOSITORY, **UNBUFFERED, **own}
+    ours = {name: value for name, value in os.environ.items() if name not in _OF_FRAMEWORKS}
+    return {**ours, "PYTHONPATH": _REPOSITORY, **UNBUFFERED, **own}
 
 
 @functools.cache
