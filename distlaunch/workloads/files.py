@@ -1,15 +1,16 @@
-"""Data in files, in the three forms most people have: images in folders, TFRecord shards, a table.
+"""Datasets in files of three common kinds: folders of images, TFRecord shards, and a table.
 
-The files are made once from what ships with distlaunch, in the user's cache, so that the configs run offline.
+The files are made in the user's cache on first use, from the data that ships with distlaunch, so the configs run
+offline.
 """
 
 from __future__ import annotations
 
-import csv as csv_files
 import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from csv import writer as csv_writer
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from distlaunch.workloads.datasets import find_fashion_mnist
 
 _SIZES = {"train": 2_000, "validation": 500}
 _SHARDS = 4
-_WEATHER = ("clear", "cloud, thin", 'rain "light"', "storm")  # as tables have it: with commas and quotes
+_WEATHER = ("clear", "cloud, thin", 'rain "light"', "storm")  # with a comma and quotes, which CSV must escape
 _FEATURES = {
     "image": tf.io.FixedLenFeature([], tf.string),
     "label": tf.io.FixedLenFeature([], tf.int64),
@@ -32,40 +33,40 @@ _FEATURES = {
 
 
 def images(folder: str | None = None) -> dict[str, Any]:
-    """Fashion-MNIST as PNG files, `SPLIT/CLASS/NUMBER.png`.
+    """Return Fashion-MNIST as PNG files, `SPLIT/CLASS/NUMBER.png`.
 
     Args:
-        folder: where they are, or are made; None: the user's cache.
+        folder: folder of the files, which are made if it does not exist; None for one in the user's cache.
     """
-    root = _made("images", folder, _write_images)
+    root = _example_files("images", folder, _write_images)
     return {split: image_folder(root / split, channels=1, size=(28, 28)) for split in _SIZES}
 
 
 def records(folder: str | None = None) -> dict[str, Any]:
-    """The same images as TFRecord shards, `SPLIT-SHARD.tfrecord`; see `decode` and `flip`."""
-    root = _made("records", folder, _write_records)
+    """Return the same images as TFRecord shards, `SPLIT-SHARD.tfrecord`; see `decode` and `flip`."""
+    root = _example_files("records", folder, _write_records)
     return {split: tfrecord(root / f"{split}-*.tfrecord", features=_FEATURES) for split in _SIZES}
 
 
 def table(folder: str | None = None) -> dict[str, Any]:
-    """Rides on rented bicycles by hour, temperature, weather and working day: CSV, made up."""
-    root = _made("table", folder, _write_table)
+    """Return a CSV table of invented data: bicycle rentals by hour, temperature, weather and working day."""
+    root = _example_files("table", folder, _write_table)
     return {split: csv(root / f"{split}.csv", label="rides") for split in _SIZES}
 
 
 def decode(example: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-    """A record as (image, label)."""
+    """Return a record as (image, label)."""
     image = tf.ensure_shape(tf.io.decode_png(example["image"], channels=1), (28, 28, 1))
     return tf.cast(image, tf.float32), example["label"]
 
 
 def flip(image: tf.Tensor, label: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Mirror an image at random: the same for each (seed, epoch, example), whichever process does it."""
+    """Mirror an image at random, with the same result in every process for the same seed, epoch and example."""
     return tf.image.stateless_random_flip_left_right(image, seed), label
 
 
 def columns(features: dict[str, tf.Tensor], rides: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """A row of the table as (8 numbers, rides in hundreds)."""
+    """Return a row of the table as (8 numbers, rides in hundreds)."""
     angle = 2 * np.pi * tf.cast(features["hour"], tf.float32) / 24
     numbers = [tf.sin(angle), tf.cos(angle), features["temperature"] / 30, tf.cast(features["working"], tf.float32)]
     weather = [tf.cast(features["weather"] == name, tf.float32) for name in _WEATHER]
@@ -73,43 +74,53 @@ def columns(features: dict[str, tf.Tensor], rides: tf.Tensor) -> tuple[tf.Tensor
 
 
 def regressor(units: int = 32) -> keras.Model:
-    """A small network for the rows of the table."""
+    """Return a small network for the rows of the table."""
     layers = keras.layers
-    hidden = [layers.Dense(units, "relu"), layers.Dense(units, "relu")]
-    return keras.Sequential([layers.Input((8,)), *hidden, layers.Dense(1)], name="regressor")
+    return keras.Sequential(
+        [
+            keras.Input((8,)),
+            layers.Dense(units, activation="relu"),
+            layers.Dense(units, activation="relu"),
+            layers.Dense(1),
+        ],
+        name="regressor",
+    )
 
 
-def _made(name: str, folder: str | None, write: Callable[[Path], None]) -> Path:
-    """The folder with the files, which are complete or not there: several processes may come at once."""
+def _example_files(name: str, folder: str | None, write: Callable[[Path], None]) -> Path:
+    """Return the folder with the files, and make it if it does not exist.
+
+    Several processes may do this at the same time: the folder appears only when all of its files are complete.
+    """
     if folder is not None:
         root = Path(folder)
     elif (cache := cache_directory("examples")) is not None:
         root = cache / name
     else:
-        message = "there is no home directory to make the files in; give the argument `folder`"
+        message = "there is no home directory to create the files in; set the argument `folder`"
         raise ConfigError(Problem(("data", "args"), message))
     if root.is_dir():
         return root
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
-        # beside it: a rename must not cross file systems
+        # in the same parent folder, because a rename must not cross file systems
         unfinished = Path(tempfile.mkdtemp(prefix=f".{root.name}-", dir=root.parent))
         try:
             write(unfinished)
-            # a folder of that name that is not empty stops it: the first process wins
+            # this fails if another process has already put its files there
             os.rename(unfinished, root)
         except OSError:
-            if not root.is_dir():  # or another was faster
+            if not root.is_dir():
                 raise
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
     except OSError as error:
-        message = f"{root}: the files cannot be made: {error.strerror or error}; give another `folder`"
+        message = f"{root}: the files cannot be created: {error.strerror or error}; set another `folder`"
         raise ConfigError(Problem(("data", "args", "folder"), message)) from None
     return root
 
 
-def _pictures() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def _image_arrays() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     arrays, _ = find_fashion_mnist("shipped", None)
     names = {"train": "train", "validation": "test"}
     return {split: (arrays[f"x_{names[split]}"][:n], arrays[f"y_{names[split]}"][:n]) for split, n in _SIZES.items()}
@@ -121,7 +132,7 @@ def _png(picture: np.ndarray) -> bytes:
 
 
 def _write_images(root: Path) -> None:
-    for split, (pictures, labels) in _pictures().items():
+    for split, (pictures, labels) in _image_arrays().items():
         for number, (picture, label) in enumerate(zip(pictures, labels, strict=True)):
             folder = root / split / f"class-{label}"
             folder.mkdir(parents=True, exist_ok=True)
@@ -129,18 +140,16 @@ def _write_images(root: Path) -> None:
 
 
 def _write_records(root: Path) -> None:
-    def feature(**value: Any) -> tf.train.Feature:
-        return tf.train.Feature(**value)
-
-    for split, (pictures, labels) in _pictures().items():
+    for split, (pictures, labels) in _image_arrays().items():
         for shard in range(_SHARDS):
             with tf.io.TFRecordWriter(str(root / f"{split}-{shard}.tfrecord")) as writer:
                 for picture, label in zip(pictures[shard::_SHARDS], labels[shard::_SHARDS], strict=True):
-                    fields = {
-                        "image": feature(bytes_list=tf.train.BytesList(value=[_png(picture)])),
-                        "label": feature(int64_list=tf.train.Int64List(value=[int(label)])),
+                    png, number = tf.train.BytesList(value=[_png(picture)]), tf.train.Int64List(value=[int(label)])
+                    features = {
+                        "image": tf.train.Feature(bytes_list=png),
+                        "label": tf.train.Feature(int64_list=number),
                     }
-                    example = tf.train.Example(features=tf.train.Features(feature=fields))
+                    example = tf.train.Example(features=tf.train.Features(feature=features))
                     writer.write(example.SerializeToString())
 
 
@@ -148,7 +157,7 @@ def _write_table(root: Path) -> None:
     random = np.random.default_rng(0)
     for split, number in _SIZES.items():
         with (root / f"{split}.csv").open("w", newline="") as file:
-            rows = csv_files.writer(file)
+            rows = csv_writer(file)
             rows.writerow(["hour", "temperature", "weather", "working", "rides"])
             for _ in range(number):
                 hour, weather, working = random.integers(24), random.integers(len(_WEATHER)), random.integers(2)

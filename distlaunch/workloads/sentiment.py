@@ -1,4 +1,4 @@
-"""Film reviews and a classifier of them that is a `tf.Module`, as in TensorFlow's DTensor tutorial."""
+"""Film reviews, and a classifier for them that is a `tf.Module`, as in TensorFlow's DTensor tutorial."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import tensorflow as tf
 
 SHIPPED = Path(__file__).parent / "data" / "film_reviews.tsv.gz"
 VALIDATION = 1_173
-"""Reviews at the end of the file that are not trained on; 8,000 are left."""
+"""Number of reviews at the end of the file that are used for validation; the 8,000 others are for training."""
 CLASSES = 2
 
 
 def reviews() -> dict[str, Any]:
-    """9,173 sentences of film reviews as text, with label 1 for praise and 0 for blame."""
+    """Return 9,173 sentences of film reviews as text, with label 1 for positive and 0 for negative reviews."""
     lines = gzip.decompress(SHIPPED.read_bytes()).decode().splitlines()
     labels, texts = zip(*(line.split("\t", 1) for line in lines), strict=True)
     x, y = np.array(texts, dtype=object), np.array(labels, dtype=np.int64)
@@ -30,14 +30,14 @@ def reviews() -> dict[str, Any]:
 
 
 def vectorizer(texts: tf.data.Dataset, max_tokens: int = 1200) -> keras.Layer:
-    """Text to the tf-idf weights of the commonest words: [rows] of strings -> [rows, max_tokens]."""
+    """Return a layer that turns text into tf-idf weights of the most common words: [rows] -> [rows, max_tokens]."""
     layer = keras.layers.TextVectorization(output_mode="tf_idf", max_tokens=max_tokens)
     layer.adapt(texts)
     return layer
 
 
 class Dense(tf.Module):
-    """activation(x @ weight + bias)."""
+    """Dense layer: `activation(x @ weight + bias)`."""
 
     def __init__(
         self, inputs: int, outputs: int, seed: tuple[int, int], activation: Callable[[Any], Any] = tf.identity
@@ -52,7 +52,7 @@ class Dense(tf.Module):
 
 
 class BatchNorm(tf.Module):
-    """Mean 0 and variance 1 for each feature: of the batch in training, of past batches otherwise."""
+    """Normalization of each feature, by the batch's statistics in training and by moving averages otherwise."""
 
     def __init__(self, features: int, momentum: float = 0.99) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class BatchNorm(tf.Module):
 
     def __call__(self, x: Any, training: bool = False) -> Any:
         if training:
-            # both means at once: on a mesh their sums travel together, where tf.nn.moments takes two rounds
+            # a mesh can sum both means in one communication; tf.nn.moments would need two
             mean, mean_square = tf.reduce_mean(x, axis=0), tf.reduce_mean(x * x, axis=0)
             variance = tf.nn.relu(mean_square - mean * mean)
             self.mean.assign(self.mean * self.momentum + mean * (1 - self.momentum))
@@ -74,7 +74,7 @@ class BatchNorm(tf.Module):
 
 
 class SentimentMLP(tf.Module):
-    """Logits of both classes from word weights: [rows, tokens] -> [rows, 2]."""
+    """Classifier with one hidden layer, which computes logits: [rows, tokens] -> [rows, 2]."""
 
     def __init__(self, tokens: int, hidden: int) -> None:
         super().__init__()
@@ -83,16 +83,18 @@ class SentimentMLP(tf.Module):
         self.dense2 = Dense(hidden, CLASSES, (3, 4))
 
     def __call__(self, x: Any, training: bool = False) -> Any:
-        return self.dense2(self.norm(self.dense1(x), training))
+        x = self.dense1(x)
+        x = self.norm(x, training)
+        return self.dense2(x)
 
 
 def mlp(tokens: int = 1200, hidden: int = 48) -> tf.Module:
-    """The tutorial's model: two dense layers with a normalisation between them."""
+    """Return the tutorial's model: two dense layers with batch normalization between them."""
     return SentimentMLP(tokens, hidden)
 
 
 def step(context: Any, batch: Any) -> dict[str, Any]:
-    """The tutorial's training step: it descends along the sum of the losses, and reports their mean."""
+    """Run the tutorial's training step, which minimizes the sum of the losses and reports their mean."""
     x, y = batch
     with tf.GradientTape() as tape:
         logits = context.model(x, training=True)
