@@ -180,7 +180,7 @@ def train_here(
             an interrupt.
     """
     from distlaunch.base.process import Process
-    from distlaunch.training.precision import policy
+    from distlaunch.training.precision import dtype_policy_scope
     from distlaunch.training.session import Session
 
     attempt = run.next_attempt()
@@ -191,7 +191,7 @@ def train_here(
     run.write_json(run.environment, describe_environment([], config.folder, run, config.modules_folder))
     reporter = _Reporter(run, attempt, config.train.epochs)
     began = time.monotonic()
-    with policy(), contextlib.closing(reporter):  # a session clears Keras's own
+    with dtype_policy_scope(), contextlib.closing(reporter):  # a session clears Keras's own
         try:
             with interrupts as should_stop:
                 reporter.emit(TaskStarted(host=socket.gethostname(), pid=os.getpid()))

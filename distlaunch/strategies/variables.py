@@ -219,7 +219,7 @@ def plain_logs(values: Mapping[str, Any]) -> Logs:
     return {name: float(value) if value.size == 1 else value for name, value in logs.items()}
 
 
-def has_own(model: keras.Model, name: str) -> bool:
+def overrides_method(model: keras.Model, name: str) -> bool:
     """Return whether the model's class overrides a method of Keras, such as `train_step`."""
     return getattr(type(model), name) is not getattr(keras.Model, name)
 

@@ -27,21 +27,21 @@ from distlaunch.patches.keras_private import (
 from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.patches.keras_dry_step import make_variables_by, undo_assignments
 from distlaunch.strategies.protocol import Strategy
-from distlaunch.strategies.variables import has_own, keep_plain_values
+from distlaunch.strategies.variables import keep_plain_values, overrides_method
 from distlaunch.training.checks.labels import LabelRule, label_rules
 from distlaunch.training.checks.loss_fit import check_loss, shape_text
-from distlaunch.training.precision import check_precision, policy
+from distlaunch.training.precision import check_precision, dtype_policy_scope
 
-_GET = {"optimizers": keras.optimizers.get, "losses": keras.losses.get, "metrics": keras.metrics.get}
+_GETTERS = {"optimizers": keras.optimizers.get, "losses": keras.losses.get, "metrics": keras.metrics.get}
 
 
 @dataclass
 class Findings:
-    """Facts and warnings that building a model brings up.
+    """Results of building a model, besides the model.
 
     Attributes:
         warnings: problems that do not stop training.
-        rules: labels that its losses accept.
+        rules: rules for the labels that the model's losses accept.
         rows: examples that the model can be called with.
     """
 
@@ -62,38 +62,43 @@ def build_model(config: RunConfig, strategy: Strategy, rows: Batch, findings: Fi
         more_rows: returns up to the given number of examples, for a model that cannot be called with `rows`.
 
     Raises:
-        ConfigError: the function returns no Keras model, or what `compile` names does not exist.
+        ConfigError: the function returns no Keras model, or `compile` names something that does not exist.
     """
-    # automatic names count from here, even if the data function made layers: checkpoints know variables by name
+    # automatic layer names must not depend on layers of the data function, because checkpoints use the names
     restart_names()
-    with strategy.scope(), policy(config.precision):
-        model = _model(config, rows)
+    with strategy.scope(), dtype_policy_scope(config.precision):
+        model = _call_model_function(config, rows)
         check(model)
         check_precision(config.precision, model)
         if config.compile is not None:
             compile_model(model, config.compile)
         elif not model.compiled and config.train.step is None:
-            message = "missing: the model's function returns a model that is not compiled, so the config must say how"
+            message = (
+                "missing; the model's function returns a model that is not compiled, so the config must compile it"
+            )
             raise ConfigError(Problem(("compile",), message))
-        _create_variables(model, _Probe(config, rows, more_rows), strategy, config, findings or Findings())
+        _create_variables(model, _SampleRows(config, rows, more_rows), strategy, config, findings or Findings())
     return model
 
 
 def has_own_step(config: RunConfig, model: keras.Model) -> bool:
-    """Return whether a step written by the user trains the model; then only that step knows what its losses compare."""
-    return config.train.step is not None or has_own(model, "train_step")
+    """Return whether a step written by the user trains the model.
+
+    Only that step knows which labels and predictions the losses compare.
+    """
+    return config.train.step is not None or overrides_method(model, "train_step")
 
 
 def can_be_tested(model: keras.Model) -> bool:
     """Return whether the model can be evaluated: it has a loss, or an evaluation step of its own."""
     if not model.compiled:
         return False
-    if has_own(model, "test_step") or has_own(model, "compute_loss"):
+    if overrides_method(model, "test_step") or overrides_method(model, "compute_loss"):
         return True
     return getattr(model, "loss", None) is not None or bool(model.losses)
 
 
-def _model(config: RunConfig, rows: Batch) -> keras.Model:
+def _call_model_function(config: RunConfig, rows: Batch) -> keras.Model:
     made = call(config.model.function, config.model.args, ("model",))
     if isinstance(made, keras.Model):
         return made
@@ -111,7 +116,7 @@ def _model(config: RunConfig, rows: Batch) -> keras.Model:
 
 
 def check_formats_of_module(formats: Sequence[str]) -> None:
-    """Raise ConfigError for export formats that need a Keras model: nothing could load them into a `tf.Module`."""
+    """Raise ConfigError for export formats that a `tf.Module` does not support."""
     for name, what in (("keras", "which a .keras file cannot hold"), ("weights", "which has no load_weights")):
         if name in formats:
             message = f"got '{name}', but the model is a tf.Module, {what}; use saved_model or tflite"
@@ -121,17 +126,17 @@ def check_formats_of_module(formats: Sequence[str]) -> None:
 def compile_model(model: keras.Model, config: Compile) -> None:
     named: dict[str, Any] = {
         "optimizer": _optimizer(model, config.optimizer),
-        "loss": _nested(config.loss, _loss, ("compile", "loss")),
+        "loss": _map_nested(config.loss, _loss, ("compile", "loss")),
         "loss_weights": config.loss_weights,
-        "metrics": _nested(config.metrics, _metric, ("compile", "metrics")),
-        "weighted_metrics": _nested(config.weighted_metrics, _metric, ("compile", "weighted_metrics")),
+        "metrics": _map_nested(config.metrics, _metric, ("compile", "metrics")),
+        "weighted_metrics": _map_nested(config.weighted_metrics, _metric, ("compile", "weighted_metrics")),
         "jit_compile": config.jit_compile,
     }
     named = {name: value for name, value in named.items() if value is not None}
     try:
-        # Keras builds its losses with the first batch: wrong shapes are found in `_build_losses`
+        # does not find wrong shapes: Keras builds losses with the first batch, as `_build_losses` does
         if model.compiled:
-            _compile_again(model, named)
+            _recompile(model, named)
         else:
             model.compile(**{"optimizer": "rmsprop", "jit_compile": False, **named})
     except (ValueError, TypeError) as error:
@@ -139,7 +144,10 @@ def compile_model(model: keras.Model, config: Compile) -> None:
 
 
 def _optimizer(model: keras.Model, given: str | OptimizerComponent | None) -> Any:
-    """Return the optimizer that the config names, or the model's own with other arguments; None to keep the model's."""
+    """Return the optimizer from the config, or None to keep the model's.
+
+    Without a name, the config changes arguments of the optimizer that the model's function has compiled.
+    """
     key = ("compile", "optimizer")
     if given is None or isinstance(given, str):
         return given and component(given, "optimizers", key)
@@ -148,7 +156,7 @@ def _optimizer(model: keras.Model, given: str | OptimizerComponent | None) -> An
     own = model.optimizer if model.compiled else None
     if own is None:
         raise ConfigError(
-            Problem((*key, "name"), "missing: the model's function does not compile it with an optimizer")
+            Problem((*key, "name"), "missing; the model's function does not compile the model with an optimizer")
         )
     args = _arguments(given.args, key)
     wrapper, own = own, getattr(own, "inner_optimizer", own)
@@ -167,14 +175,14 @@ def _optimizer(model: keras.Model, given: str | OptimizerComponent | None) -> An
     return keras.optimizers.LossScaleOptimizer(made, initial_scale=scale, dynamic_growth_steps=steps)
 
 
-def _compile_again(model: keras.Model, named: dict[str, Any]) -> None:
+def _recompile(model: keras.Model, named: dict[str, Any]) -> None:
     """Compile a model again with some arguments replaced."""
     arguments = {**compiled_with(model), **named}
     own = type(model).compile
-    if own is keras.Model.compile or _takes(model.compile, arguments):
+    if own is keras.Model.compile or _accepts(model.compile, arguments):
         model.compile(**arguments)
         return
-    # Keras's part alone: the model's function has called its own `compile`, with arguments that are not known here
+    # the class has its own `compile`, with arguments that are not known here, so only Keras's part is repeated
     accepted = inspect.signature(own).parameters
     for name in ("optimizer", "loss", "loss_weights"):
         if name in named and name not in accepted:
@@ -186,7 +194,7 @@ def _compile_again(model: keras.Model, named: dict[str, Any]) -> None:
     keras.Model.compile(model, **arguments)
 
 
-def _takes(function: Any, arguments: dict[str, Any]) -> bool:
+def _accepts(function: Any, arguments: dict[str, Any]) -> bool:
     try:
         inspect.signature(function).bind(**arguments)
     except TypeError:
@@ -194,11 +202,11 @@ def _takes(function: Any, arguments: dict[str, Any]) -> bool:
     return True
 
 
-def _nested(value: Any, make: Any, key: Key) -> Any:
+def _map_nested(value: Any, make: Any, key: Key) -> Any:
     if isinstance(value, dict):
-        return {name: _nested(part, make, (*key, name)) for name, part in value.items()}
+        return {name: _map_nested(part, make, (*key, name)) for name, part in value.items()}
     if isinstance(value, list):
-        return [_nested(part, make, (*key, index)) for index, part in enumerate(value)]
+        return [_map_nested(part, make, (*key, index)) for index, part in enumerate(value)]
     return None if value is None else make(value, key)
 
 
@@ -207,7 +215,7 @@ def _loss(value: Named, key: Key) -> Any:
 
 
 def _metric(value: NamedMetric, key: Key) -> Any:
-    # names such as "accuracy" stay names: Keras picks the metric that fits the shapes
+    # Keras chooses the metric for a name such as "accuracy" by the shapes, so the name is passed on
     if isinstance(value, MetricComponent) and not value.args and value.additive is None:
         value = value.name
     if isinstance(value, str) and ":" not in value:
@@ -215,7 +223,7 @@ def _metric(value: NamedMetric, key: Key) -> Any:
     made = component(value, "metrics", key)
     if isinstance(value, MetricComponent) and value.additive is not None:
         if not isinstance(made, keras.metrics.Metric):
-            # a function has no state; Keras wraps it in the same way
+            # as Keras wraps a metric function
             made = keras.metrics.MeanMetricWrapper(made, name=made.__name__)
         made.additive = value.additive
     return made
@@ -228,18 +236,22 @@ def component(value: Named, group: str, key: Key) -> Any:
     try:
         if ":" in component.name:
             function = load_function(component.name, key)
-            # a loss or metric function (y_true, y_pred) is used as it is; anything else makes the object
+            # a function of (y_true, y_pred) is the loss or metric itself; any other function returns it
             return _with_args(function, args) if _takes_predictions(function, args) else function(**args)
         name = canonical(group, component.name)
-        # Keras's `get` also knows names that are no attribute, such as `mse`
+        # Keras's `get` also accepts names that are no attributes, such as `mse`
         made = getattr(getattr(keras, group), name or component.name, None)
-        return made(**args) if made is not None else _GET[group](component.name)
+        return made(**args) if made is not None else _GETTERS[group](component.name)
     except (ValueError, TypeError) as error:
         raise ConfigError(Problem(key, f"{component.name}: {reason_of(error)}")) from error
 
 
 def _arguments(given: dict[str, Any], key: Key) -> dict[str, Any]:
-    """Return arguments of a component, with their learning-rate schedules made. Raises ConfigError."""
+    """Return the arguments of a component, with learning-rate schedules as Keras objects.
+
+    Raises:
+        ConfigError: a schedule does not accept its arguments.
+    """
     made: dict[str, Any] = {}
     for name, value in given.items():
         try:
@@ -250,7 +262,7 @@ def _arguments(given: dict[str, Any], key: Key) -> dict[str, Any]:
 
 
 def _schedule(value: Any) -> Any:
-    """Return a learning-rate schedule for `{name: CosineDecay, args: {...}}`, and any other value unchanged."""
+    """Return a learning-rate schedule for a value such as `{name: CosineDecay, args: {...}}`, or the value itself."""
     if (
         isinstance(value, dict)
         and set(value) == {"name", "args"}
@@ -261,7 +273,10 @@ def _schedule(value: Any) -> Any:
 
 
 def _takes_predictions(function: Any, args: dict[str, Any]) -> bool:
-    """Return whether a function lacks exactly two arguments, so that it is the loss itself and not a factory."""
+    """Return whether a function is a loss or metric itself, and not a factory of one.
+
+    Such a function has exactly two parameters that are not in `args` and have no default.
+    """
     if not inspect.isfunction(function):
         return False
     parameters = inspect.signature(function).parameters.values()
@@ -281,44 +296,44 @@ def fixed_batch(model: keras.Model) -> int | None:
     return next((size for size in sizes if size is not None), None)
 
 
-class _Probe:
-    """The examples that a model is called with before training: a few, or a whole batch if it needs that many.
+class _SampleRows:
+    """Examples that a model is called with before training: a few, or a whole batch if it needs that many.
 
     Attributes:
-        given: the examples.
-        rows: the same examples in the form that the model takes.
+        given: the examples as they were read.
+        rows: the same examples as the model takes them; NumPy arrays on JAX.
     """
 
     def __init__(self, config: RunConfig, rows: Batch, more_rows: Callable[[int], Batch] | None) -> None:
         self._batch, self._more_rows = config.data.batch, more_rows
         self._on_jax = not config.strategy.runs_tensorflow
-        self._take(rows)
+        self._set_rows(rows)
 
     def call(self, model: keras.Model, *, declared: int | None = None) -> Any:
-        """Return the model's predictions with `training=False`, so that no random numbers and no statistics change."""
+        """Return the model's predictions with `training=False`, which changes no random state and no statistics."""
         if declared is not None and self._more_rows is not None:
-            self._take(self._more_rows(declared))
+            self._set_rows(self._more_rows(declared))
         try:
-            return self._predicted(model)
-        # the user's layers may raise anything for so few rows, such as a top_k over the batch
+            return self._predict(model)
+        # the user's layers may raise any error for only a few rows, such as in a top_k over the batch
         except Exception:
-            if declared is not None or not self.take_batch():
+            if declared is not None or not self.use_whole_batch():
                 raise
-            return self._predicted(model)
+            return self._predict(model)
 
-    def take_batch(self) -> bool:
+    def use_whole_batch(self) -> bool:
         """Replace the rows by a whole global batch; return True if it differs from the rows so far."""
         more, self._more_rows = self._more_rows, None
         if more is None:
             return False
-        self._take(more(self._batch))
+        self._set_rows(more(self._batch))
         return True
 
-    def _predicted(self, model: keras.Model) -> Any:
+    def _predict(self, model: keras.Model) -> Any:
         with undo_assignments(), keep_plain_values(model):
             return model(keras.utils.unpack_x_y_sample_weight(self.rows)[0], training=False)
 
-    def _take(self, rows: Batch) -> None:
+    def _set_rows(self, rows: Batch) -> None:
         self.given = self.rows = rows
         if self._on_jax:
             from distlaunch.strategies.jax.feed import on_host
@@ -327,7 +342,7 @@ class _Probe:
 
 
 def _create_variables(
-    model: keras.Model, probe: _Probe, strategy: Strategy, config: RunConfig, findings: Findings
+    model: keras.Model, sample: _SampleRows, strategy: Strategy, config: RunConfig, findings: Findings
 ) -> None:
     """Create all variables of the model, its optimizer, losses and metrics.
 
@@ -336,38 +351,38 @@ def _create_variables(
     own_step = has_own_step(config, model)
     predictions = None
     if not model.built or model.compiled:
-        # a model with a step of the user's may have no forward pass, or one with other inputs (a GAN)
+        # a model with its own step may have no forward pass, or one with other inputs, like a GAN
         with contextlib.suppress(Exception) if own_step else contextlib.nullcontext():
-            predictions = probe.call(model, declared=fixed_batch(model))
-    if config.train.loop == "fit" and has_own(model, "train_step") and config.strategy.runs_tensorflow:
+            predictions = sample.call(model, declared=fixed_batch(model))
+    if config.train.loop == "fit" and overrides_method(model, "train_step") and config.strategy.runs_tensorflow:
         # only the step knows which part of a batch the model takes
         with keep_plain_values(model):
-            make_variables_by(model, probe.rows)
-    # before the optimizer is built, which creates a variable for each one that this puts into the layers
+            make_variables_by(model, sample.rows)
+    # before the optimizer is built: this may replace variables of layers, for which the optimizer creates slots
     strategy.adopt(model)
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
-    if model.compiled and predictions is not None and keras.utils.unpack_x_y_sample_weight(probe.rows)[1] is not None:
+    if model.compiled and predictions is not None and keras.utils.unpack_x_y_sample_weight(sample.rows)[1] is not None:
         key = ("compile", "loss") if config.compile is not None else ("model", "function")
         if not own_step:
-            y = keras.utils.unpack_x_y_sample_weight(probe.rows)[1]
+            y = keras.utils.unpack_x_y_sample_weight(sample.rows)[1]
             check_loss(model, y, predictions, key, findings.warnings.append)
             findings.rules.extend(label_rules(model, y, predictions))
         try:
-            _build_losses(model, probe.rows, predictions, key, own_step=own_step)
+            _build_losses(model, sample.rows, predictions, key, own_step=own_step)
         except ConfigError:
-            # a loss may compare more rows with each other than the probe has
-            if not probe.take_batch():
+            # the loss may need more rows than the sample has
+            if not sample.use_whole_batch():
                 raise
-            _build_losses(model, probe.rows, probe.call(model), key, own_step=own_step)
-    findings.rows = probe.given
+            _build_losses(model, sample.rows, sample.call(model), key, own_step=own_step)
+    findings.rows = sample.given
 
 
 def _build_losses(model: keras.Model, rows: Batch, predictions: Any, key: Key, *, own_step: bool) -> None:
     """Create the variables of losses and metrics.
 
-    A step written by the user may call them with other values, or not at all, so errors are ignored for it.
+    Errors are ignored for a model with a step written by the user, which may call them with other values.
     """
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(rows)
     shapes = f"labels of shape {shape_text(y)} and outputs of shape {shape_text(predictions)}"
@@ -386,9 +401,9 @@ def _build_losses(model: keras.Model, rows: Batch, predictions: Any, key: Key, *
                 reason = _without_rows(reason_of(error), int(num_rows(rows)))
                 message = f"the {name} cannot be computed from {shapes}: {type(error).__name__}: {reason}"
                 raise ConfigError(Problem(place, message)) from error
-    model.reset_metrics()  # the probe's rows must not count
+    model.reset_metrics()  # the sample must not count
 
 
 def _without_rows(reason: str, number: int) -> str:
-    """Return a message with the probe's number of rows replaced by a word: (2, 10) becomes (rows, 10)."""
+    """Return an error message with the sample's number of rows replaced: (2, 10) becomes (rows, 10)."""
     return re.sub(rf"([(\[]){number}, ", r"\1rows, ", reason.replace(f"({number},)", "(rows,)"))

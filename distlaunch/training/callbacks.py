@@ -21,7 +21,7 @@ from distlaunch.data.function_references import load_function
 from distlaunch.patches.keras_private import learning_rate_of
 from distlaunch.strategies.variables import host_value
 
-_WRITERS = ("CSVLogger", "ModelCheckpoint", "RemoteMonitor", "TensorBoard")  # in several tasks they would clash
+_WRITERS = ("CSVLogger", "ModelCheckpoint", "RemoteMonitor", "TensorBoard")  # several tasks would write the same file
 _MONITORS = ("EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint")
 _TRAIN_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
@@ -35,10 +35,10 @@ def build_callbacks(configs: list[CallbackConfig], *, is_chief: bool, run: RunDi
     """Return the callbacks that run on this task, in the config's order.
 
     Args:
-        run: the run that their relative paths start from.
+        run: the run whose directory relative paths start from.
 
     Raises:
-        ConfigError: a name does not exist, arguments do not fit, or a callback needs a package that is not installed.
+        ConfigError: a name does not exist, an argument is wrong, or a callback needs a package that is not installed.
     """
     return [
         _build(config, index, run) for index, config in enumerate(configs) if is_chief or not _only_on_chief(config)
@@ -60,8 +60,10 @@ def hints_on_tasks(
         place = place_of(callback, index)
         if configs[place].tasks == "auto" and not _is_keras(callback):
             name = f"train.callbacks[{place}] ({type(callback).__name__})"
-            message = f"{name} runs on each of the {num_tasks} tasks; if it writes or prints, add `tasks: chief`"
-            found.append(f"{message}, else `tasks: all` to silence this hint; `distlaunch.task()` tells tasks apart")
+            message = f"{name} runs on each of the {num_tasks} tasks; add `tasks: chief` if it writes files or prints"
+            found.append(
+                f"{message}, or `tasks: all` to silence this hint; `distlaunch.task()` returns the task it runs on"
+            )
     return found
 
 
@@ -91,36 +93,38 @@ def _build(config: CallbackConfig, index: int, run: RunDir) -> keras.callbacks.C
 def missing_monitor(
     configs: list[CallbackConfig], callbacks: list[keras.callbacks.Callback], logs: Any
 ) -> Problem | None:
-    """Return the problem of a callback that watches a value which an epoch does not report, or None.
+    """Return a problem if a callback watches a value that an epoch does not report, else None.
 
-    Keras's own callbacks are judged by the config, so that all tasks reach the same result, whichever task runs them.
+    Keras's own callbacks are checked by their config, so that tasks that do not run them reach the same result.
 
     Args:
-        callbacks: those of this task.
-        logs: values by name, of an epoch in which everything was computed.
+        callbacks: the callbacks of this task.
+        logs: values by name of an epoch with validation.
     """
     for index, config in enumerate(configs):
         if ":" in config.name:
-            mine = (callback for callback in callbacks if place_of(callback, -1) == index)
-            watched = next(mine, None)
+            matching = (callback for callback in callbacks if place_of(callback, -1) == index)
+            watched = next(matching, None)
             name = getattr(watched, "monitor", None) if watched is not None and _uses_monitor(watched) else None
         else:
-            name = _monitored(canonical("callbacks", config.name) or config.name, config.args)
+            name = _monitor_argument(canonical("callbacks", config.name) or config.name, config.args)
         if isinstance(name, str) and name not in logs:
             key = ("train", "callbacks", index, *(("args", "monitor") if "monitor" in config.args else ("name",)))
-            message = f"{config.name} watches '{name}', which no epoch reports; there are {', '.join(sorted(logs))}"
+            message = (
+                f"{config.name} watches '{name}', which no epoch reports; expected one of {', '.join(sorted(logs))}"
+            )
             return Problem(key, message)
     return None
 
 
-def _monitored(name: str, args: Mapping[str, Any]) -> str | None:
+def _monitor_argument(name: str, args: Mapping[str, Any]) -> str | None:
     if name == "ModelCheckpoint" and not args.get("save_best_only", False):
         return None
     return args.get("monitor", "val_loss") if name in _MONITORS else None
 
 
 def _uses_monitor(callback: keras.callbacks.Callback) -> bool:
-    """Return whether this is one of Keras's callbacks that do nothing without the value that they watch."""
+    """Return whether this is a callback of Keras that does nothing without the value that it watches."""
     if not isinstance(callback, tuple(getattr(keras.callbacks, name) for name in _MONITORS)):
         return False
     return getattr(callback, "save_best_only", True)
@@ -129,14 +133,14 @@ def _uses_monitor(callback: keras.callbacks.Callback) -> bool:
 def watch_batches(callbacks: list[keras.callbacks.Callback]) -> bool:
     """Return whether a user callback has a hook for training batches.
 
-    Keras's own callbacks need one call per graph call only.
+    Keras's own callbacks are called once per graph call.
     """
-    return any(_watches(callback, hook) for callback in callbacks for hook in _TRAIN_HOOKS)
+    return any(_defines_hook(callback, hook) for callback in callbacks for hook in _TRAIN_HOOKS)
 
 
-def own_epoch_hooks(callbacks: list[keras.callbacks.Callback]) -> list[str]:
+def user_epoch_hooks(callbacks: list[keras.callbacks.Callback]) -> list[str]:
     """Return the hooks of `EPOCH_HOOKS` that a user callback defines."""
-    return [name for name in EPOCH_HOOKS if any(_watches(callback, f"on_{name}") for callback in callbacks)]
+    return [name for name in EPOCH_HOOKS if any(_defines_hook(callback, f"on_{name}") for callback in callbacks)]
 
 
 def run_alone(
@@ -150,10 +154,10 @@ def run_alone(
     """
     for callback in callbacks:
         for name in hooks if getattr(callback, "_distlaunch_only_on_chief", False) else ():
-            setattr(callback, f"on_{name}", _within(alone, getattr(callback, f"on_{name}")))
+            setattr(callback, f"on_{name}", _run_within(alone, getattr(callback, f"on_{name}")))
 
 
-def _within(context: Callable[[], AbstractContextManager[None]], hook: Callable[..., None]) -> Callable[..., None]:
+def _run_within(context: Callable[[], AbstractContextManager[None]], hook: Callable[..., None]) -> Callable[..., None]:
     def call(*args: Any, **kwargs: Any) -> None:
         with context():
             hook(*args, **kwargs)
@@ -169,10 +173,10 @@ def save_intervals(callbacks: list[keras.callbacks.Callback]) -> list[int]:
 
 def watch_test_batches(callbacks: list[keras.callbacks.Callback]) -> bool:
     """Return whether a user callback has a hook for validation batches."""
-    return any(_watches(callback, hook) for callback in callbacks for hook in _TEST_HOOKS)
+    return any(_defines_hook(callback, hook) for callback in callbacks for hook in _TEST_HOOKS)
 
 
-def _watches(callback: keras.callbacks.Callback, hook: str) -> bool:
+def _defines_hook(callback: keras.callbacks.Callback, hook: str) -> bool:
     if hook in vars(callback):  # LambdaCallback
         return True
     return not _is_keras(callback) and getattr(type(callback), hook) is not getattr(keras.callbacks.Callback, hook)
@@ -196,7 +200,7 @@ def continue_log(callback: keras.callbacks.Callback, epoch: int) -> None:
     with open(callback.filename, "rb+") as file:
         lines = file.readlines()
         end, last = len(lines), math.inf
-        # from the end, while numbers fall: each run that appended to the file begins at 0
+        # backwards, as long as epochs decrease: an older run in the same file begins at 0 again
         while end > 0 and epoch <= (number := _epoch_of(lines[end - 1], callback.sep)) < last:
             end, last = end - 1, number
         if end < len(lines):
@@ -222,20 +226,19 @@ _PATHS = {
 def arguments_in(run: RunDir, factory: Any, args: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a callback, with `${run_dir}` replaced.
 
-    A relative path starts from the run directory where the argument is known to be a path: in Keras's callbacks, and in
-    classes derived from them.
+    A relative path of one of Keras's callbacks, or of a class derived from one, starts from the run directory.
     """
-    found = {name: _filled_in(value, str(run.path)) for name, value in args.items()}
+    found = {name: _fill_in(value, str(run.path)) for name, value in args.items()}
     argument = _path_argument(factory)
     if argument == "log_dir":
         found.setdefault(argument, str(run.tensorboard))
     path = found.get(argument)
     # an address of object storage, such as gs://, is passed to Keras
     if isinstance(path, str) and "://" not in path:
-        own = run.own(path)
-        found[argument] = str(own)
-        if argument == "filename" and own.is_relative_to(run.path):
-            make_folder(own.parent)  # the others make their folders themselves
+        absolute = run.own(path)
+        found[argument] = str(absolute)
+        if argument == "filename" and absolute.is_relative_to(run.path):
+            make_folder(absolute.parent)  # other callbacks make their folders themselves
     return found
 
 
@@ -245,50 +248,50 @@ def _path_argument(factory: Any) -> str:
     return next((argument for found, argument in classes if is_class and found and issubclass(factory, found)), "")
 
 
-def _filled_in(value: Any, path: str) -> Any:
+def _fill_in(value: Any, path: str) -> Any:
     if isinstance(value, dict):
-        return {name: _filled_in(inner, path) for name, inner in value.items()}
+        return {name: _fill_in(inner, path) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_filled_in(inner, path) for inner in value]
+        return [_fill_in(inner, path) for inner in value]
     return value.replace(RUN_DIR, path) if isinstance(value, str) else value
 
 
-class _Probe(keras.callbacks.Callback):
+class _RateCheck(keras.callbacks.Callback):
     """Callback that checks the learning rates after another callback has run."""
 
-    def __init__(self, look: Callable[[], None]) -> None:
+    def __init__(self, check: Callable[[], None]) -> None:
         super().__init__()
-        self._look = look
+        self._check = check
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._look()
+        self._check()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._look()
+        self._check()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._look()
+        self._check()
 
 
 class RateWatch:
-    """Reports the first callback that overwrites a new learning rate before a step has used it.
+    """Reports callbacks that overwrite a new learning rate before a step has used it.
 
     Args:
-        rates: pairs of optimizer and the learning rate that it was given.
+        rates: pairs of an optimizer and the new learning rate that the config gives it.
         report: called with the message for the user.
     """
 
     def __init__(self, rates: Sequence[tuple[Any, float]], report: Callable[[str], None]) -> None:
         self._rates, self._report = list(rates), report
 
-    def among(self, callbacks: Sequence[keras.callbacks.Callback]) -> Iterator[keras.callbacks.Callback]:
+    def with_rate_checks(self, callbacks: Sequence[keras.callbacks.Callback]) -> Iterator[keras.callbacks.Callback]:
         """Return the callbacks in their order, each followed by a check of the learning rates."""
         for callback in callbacks:
             yield callback
             if self._rates:
-                yield _Probe(lambda callback=callback: self._look(callback))
+                yield _RateCheck(lambda callback=callback: self._check(callback))
 
-    def _look(self, callback: keras.callbacks.Callback) -> None:
+    def _check(self, callback: keras.callbacks.Callback) -> None:
         for index, (optimizer, rate) in reversed(list(enumerate(self._rates))):
             variable = learning_rate_of(optimizer)
             now = float(host_value(variable)) if isinstance(variable, keras.Variable) else None
@@ -297,10 +300,10 @@ class RateWatch:
                 self._report(self._message(callback, rate, now))
 
     def stop_watching(self) -> None:
-        """Stop watching: after a step, a callback is expected to change the rate."""
+        """Stop watching; call this after a step, since callbacks may change the rate from then on."""
         self._rates.clear()
 
     def _message(self, callback: keras.callbacks.Callback, rate: float, now: float | None) -> str:
         other = "a schedule" if now is None else f"{now:g}"
         name = type(callback).__name__
-        return f"{name} has overwritten the new learning rate {rate:g} with {other}; change the callback's settings"
+        return f"{name} has replaced the new learning rate {rate:g} with {other}; change the callback's settings"

@@ -40,9 +40,9 @@ class Evaluator:
             raise ConfigError(Problem(("cluster", "evaluator"), "there is no validation data to evaluate on"))
         self._session, self._run, self._attempt, self._emit = session, run, attempt, emit
         self._events, self._ended = EventReader(run.events), False
-        self._evaluated = self._evaluated_before()
-        self._unread: set[int] = set()  # steps that could not be read the first time
-        self._curve = _curve_writer(run)
+        self._evaluated = self._already_evaluated()
+        self._failed_once: set[int] = set()  # steps that could not be read the first time
+        self._summary_writer = _create_summary_writer(run)
 
     def follow(self, asked_to_stop: threading.Event) -> None:
         """Evaluate checkpoints as they come, until the run has ended and its last one is evaluated."""
@@ -61,34 +61,32 @@ class Evaluator:
         try:
             logs = self._session.evaluate_checkpoint("validation", step)
         except CheckpointError:
-            # deleted meanwhile (`checkpoint.keep`), just being replaced by the same step, or damaged, which the trainer
-            # reports when it needs the checkpoint
-            (self._evaluated if step in self._unread else self._unread).add(step)
+            # the checkpoint was deleted (`checkpoint.keep`), is being replaced, or is damaged; it is tried once more
+            (self._evaluated if step in self._failed_once else self._failed_once).add(step)
             return
         self._evaluated.add(step)
-        # asked to stop
-        if logs is None:
+        if logs is None:  # asked to stop
             return
         self._emit(Evaluated(step=step, split="validation", logs=logs))
-        if self._curve is not None:
-            with self._curve.as_default(step=step):
+        if self._summary_writer is not None:
+            with self._summary_writer.as_default(step=step):
                 for name, value in logs.items():
                     tf.summary.scalar(f"evaluation_{name}", value)
-            # TensorBoard reads the file
-            self._curve.flush()
+            # so that TensorBoard shows the point now
+            self._summary_writer.flush()
 
     def _run_has_ended(self) -> bool:
         new = list(self._events.read())
         self._ended |= any(isinstance(event, RunEnded) and event.attempt == self._attempt for event in new)
         return self._ended
 
-    def _evaluated_before(self) -> set[int]:
-        """Return steps that evaluators of earlier attempts, or one that was killed, have evaluated."""
+    def _already_evaluated(self) -> set[int]:
+        """Return the steps that evaluators have evaluated before this process started."""
         paths = self._run.path.glob("attempts/*/evaluator-*/events.jsonl")
         return {event.step for path in paths for event in read_events(path) if isinstance(event, Evaluated)}
 
 
-def _curve_writer(run: RunDir) -> Any:
+def _create_summary_writer(run: RunDir) -> Any:
     """Return a writer for TensorBoard curves, or None if TensorBoard is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
         return None

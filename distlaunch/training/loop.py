@@ -35,20 +35,20 @@ from distlaunch.strategies.final_weights import has_final_weights, unused_averag
 from distlaunch.strategies.local_model import METHODS
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Program, Vote
 from distlaunch.strategies.state import State
-from distlaunch.strategies.variables import WEIGHTS, has_own
+from distlaunch.strategies.variables import WEIGHTS, overrides_method
 from distlaunch.training.callbacks import (
     EPOCH_HOOKS,
     RateWatch,
     continue_log,
     missing_monitor,
-    own_epoch_hooks,
     run_alone,
     save_intervals,
+    user_epoch_hooks,
     watch_batches,
     watch_test_batches,
 )
 from distlaunch.training.checks.nonfinite import NonFinite
-from distlaunch.training.step_reports import Every, StepReports, scalars
+from distlaunch.training.step_reports import StepInterval, StepReports, scalars
 from distlaunch.training.step_timer import StepTimer
 
 
@@ -57,8 +57,9 @@ class LoopHooks(Process):
     """Hooks of the process that the loop calls, and the run as this process sees it.
 
     Attributes:
+        store: the run's checkpoints.
         failures: failures of the run before this attempt.
-        parts_writer: writes checkpoints together with other processes; None if the chief writes them.
+        parts_writer: writes checkpoints together with other processes; None if the chief writes them alone.
     """
 
     store: CheckpointStore = field(kw_only=True)
@@ -71,7 +72,7 @@ class LoopHooks(Process):
         """Return the hooks of a process.
 
         Args:
-            run: the attributes that `Process` does not have.
+            run: values of the attributes that `Process` does not have.
         """
         return cls(**{each.name: getattr(process, each.name) for each in fields(process)}, **run)
 
@@ -99,8 +100,8 @@ class TrainingLoop:
         self._epochs = config.train.epochs
         self._epoch_steps = config.train.steps_per_epoch or train.num_batches
         self._progress, self._first_step = Progress(), 0
-        self._longer_epoch: tuple[int, int] | None = None
-        """An epoch that is longer than others, and its number of steps."""
+        self._extended_epoch: tuple[int, int] | None = None
+        """Index of an epoch that is longer than the others, and its number of steps."""
         self._call = CallLength(config.train.steps_per_call, each_batch=watch_batches(callbacks))
         self._best = BestEpoch(config.checkpoint.best)
         self._saves = save_decision(config.checkpoint, hooks.failures, hooks.clock(), [self._best])
@@ -112,11 +113,11 @@ class TrainingLoop:
         self._validation = validation
         self._validation_source: Source | None = None
         self._next_steps = 0
-        self._has_checked_monitors = self._has_looked_twice = False
+        self._has_checked_monitors = self._has_checked_first_epoch = False
         self._gathering_hooks: set[str] = set()
-        """Hooks in which a callback may predict, so that the processes gather the weights for them."""
-        self._calls_end: list[Every] = []
-        """Steps at which Keras callbacks save, so that a graph call has to end there."""
+        """Hooks in which a callback may call the model, so the processes gather the weights before them."""
+        self._callback_saves: list[StepInterval] = []
+        """Steps after which a Keras callback saves; a graph call must end at each of them."""
         self._nonfinite = NonFinite(config.train.on_nonfinite, hooks.emit if hooks.is_chief else lambda event: None)
         self._saver = Saver(
             config, model, callbacks, hooks, hooks.store, is_chief=hooks.is_chief, best=self._best,
@@ -124,7 +125,7 @@ class TrainingLoop:
         )  # fmt: skip
         self._timer = StepTimer(hooks.emit, train, config.data, clock=hooks.clock)
         self._optimizers = describe_optimizers(model)
-        """Settings as they were built: nothing is restored yet, and no callback was called."""
+        """Settings of the new optimizers, before a checkpoint is restored and before a callback changes them."""
         self._rate_watch = RateWatch([], self._warn)
 
     def run(self, start: Progress, take_state: Callable[[], State] | None = None) -> LoopEnd:
@@ -136,38 +137,42 @@ class TrainingLoop:
         Raises:
             CheckpointWriteError: the last checkpoint cannot be written, so that the result would be lost.
         """
-        # a callback that predicts does so locally: other processes may not call the model at the same time
+        # a callback calls the model in this process only, because other processes may not call it at the same time
         with self._saver, call_methods_within(self._model, METHODS, self._program.alone):
             end = self._run(start, take_state)
-        # nothing else would report the times since the last interval
-        self._timer.report()
+        self._timer.report()  # the steps since the last report
         return end
 
     def _run(self, start: Progress, take_state: Callable[[], State] | None) -> LoopEnd:
         self._progress = start
-        self._lengthen_epoch(start)
+        self._extend_epoch(start)
         self._best.check(has_validation=self._validation is not None)
         for warning in mode_warnings(self._config.checkpoint.best):
             self._warn(warning)
-        # from here on, an error has a step, and a restart may help; see `may_be_temporary`
+        # errors after this line are recorded with a step, which means that a restart may help; see `may_be_temporary`
         self._hooks.on_step(start.step)
-        # before the state: a program that needs to know a step's logs traces it on a batch
+        # before the state is restored: some programs trace a step on a batch to learn the names of its logs
         self._program.set_train_data(self._source(start))
         self._first_step = start.step
         callback_arrays = self._restore(take_state(), start) if start.step > 0 and take_state is not None else {}
         self._progress = replace(start, optimizers=self._optimizers)
         for name in unused_averages(self._model):
             self._warn(
-                f"the optimizer '{name}' keeps averages (use_ema), but as in Keras's fit, only those of the compiled "
-                "optimizer become the weights at the end; call its finalize_variable_values in on_train_end"
+                f"the optimizer '{name}' averages the weights (use_ema), but like Keras's fit, distlaunch uses only "
+                "the averages of the compiled optimizer as final weights; to use these too, call the optimizer's "
+                "finalize_variable_values in on_train_end"
             )
         self._model.stop_training = start.stop_training
         for callback in self._callbacks if start.step > 0 else ():
             continue_log(callback, start.epoch)
-        self._calls_end = [Every(number) for number in self._agreed(save_intervals(self._callbacks))]
-        watched = self._agreed([EPOCH_HOOKS.index(name) + 1 for name in own_epoch_hooks(self._callbacks)])
-        if watched and self._program.is_split:
-            self._gathering_hooks = {EPOCH_HOOKS[number - 1] for number in watched}
+        self._callback_saves = [
+            StepInterval(number) for number in self._broadcast_from_chief(save_intervals(self._callbacks))
+        ]
+        gathering = self._broadcast_from_chief(
+            [EPOCH_HOOKS.index(name) + 1 for name in user_epoch_hooks(self._callbacks)]
+        )
+        if gathering and self._program.is_split:
+            self._gathering_hooks = {EPOCH_HOOKS[number - 1] for number in gathering}
             # `call_methods_within` does not cover calls of the model itself
             run_alone(self._callbacks, self._gathering_hooks, self._program.alone)
         self._call_hook("train_begin")
@@ -181,7 +186,7 @@ class TrainingLoop:
                 self._program.set_train_data(self._source(self._progress))
             ended = self._epoch()
             if ended is None:
-                # waits: this process ends afterwards
+                # waits for the files, because the process ends afterwards
                 self._save_if_due(Moment.STOP, otherwise="the run can resume from an older one", wait=True)
                 return LoopEnd("stopped", self._progress, scalars(logs))
             logs = ended
@@ -190,23 +195,23 @@ class TrainingLoop:
 
     def _end(self, logs: Logs) -> None:
         """Finish the weights as Keras's `fit` does, call the callbacks, and save the result."""
-        # False: a callback replaced the weights at the end, and nothing was trained since
+        # `final_weights` is False if a callback has replaced the weights at the end and no step was trained since
         finalizes = has_final_weights(self._model) and self._progress.final_weights is not False
-        watched = bool(self._config.train.callbacks)
+        has_callbacks = bool(self._config.train.callbacks)
         if finalizes:
             self._progress = replace(self._progress, final_weights=True)
             self._save_if_due(Moment.END, otherwise=None, wait=True)
             self._program.finalize()
             self._report_averages()
-        elif watched:  # keep what was trained, whatever the callbacks do at the end
+        elif has_callbacks:  # in case a callback fails or changes the weights at the end
             self._save_if_due(Moment.END, wait=True)
-        before = self._program.snapshot() if finalizes and watched else {}
+        before = self._program.snapshot() if finalizes and has_callbacks else {}
         self._call_hook("train_end", logs)
         self._report_end()
         if finalizes:
-            # the checkpoint has the weights of the last step; a callback's weights replace them
-            changed = watched and _weights_differ(before, self._program.snapshot())
-            if not (watched and self._program.agree(Vote(finish=changed)).finish):
+            # the checkpoint has the weights of the last step, and is replaced if a callback has set others
+            changed = has_callbacks and _weights_differ(before, self._program.snapshot())
+            if not (has_callbacks and self._program.agree(Vote(finish=changed)).finish):
                 return
             self._progress = replace(self._progress, final_weights=False)
         # after on_train_end, in which EarlyStopping may put the best weights back
@@ -215,12 +220,12 @@ class TrainingLoop:
     def _report_averages(self) -> None:
         if self._hooks.is_chief:
             message = (
-                "the optimizer has put its final weights into the model (the averages of use_ema), as Keras's fit does"
+                "the optimizer has set the model's weights to their averages (use_ema), as at the end of Keras's fit"
             )
             self._hooks.emit(Notice(level="info", message=message))
 
     def _restore(self, state: State, start: Progress) -> State:
-        """Restore the values of a checkpoint; return those of callbacks, which are restored later."""
+        """Restore the values of a checkpoint, and return the callbacks' values, which are restored later."""
         compiled = self._config.compile
         source = "model.function" if compiled is None or compiled.optimizer is None else "compile.optimizer"
         carried = carry_over(self._model, start.optimizers, self._optimizers, state, source)
@@ -228,63 +233,66 @@ class TrainingLoop:
         for note in carried.notes if self._hooks.is_chief else ():
             self._hooks.emit(Notice(level="info", message=note))
         self._rate_watch = RateWatch(carried.new_rates, self._warn)
-        self._callback_list.callbacks = list(self._rate_watch.among(self._callback_list.callbacks))
+        self._callback_list.callbacks = list(self._rate_watch.with_rate_checks(self._callback_list.callbacks))
         return {name: value for name, value in state.items() if name.startswith(CALLBACK)}
 
     def _source(self, start: Progress) -> Any:
-        # if only the validation of an epoch is left, the rest of its pass is not read
+        # if only the validation of an epoch is left, start at the next epoch's data
         at = (start.epoch, start.step_in_epoch) if start.pending_logs is None else (start.epoch + 1, 0)
-        # 0 for a config with fewer epochs than were done
+        # 0 if the config now has fewer epochs than were trained
         passes = max(self._epochs - at[0], 0)
         if self._epoch_steps is None:
-            # with process-local data a source is one pass: the processes must agree on where it ends
+            # a source of process-local data is a single pass, because the processes must agree on its end
             return self._train.training_source(
                 *at, ends_visible=True, passes=min(passes, 1) if self._train.is_process_local else passes
             )
-        if self._longer_epoch is not None:
+        if self._extended_epoch is not None:
             at = (at[0], self._epoch_steps - 1)
-        # counted from the end: past epochs may have had other lengths
+        # counted from the end of training, because past epochs may have had other lengths
         left = self._epoch_steps - at[1] + (passes - 1) * self._epoch_steps if passes else 0
         if self._config.train.steps_per_epoch is None:
             return self._train.training_source(*at, ends_visible=False, batches=left)
         if self._train.num_batches:
-            # with `steps_per_epoch`, an epoch is not a pass over the data: a pass may end within an epoch
+            # with `steps_per_epoch`, an epoch is not a pass over the data, which may end within an epoch
             at = divmod(start.step, self._train.num_batches)
             return self._train.training_source(*at, ends_visible=False, batches=left)
         return self._train.training_source(0, 0, ends_visible=False, skip=start.step, batches=left)
 
-    def _lengthen_epoch(self, start: Progress) -> None:
-        """Extend an epoch whose steps are already done under the new settings by one step, which produces its logs."""
+    def _extend_epoch(self, start: Progress) -> None:
+        """Add one step to an epoch that has all of its steps already, because the new settings made it shorter.
+
+        Without a step, the epoch would have no logs.
+        """
         steps = self._epoch_steps
         if steps is None or start.pending_logs is not None or not start.step_in_epoch >= steps:
             return
-        self._longer_epoch = start.epoch, start.step_in_epoch + 1
-        done = f"epoch {start.epoch + 1} already has {count(start.step_in_epoch, 'step')}"
-        self._warn(f"{done}, but an epoch now has {steps}: it ends after one more step")
+        self._extended_epoch = start.epoch, start.step_in_epoch + 1
+        done = f"epoch {start.epoch + 1} has already run {count(start.step_in_epoch, 'step')}"
+        self._warn(f"{done}, but an epoch now has {steps}; the epoch ends after one more step")
 
     @property
     def _steps_of_epoch(self) -> int | None:
         """Number of steps of the epoch in progress; None if it ends with its data."""
-        if self._longer_epoch is not None and self._longer_epoch[0] == self._progress.epoch:
-            return self._longer_epoch[1]
+        if self._extended_epoch is not None and self._extended_epoch[0] == self._progress.epoch:
+            return self._extended_epoch[1]
         return self._epoch_steps
 
     def _report_end(self) -> None:
         at = self._progress
         if not self._hooks.is_chief:
             return
-        # EarlyStopping restores its best weights however training ended
+        # EarlyStopping restores its best weights even if it did not stop training
         restored = next((each for each in self._callbacks if getattr(each, "restore_best_weights", False)), None)
         best = None if getattr(restored, "best_weights", None) is None else getattr(restored, "best_epoch", 0) + 1
         later = "a resume with more epochs continues from them, like a second call of `fit`"
         if at.epoch < self._epochs and at.finished:
-            # EarlyStopping sets `stopped_epoch` when it stops, and to 0 when training begins
-            who = next((each for each in self._callbacks if getattr(each, "stopped_epoch", 0)), None)
-            name = "a callback" if who is None else type(who).__name__
-            whose = "" if best is None else f"; the weights are those of epoch {best}"
+            # `stopped_epoch` of EarlyStopping is not 0 if it has stopped training
+            stopper = next((each for each in self._callbacks if getattr(each, "stopped_epoch", 0)), None)
+            name = "a callback" if stopper is None else type(stopper).__name__
+            details = "" if best is None else f"; the weights are those of epoch {best}"
             if at.step == self._first_step:
-                whose += "; increase `train.epochs` to continue"
-            message = f"{name} ended training after epoch {at.epoch} of {self._epochs}{whose}"
+                details += "; increase `train.epochs` to continue"
+            message = f"{name} ended training after epoch {at.epoch} of {self._epochs}{details}"
             self._hooks.emit(Notice(level="info", message=message))
         elif best is not None and best != at.epoch:
             message = f"{type(restored).__name__} has restored the weights of epoch {best}; {later}"
@@ -296,8 +304,8 @@ class TrainingLoop:
             self._hooks.emit(Notice(level="warning", message=message))
 
     def _call_hook(self, name: str, *arguments: Any) -> None:
-        """Call a hook of the callbacks, which may write their files in it."""
-        # `ModelCheckpoint` may write for minutes: the task is given time to finish
+        """Call a hook of the callbacks."""
+        # a callback may write files for minutes, like ModelCheckpoint, and the task is given time to finish
         with self._hooks.saving(), self._program.gathered() if name in self._gathering_hooks else nullcontext():
             getattr(self._callback_list, f"on_{name}")(*arguments)
 
@@ -317,7 +325,7 @@ class TrainingLoop:
                 return None
         validation_logs = self._validate(epoch)
         if validation_logs is None:
-            # the steps are done: a resume from here validates first
+            # the epoch's steps are done, so a resume from here starts with the validation
             self._progress = replace(self._progress, pending_logs=scalars(logs))
             return None
         train_logs = logs
@@ -331,7 +339,7 @@ class TrainingLoop:
         # callbacks get a copy of the logs, to which some add values, such as the learning rate
         added = {name: values[-1] for name, values in self._model.history.history.items() if name not in logs
                  and len(values) > known.get(name, 0)}  # fmt: skip
-        at = self._at(Moment.EPOCH_END, epoch=epoch + 1, logs=reported, is_validated=bool(validation_logs))
+        at = self._save_context(Moment.EPOCH_END, epoch=epoch + 1, logs=reported, is_validated=bool(validation_logs))
         self._finish_epoch(at, {**logs, **scalars(added)}, self._hooks.clock() - began)
         return logs
 
@@ -343,7 +351,7 @@ class TrainingLoop:
             return {}
         self._call_hook("test_begin")
         self._validation_source = self._validation_source or self._validation.evaluation_source()
-        # reading the validation data must not count among the times of the training data's examples
+        # the time for reading validation data must not count as time for reading training data
         with left_out():
             logs = self._program.evaluate(
                 self._validation_source, section.steps, self._hooks.should_stop, self._validation_hooks()
@@ -354,11 +362,11 @@ class TrainingLoop:
 
     def _validation_hooks(self) -> BatchHooks | None:
         """Return hooks around the validation batches for the callbacks of any task, or None if there are none."""
-        # the same in all tasks, so that none of them waits in `agree`
+        # the config is the same in all tasks, so all of them call `agree` or none does
         if not self._config.train.callbacks:
             return None
         mine = watch_test_batches(self._callbacks)
-        # with hooks, each batch is a separate call, which all tasks must make
+        # with hooks, each batch is a separate graph call, which all tasks must make
         if not self._program.agree(Vote(finish=mine)).finish:
             return None
         return BatchHooks(
@@ -367,16 +375,18 @@ class TrainingLoop:
         )
 
     def _check_monitors(self, logs: Logs, train_logs: Logs) -> None:
-        """Raise ConfigError for a callback that watches a missing value: Keras's callback would never do anything."""
+        """Raise ConfigError if a callback watches a value that does not exist; Keras would silently never call it."""
         self._has_checked_monitors = True
         problem = missing_monitor(self._config.train.callbacks, self._callbacks, logs)
         if problem is None:
             return
-        # all tasks must save; they all know the problem, except of a user callback that runs on the chief alone
+        # saving needs all tasks, but if a user callback runs on the chief only, the other tasks do not see its problem
         if ":" not in self._config.train.callbacks[int(problem.key[2])].name:
             self._progress = replace(self._progress, pending_logs=scalars(train_logs))
             self._save_if_due(Moment.STOP, wait=True)
-            problem = problem._replace(message=f"{problem.message}; correct it and resume, the epoch's steps are saved")
+            problem = problem._replace(
+                message=f"{problem.message}; correct it and resume (the epoch's steps are saved)"
+            )
         raise ConfigError(problem)
 
     def _train_steps(self) -> Logs | None:
@@ -387,36 +397,36 @@ class TrainingLoop:
             first = self._progress.step_in_epoch
             self._call_hook("train_batch_begin", first)
             began = self._hooks.clock()
-            # asked before the call, so that the answer is part of the vote: all must save after the same step
-            asks = self._hooks.is_chief and self._saves.chief_asks(self._at(Moment.STEP))
+            # decided before the call and broadcast with the vote, because all tasks must save after the same step
+            asks = self._hooks.is_chief and self._saves.chief_asks(self._save_context(Moment.STEP))
             vote = Vote(self._hooks.should_stop(), bool(self._model.stop_training), self._next_steps, asks)
             self._timer.begin()
             result = self._program.run_steps(wanted, vote)
             self._timer.add(result.times)
             for note in result.notes:
                 self._hooks.emit(Notice(level="info", message=note))
-            # an error of the writing thread ends training here, and not an epoch later
+            # raises an error of the checkpoint writer's thread now, instead of an epoch later
             self._saver.check()
             if result.nonfinite is not None:
-                # the step of the failure, which `error.json` records
+                # `error.json` records this step
                 self._hooks.on_step(self._progress.step + result.nonfinite)
                 self._nonfinite.step(result, self._progress, restored_step=self._first_step)
             if result.steps:
                 logs = result.logs
                 self._rate_watch.stop_watching()
                 if self._progress.step == self._first_step:
-                    self._best.check_names(logs, is_alike=self._is_alike())
+                    self._best.check_names(logs, is_alike=self._reports_same_values())
                 self._advance(result, self._hooks.clock() - began)
                 self._call_hook("train_batch_end", first + result.steps - 1, logs)
             here = self._progress.step_in_epoch
             if here and (result.ended if steps is None else here == steps):
-                # a checkpoint of this step must hold the logs: a resume from it has no step left to compute them
+                # saved with a checkpoint of this step, because a resume from it has no step left to compute the logs
                 self._progress = replace(self._progress, pending_logs=scalars(logs))
             if result.vote.stop:
                 return None
             if result.ended:
                 self._check_end(result)
-                # `logs` is empty if this process resumed after the last step without knowing that it was the last
+                # `logs` is empty if this attempt resumed after the last step of the data
                 logs = logs or result.logs
                 break
             if result.vote.finish:
@@ -424,18 +434,18 @@ class TrainingLoop:
             self._save_if_due(Moment.STEP, chief_asks=result.vote.save)
         return logs
 
-    def _agreed(self, numbers: list[int]) -> list[int]:
-        """Return the chief's numbers in every task, because not every task has all callbacks."""
+    def _broadcast_from_chief(self, numbers: list[int]) -> list[int]:
+        """Return the chief's numbers in every task; other tasks have only some of the callbacks."""
         if not self._config.train.callbacks:
             return []
         length = self._program.agree(Vote(next_steps=len(numbers) if self._hooks.is_chief else 0)).next_steps
-        own = numbers if self._hooks.is_chief else [0] * length
-        return [self._program.agree(Vote(next_steps=number)).next_steps for number in own]
+        proposed = numbers if self._hooks.is_chief else [0] * length
+        return [self._program.agree(Vote(next_steps=number)).next_steps for number in proposed]
 
     def _steps_to_run(self) -> int:
         step, here = self._progress.step, self._progress.step_in_epoch
-        # a call must not run over a step at which something is due
-        due = [self._saves, self._reports, *self._calls_end]
+        # a call must end at each step after which something is due
+        due = [self._saves, self._reports, *self._callback_saves]
         limits = [self._call.length, *(each.steps_until_due(step) for each in due)]
         limits.append(None if self._steps_of_epoch is None else self._steps_of_epoch - here)
         return min(limit for limit in limits if limit is not None)
@@ -450,12 +460,12 @@ class TrainingLoop:
         self._reports.add(result, seconds, self._progress, at_end=at_end)
 
     def _check_end(self, result: CallResult) -> None:
-        """Raise ConfigError if the data ended although their length was known, or without any batch."""
+        """Raise ConfigError if the data ended earlier than their length says, or without any batch."""
         at = self._progress
         if at.step_in_epoch == 0:
-            raise ConfigError(Problem(("data",), "the training data is empty: it has not a single batch"))
+            raise ConfigError(Problem(("data",), "the training data is empty; it has no batches"))
         if self._epoch_steps is not None:
-            message = f"the data reported {self._epoch_steps} batches, but ended after {at.step_in_epoch}"
+            message = f"the data should have {self._epoch_steps} batches, but ended after {at.step_in_epoch}"
             raise ConfigError(Problem(("data",), message))
         self._reports.report_rest(result.logs, at)
 
@@ -463,19 +473,19 @@ class TrainingLoop:
         """Record the values of an epoch, and save a checkpoint if one is due.
 
         Args:
-            at: the values that decide on the best epoch.
-            logs: the same values, and those that callbacks have added.
+            at: progress and the values that decide which epoch is the best.
+            logs: all values of the epoch, including those that callbacks have added.
         """
         asks = self._hooks.is_chief and self._saves.chief_asks(at)
-        # the supervisor counts meetings as turns, to attribute a slow callback to its task
+        # lets the supervisor find the task whose slow callback delays the others
         self._hooks.on_meeting()
-        if self._train.running is not None:  # before anything of this epoch is saved
+        if self._train.running is not None:  # before this epoch is saved
             self._train.running.compare(self._progress.step - self._first_step, self._first_step)
-        if not self._has_looked_twice:
-            self._has_looked_twice = True
+        if not self._has_checked_first_epoch:
+            self._has_checked_first_epoch = True
             for warning in self._program.second_look():
                 self._hooks.emit(Notice(level="warning", message=warning))
-        # a callback may have stopped training in one process only
+        # a callback may have stopped training in one process only, so all of them agree
         vote = self._program.agree(Vote(finish=bool(self._model.stop_training), save=asks))
         history = {name: list(values) for name, values in self._progress.history.items()}
         for name, value in scalars(logs).items():
@@ -497,7 +507,7 @@ class TrainingLoop:
             self._best.keep(at)
         self._saver.save(self._program, self._progress, best=is_best)
 
-    def _at(self, moment: Moment, **facts: Any) -> SaveContext:
+    def _save_context(self, moment: Moment, **facts: Any) -> SaveContext:
         return SaveContext(moment, self._progress.step, self._hooks.clock(), **facts)
 
     def _save_if_due(
@@ -505,12 +515,12 @@ class TrainingLoop:
         chief_asks: bool = False,
     ) -> None:  # fmt: skip
         """Save a checkpoint if a policy asks for it; see `Saver.save` for the arguments."""
-        if self._saves.should_save(self._at(moment, chief_asks=chief_asks)):
+        if self._saves.should_save(self._save_context(moment, chief_asks=chief_asks)):
             self._saver.save(self._program, self._progress, otherwise=otherwise, wait=wait)
 
-    def _is_alike(self) -> bool:
-        """Return whether training and validation report the same values; a model's own steps may differ."""
-        return not any(has_own(self._model, name) for name in ("train_step", "test_step"))
+    def _reports_same_values(self) -> bool:
+        """Return whether training and validation report the same values, which overridden steps may not."""
+        return not any(overrides_method(self._model, name) for name in ("train_step", "test_step"))
 
 
 def _weights_differ(before: State, now: State) -> bool:
@@ -525,8 +535,8 @@ class CallLength:
         each_batch: whether a callback watches every batch, so that `auto` means 1.
     """
 
-    TARGET_S = 0.5  # a stop request is noticed between two calls, so within about this time
-    LONGEST = 64
+    TARGET_S = 0.5  # about the longest time until a stop request is noticed, which happens between two calls
+    LONGEST = 64  # steps
 
     def __init__(self, wanted: int | str, *, each_batch: bool) -> None:
         self._auto = wanted == "auto" and not each_batch
@@ -538,12 +548,12 @@ class CallLength:
         return self._length
 
     def propose(self, result: CallResult, seconds: float) -> int:
-        """Return the length that this task would choose after a call; the first call compiles and is ignored."""
+        """Return the length that this task proposes after a call; the first call is ignored, because it compiles."""
         self._calls += 1
         if not self._auto or self._calls == 1 or result.steps == 0:
             return self._length
-        fitting = int(self.TARGET_S * result.steps / max(seconds, 1e-6))
-        return max(1, min(fitting, self.LONGEST, 4 * self._length))
+        ideal = int(self.TARGET_S * result.steps / max(seconds, 1e-6))
+        return max(1, min(ideal, self.LONGEST, 4 * self._length))
 
     def accept(self, length: int) -> None:
         """Adopt the chief's decision, which is broadcast with the votes."""

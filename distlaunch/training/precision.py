@@ -13,17 +13,16 @@ from distlaunch.strategies.module_model import ModuleModel
 
 
 @contextlib.contextmanager
-def policy(name: str | None = None) -> Iterator[None]:
+def dtype_policy_scope(name: str | None = None) -> Iterator[None]:
     """Set the dtype policy of layers and models that are made in this context, and restore it afterwards.
 
-    It does not apply to the whole process: what the data and preprocessing functions make keeps its dtype.
+    The policy is not set for the whole process, because data and preprocessing functions may create layers too.
 
     Args:
         name: the policy; None to keep the current one.
     """
-    before = (
-        current_dtype_policy()
-    )  # Keras's getter would fix float32 before the model's function can set another floatx
+    # unlike this function, Keras's getter would fix float32 before the model's function can set another floatx
+    before = current_dtype_policy()
     if name is not None:
         keras.config.set_dtype_policy(name)
     try:
@@ -33,15 +32,15 @@ def policy(name: str | None = None) -> Iterator[None]:
 
 
 def check_precision(name: str | None, model: keras.Model) -> None:
-    """Raise ConfigError if the model did not take the policy."""
+    """Raise ConfigError if no layer of the model has the policy."""
     if name is None:
         return
     if isinstance(model, ModuleModel) and name != "float32":
-        message = f"got '{name}', but a tf.Module computes in the dtypes that its code uses; remove this key"
+        message = f"got '{name}', but the code of a tf.Module determines its dtypes; remove this key"
         raise ConfigError(Problem(("precision",), message))
-    # Sequential and functional models compute nothing themselves; their policy says nothing about their layers
+    # the policy of a Sequential or functional model does not tell which policies its layers have
     own = [layer for layer in layers_of(model) if not isinstance(layer, keras.Sequential) and not is_functional(layer)]
     found = {layer.dtype_policy.name for layer in own if layer.variables}
     if found and name not in found:
-        message = f"got '{name}', but the model's function gives its layers {' and '.join(sorted(found))}"
-        raise ConfigError(Problem(("precision",), f"{message}; remove this key, or do not set a dtype there"))
+        message = f"got '{name}', but the model's function sets {' and '.join(sorted(found))} for its layers"
+        raise ConfigError(Problem(("precision",), f"{message}; remove this key, or the dtype in the function"))

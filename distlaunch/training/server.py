@@ -1,4 +1,4 @@
-"""A worker or parameter server: holds the coordinator's variables, and executes the functions that it sends."""
+"""Runs a worker or parameter server, which holds the coordinator's variables and executes functions for it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from distlaunch.strategies.parameter_server.worker_batches import report_failure
 from distlaunch.training.step_timer import StepTimer
 
 _PROBE_S = 1.0  # interval between probes, and the timeout of each
-_GONE_AFTER = 3  # unanswered probes in a row: the coordinator has ended
+_MAX_UNANSWERED = 3  # unanswered probes in a row: the coordinator has ended
 
 
 def is_server(config: RunConfig, task: Task) -> bool:
@@ -42,7 +42,8 @@ def serve(config: RunConfig, run: RunDir, task: Task, asked_to_stop: threading.E
 
     Args:
         on_started: called when the server runs; by then TensorFlow has set its signal handlers.
-        emit: called with a notice of what the server waits for, if it has a launcher of its own.
+        emit: called with a notice that names the coordinator, with `wait_for_chief`, and with the times of steps.
+        wait_for_chief: end when the coordinator has ended; False if a launcher stops this process.
     """
     spec, _ = from_tf_config(os.environ["TF_CONFIG"])
     # before the data function is called, which may draw random numbers
@@ -51,7 +52,7 @@ def serve(config: RunConfig, run: RunDir, task: Task, asked_to_stop: threading.E
     grow_gpu_memory()
     timer = None
     if task.job == "worker":
-        # before the server starts: the coordinator may send work at once
+        # before the server starts, because the coordinator may send work at once
         context = WorkerContext(len(spec.jobs["worker"]), task.index)
         splits, train, validation = open_splits(config, run, context=context)
         config = with_global_batch(config, train)
@@ -65,7 +66,8 @@ def serve(config: RunConfig, run: RunDir, task: Task, asked_to_stop: threading.E
 
     def fail(error: Exception) -> None:
         failures.append(error)
-        # the graph that asked waits forever, see `worker_batches`; the coordinator notices that this process is gone
+        # this process must end: the graph that waits for the batch has no timeout (see `worker_batches`), but the
+        # coordinator notices when a process is gone
         asked_to_stop.set()
 
     report_failures(fail)
@@ -104,17 +106,17 @@ def wait_for_chief_to_end(
     Raises:
         UsageError: the coordinator does not start in time.
     """
-    unanswered, seen, began = 0, False, clock()
+    unanswered, has_started, began = 0, False, clock()
     # unanswered probes do not count before the coordinator has started
-    while not failures and (unanswered < _GONE_AFTER or not seen):
+    while not failures and (unanswered < _MAX_UNANSWERED or not has_started):
         try:
             socket.create_connection(split_address(address), timeout=_PROBE_S).close()
-            seen, unanswered = True, 0
+            has_started, unanswered = True, 0
         except OSError:
             unanswered += 1
-        if not seen and asked_to_stop.is_set():
+        if not has_started and asked_to_stop.is_set():
             return
-        if not seen and clock() - began > start_timeout_s:
+        if not has_started and clock() - began > start_timeout_s:
             raise UsageError(f"the coordinator at {address} did not start within {start_timeout_s:g} s")
-        # not `asked_to_stop.wait`: after a stop request, it still serves until the coordinator has saved
+        # not `asked_to_stop.wait`, because the coordinator still needs this server to save its checkpoint
         sleep(_PROBE_S)

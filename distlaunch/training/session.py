@@ -1,4 +1,4 @@
-"""One task's part in a run: builds everything in the right order, then trains, evaluates, predicts or exports."""
+"""Runs one task: builds data, strategy, model and program in order, then trains, evaluates, predicts or exports."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ from distlaunch.training.build import Findings, build_model, can_be_tested, chec
 from distlaunch.training.callbacks import build_callbacks, hints_on_tasks
 from distlaunch.training.checks.fixed_batch import check_fixed_batch
 from distlaunch.training.checks.labels import explain_label_errors, with_label_checks
-from distlaunch.training.export.session import CHECKED_ROWS, ExportError, Trained, Written, export_all
+from distlaunch.training.export.session import CHECKED_ROWS, ExportError, TrainedModel, WrittenExport, export_all
 from distlaunch.training.export.writers import rebuild
 from distlaunch.training.loop import LoopEnd, LoopHooks, TrainingLoop
-from distlaunch.training.predictions import in_order, named_arrays, write_arrays
+from distlaunch.training.predictions import named_arrays, split_in_order, write_arrays
 from distlaunch.training.step_reports import scalars
 from distlaunch.training.steps.functions import make_steps
 from distlaunch.training.unbuilt_optimizers import build_used_optimizers
@@ -112,43 +112,43 @@ class Session:
         Raises:
             ConfigError: data, model and config do not fit each other.
         """
-        # first: everything below may draw random numbers
+        # first, because everything below may draw random numbers
         seed_process(config)
         grow_gpu_memory()
-        # before any computation: it splits the CPU into devices, and joins the cluster
+        # before any computation, because it splits the CPU into devices and joins the cluster
         strategy: Strategy = create(config, task)
         strategy.keep_compiled(compiled or run.compiled)
         process.on_connected()
         notices = _Notices(process.emit, strategy)
-        notices.chief("warning", share_note(config, strategy.num_replicas))
+        notices.from_chief("warning", share_note(config, strategy.num_replicas))
         if strategy.is_chief:
-            notices.all("warning", *_new_warnings(run, config.strategy.backend))
+            notices.from_each_task("warning", *_unreported_version_warnings(run, config.strategy.backend))
         config, train, validation, preprocessing = _read_data(config, run, strategy, notices)
         splits = {"train": train} if validation is None else {"train": train, "validation": validation}
         check_not_batched(splits, config.data, None)
         rows = train.first_rows(SAMPLE_ROWS)
         if strategy.is_chief:
-            notices.all("warning", *random_warnings(config.data, train))
+            notices.from_each_task("warning", *random_warnings(config.data, train))
         findings = Findings()
-        fits = functools.partial(check_not_batched, splits, config.data)
-        model = build_model(config, strategy, rows, findings, fits, train.first_rows)
+        check_input = functools.partial(check_not_batched, splits, config.data)
+        model = build_model(config, strategy, rows, findings, check_input, train.first_rows)
         rows = rows if findings.rows is None else findings.rows
         replicas = strategy.num_replicas if config.strategy.has_replicas else 1
         sizes = [split.num_examples for split in splits.values()]
         check_fixed_batch(config, model, replicas, sizes, train.first_rows, findings.warnings.append)
-        # here, while the layers still hold the losses that they have added
+        # before the next call of the model, while its layers still hold the losses that they have added
         testable = can_be_tested(model)
-        notices.all("warning", *findings.warnings)
+        notices.from_each_task("warning", *findings.warnings)
         train = with_label_checks(train, findings.rules)
         validation = None if validation is None else with_label_checks(validation, findings.rules)
         build_used_optimizers(config, strategy, model, rows)
         with strategy.scope():
-            # before the program is made: `verify` adds variables, which is impossible after a step is traced
+            # before the program is made, because `verify` adds variables, and none can be added to a traced step
             on_built(model)
         optimizers = describe_optimizers(model)
         program = strategy.program(make_steps(config, model, train.first_rows))
-        notices.all("info", *strategy.notes())
-        # for a read-only run it is a link; users know its target
+        notices.from_each_task("info", *strategy.notes())
+        # a read-only run has a link to the checkpoints; messages should show its target
         checkpoints = run.checkpoints.resolve() if run.checkpoints.is_symlink() else run.checkpoints
         store = CheckpointStore(checkpoints, config.checkpoint.keep)
         restorer = Restorer(config, strategy, store, process.emit)
@@ -163,17 +163,19 @@ class Session:
         callbacks = build_callbacks(config.train.callbacks, is_chief=is_chief, run=self.run)
         if is_chief:
             tasks = sum(config.strategy.jobs(config.cluster).values()) if config.strategy.in_lockstep else 1
-            notices.all("info", *hints_on_tasks(config.train.callbacks, callbacks, tasks))
+            notices.from_each_task("info", *hints_on_tasks(config.train.callbacks, callbacks, tasks))
         parts_writer = PartsWriter.agree(strategy, self.store)
-        # before this attempt reports that it has started
-        counts = is_chief and config.checkpoint.every is not None
-        failures = past_failures(read_events(self.run.events)) if counts else Failures()
+        # read before this attempt reports its start
+        uses_failures = is_chief and config.checkpoint.every is not None
+        failures = past_failures(read_events(self.run.events)) if uses_failures else Failures()
         hooks = LoopHooks.of(
             self.process, store=self.store, is_chief=is_chief, parts_writer=parts_writer, failures=failures
         )
         validation = self.validation if self.can_be_tested else None
         if validation is None and self.validation is not None:
-            notices.all("info", "there is no validation: the model has neither a loss nor a test_step of its own")
+            notices.from_each_task(
+                "info", "the model is not validated, because it has neither a loss nor a test_step of its own"
+            )
         loop = TrainingLoop(config, self.model, self.program, self.train, validation, callbacks, hooks)
         self._report_start(start, restored_from)
         if placed := self.program.placement():
@@ -185,7 +187,7 @@ class Session:
         return outcome
 
     def trained_model(self) -> keras.Model:
-        """Return the model with its current values on one device, without the strategy; every task must call it."""
+        """Return the model with its current values on one device, outside the strategy; every task must call this."""
         return rebuild(self.config, self.program.snapshot(), self.rows)
 
     def evaluate(self, split: str, step: int | BestName | None) -> None:
@@ -197,10 +199,10 @@ class Session:
     def evaluate_checkpoint(self, split: str, step: int | BestName | None) -> Logs | None:
         """Return the metrics of a checkpoint on one split, counting every example once; None if asked to stop."""
         self.restorer.restore(self.program, step)
-        # the whole split, even if training validates on a part of it
-        data, steps = in_order(self.config, split, self.train, self.validation, "evaluate on")
+        # the whole split, even if training validates on a part of it only
+        data, steps = split_in_order(self.config, split, self.train, self.validation, "evaluate on")
         if not self.can_be_tested:
-            raise ConfigError(Problem(("compile",), "evaluation needs a loss, or a test_step of the model's own"))
+            raise ConfigError(Problem(("compile",), "evaluation needs a loss, or a model with its own test_step"))
         with explain_label_errors():
             logs = self.program.evaluate(data.evaluation_source(), steps, self.process.should_stop)
         return None if logs is None else scalars(logs)
@@ -213,7 +215,7 @@ class Session:
             output: the file; None for one below the run directory.
         """
         self.restorer.restore(self.program, step)
-        data, steps = in_order(self.config, split, self.train, self.validation, "predict")
+        data, steps = split_in_order(self.config, split, self.train, self.validation, "predict")
         predictions = self.program.predict(data.evaluation_source(steps), self.process.should_stop)
         if predictions is None:
             return
@@ -229,7 +231,7 @@ class Session:
         """Export the model of a checkpoint.
 
         Args:
-            formats: if empty, those of the config; if it has none, one that suits the model.
+            formats: if empty, the config's formats are used, or if it has none, one that suits the model.
 
         Raises:
             ConfigError: the model does not support a format; nothing is written.
@@ -239,16 +241,16 @@ class Session:
         if is_module:
             check_formats_of_module(formats)
         self.restorer.restore(self.program, step)
-        state = self.program.snapshot()  # in all tasks: each may hold parts of it
+        state = self.program.snapshot()  # in all tasks, because each may hold parts of it
         if self.strategy.is_chief:
             with self.process.saving():
                 self._write_exports(state, formats, self.restorer.restored_step, checked=True)
         self.program.agree(Vote())
 
     def _export_trained(self, step: int, *, checked: bool) -> None:
-        """Export the current model in the config's formats; the chief writes, the others wait.
+        """Export the current model in the config's formats; the chief writes, and the other tasks wait.
 
-        An error is reported and not raised: the training itself has succeeded.
+        An error is reported and not raised, because the training itself has succeeded.
         """
         if not self.config.export:
             return
@@ -259,7 +261,7 @@ class Session:
                     with ExitStack() as stack:
                         self._lock_exports(stack)
                         self._write_exports(state, self.config.export, step, checked=checked)
-                except Exception as error:  # any kind: the user's code builds the model again
+                except Exception as error:  # the user's code builds the model again, and may raise any error
                     known = isinstance(error, DistlaunchError)
                     reason = str(error) if known else f"{type(error).__name__}: {error}{user_line(error)}"
                     self.process.emit(ExportFailed(step=step, reason=reason))
@@ -284,17 +286,17 @@ class Session:
             stack.enter_context(lock)
 
     def _write_exports(self, state: State, formats: Sequence[ExportFormat], step: int, *, checked: bool) -> None:
-        raw = self.train.first_rows(fixed_batch(self.model) or CHECKED_ROWS, raw=True)
-        rows = raw if self.preprocessing is None else self.preprocessing(raw)
-        x = keras.utils.unpack_x_y_sample_weight(raw)[0]
+        original = self.train.first_rows(fixed_batch(self.model) or CHECKED_ROWS, raw=True)
+        rows = original if self.preprocessing is None else self.preprocessing(original)
+        x = keras.utils.unpack_x_y_sample_weight(original)[0]
         try:
-            trained = Trained(self.config, state, rows, x, self.preprocessing)
+            trained = TrainedModel(self.config, state, rows, x, self.preprocessing)
             self._report_exports(export_all(trained, self.run.export, formats, checked=checked), step)
         except ExportError as error:
             self._report_exports(error.written, step)
             raise
 
-    def _report_exports(self, exports: list[Written], step: int) -> None:
+    def _report_exports(self, exports: list[WrittenExport], step: int) -> None:
         for written in exports:
             path, signature = str(written.path), written.signature
             self.process.emit(Exported(format=written.format, path=path, signature=signature, step=step))
@@ -302,7 +304,7 @@ class Session:
                 self.process.emit(Notice(level="warning", message=note))
 
     def leave(self) -> None:
-        """Leave the cluster; no other task needs this one afterwards. A task that has failed does not call it."""
+        """Leave the cluster, when no other task needs this one any longer. A task that has failed does not call it."""
         self.strategy.leave()
 
     def _report_start(self, start: Progress, restored_from: Path | None) -> None:
@@ -335,17 +337,17 @@ class _Notices:
     def __init__(self, emit: Callable[[Event], None], strategy: Strategy) -> None:
         self.emit, self._strategy = emit, strategy
 
-    def chief(self, level: Literal["info", "warning"], *messages: str) -> None:
-        """Report what all tasks know, from the chief alone; empty messages are skipped."""
+    def from_chief(self, level: Literal["info", "warning"], *messages: str) -> None:
+        """Report messages that all tasks have, from the chief only; empty ones are skipped."""
         if self._strategy.is_chief:
-            self.all(level, *messages)
+            self.from_each_task(level, *messages)
 
-    def all(self, level: Literal["info", "warning"], *messages: str) -> None:
+    def from_each_task(self, level: Literal["info", "warning"], *messages: str) -> None:
         for message in filter(None, messages):
             self.emit(Notice(level=level, message=message))
 
 
-def _new_warnings(run: RunDir, backend: Backend) -> list[str]:
+def _unreported_version_warnings(run: RunDir, backend: Backend) -> list[str]:
     """Return warnings about untested versions, without those that the run's events already have."""
     warnings = untested(frameworks(backend))
     if not warnings:
@@ -356,7 +358,7 @@ def _new_warnings(run: RunDir, backend: Backend) -> list[str]:
 
 def _read_data(config: RunConfig, run: RunDir, strategy: Strategy, notices: _Notices
                ) -> tuple[RunConfig, Split, Split | None, Preprocessing | None]:  # fmt: skip
-    """Read the data, and compare them with those of the other processes and of the previous attempt.
+    """Read the data, and compare it with the data of the other processes and of the previous attempt.
 
     Returns:
         The config with the actual global batch size, the two splits, and the preprocessing.
@@ -365,7 +367,7 @@ def _read_data(config: RunConfig, run: RunDir, strategy: Strategy, notices: _Not
     share = strategy.share() if config.data.gives_context else Share()
     splits, train, validation = open_splits(config, run, share, context)
     if strategy.is_chief:
-        notices.all("warning", *overlap_warnings(splits), *unused_settings_of(config, splits))
+        notices.from_each_task("warning", *overlap_warnings(splits), *unused_settings_of(config, splits))
     given = with_global_batch(config, train)
     if given.cluster.hosting == "in_process":
         offer_splits(given, splits, train, validation, context)
@@ -373,9 +375,9 @@ def _read_data(config: RunConfig, run: RunDir, strategy: Strategy, notices: _Not
     both = [train] if validation is None else [train, validation]
     read_by_all = sorted({split.reads_all for split in both if split.reads_all})
     if read_by_all and sum(given.strategy.jobs(given.cluster).values()) > 1:
-        why = "each process reads all batches, since their examples cannot be read alone"
-        notices.chief("info", f"{joined(read_by_all)}: {why}")
-    notices.chief("info", *dict.fromkeys(note for split in both for note in split.notes))
+        why = "each process reads all batches, because their examples cannot be read separately"
+        notices.from_chief("info", f"{joined(read_by_all)}: {why}")
+    notices.from_chief("info", *dict.fromkeys(note for split in both for note in split.notes))
     examples = {"train": train.num_examples}
     if validation is not None:
         examples["validation"] = validation.num_examples
@@ -383,8 +385,8 @@ def _read_data(config: RunConfig, run: RunDir, strategy: Strategy, notices: _Not
     seen = describe_data(given, train, validation)
     found = DataResolved(name=name, source=splits.origin, examples=examples, seen=seen)
     if strategy.is_chief:
-        notices.all("warning", what_changed(read_events_of(run.events, DataResolved), found))
+        notices.from_each_task("warning", what_changed(read_events_of(run.events, DataResolved), found))
     notices.emit(found)
-    if given is not config:  # the global batch size was not known before
-        notices.chief("warning", share_note(given, strategy.num_replicas))
+    if given is not config:  # the global batch size was unknown before
+        notices.from_chief("warning", share_note(given, strategy.num_replicas))
     return given, train, validation, splits.preprocessing

@@ -1,4 +1,4 @@
-"""The progress of training as events: the number of steps, their duration, and the latest values."""
+"""Reports the progress of training as events: the number of steps, their duration, and the latest values."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ REPORT_INTERVAL_S = 0.5  # between two StepsDone events, unless the config says 
 
 
 @dataclass(frozen=True)
-class Every:
-    """Due at multiples of `steps`; never if None."""
+class StepInterval:
+    """Interval of steps, due at multiples of `steps`; never due if None."""
 
     steps: int | None
 
@@ -39,7 +39,7 @@ class StepReports:
 
     def __init__(self, emit: Callable[[Event], None], every: int | None, clock: Callable[[], float]) -> None:
         self._emit, self._clock = emit, clock
-        self._every = Every(every)
+        self._every = StepInterval(every)
         self._steps, self._seconds = 0, 0.0
         self._last = clock()
 
@@ -53,7 +53,7 @@ class StepReports:
         Args:
             seconds: duration of the call.
             at: progress after the call.
-            at_end: whether the call ended an epoch, so that its steps are reported in any case.
+            at_end: whether the call ended an epoch; its steps are then reported in any case.
         """
         self._steps += result.steps
         self._seconds += seconds

@@ -19,7 +19,7 @@ from distlaunch.strategies.step_times import StepTimes
 
 INTERVAL_S = 5.0  # between reports, each of which is an event in a file
 _LATEST = 1_000  # number of steps for the reported median and 99th percentile
-_MISSING_STEPS, _MISSING_SHARE = 2.0, 0.1  # tolerated missing examples, for streams of nearly equal length
+_MISSING_STEPS, _MISSING_SHARE = 2.0, 0.1  # tolerated missing examples: in full batches, and as a fraction of all
 
 
 class StepTimer:
@@ -37,15 +37,15 @@ class StepTimer:
         self._emit, self._train, self._config, self._reads_ahead, self._clock = emit, train, config, reads_ahead, clock
         self._calls, self._steps = 0, 0
         self._seconds, self._input_s, self._examples, self._cpu_s = 0.0, 0.0, 0.0, 0.0
-        self._latest: deque[float] = deque(maxlen=_LATEST)
+        self._latest_step_s: deque[float] = deque(maxlen=_LATEST)
         self._largest: float | None = 0.0 if config.gives_context else None
         self._cpu_before = time.process_time()
         self._made_before = ExampleTimes()
         self._due_at: float | None = None
-        self._has_news = False
+        self._has_unreported = False
 
     def begin(self) -> None:
-        """Start a call; CPU time used before it is not counted as a step's."""
+        """Start a call; CPU time used before it does not count as time of a step."""
         self._cpu_before = time.process_time()
 
     def add(self, times: StepTimes) -> None:
@@ -65,15 +65,15 @@ class StepTimer:
         self._input_s += times.input_s
         self._examples += times.examples
         self._cpu_s += time.process_time() - self._cpu_before
-        self._latest.extend(times.seconds)
-        self._has_news = True
-        self._look_at_sizes(times.examples / len(times.seconds))
+        self._latest_step_s.extend(times.seconds)
+        self._has_unreported = True
+        self._check_batch_sizes(times.examples / len(times.seconds))
         self.begin()
         if self._due_at is not None and self._clock() >= self._due_at:
             self.report()
 
-    def _look_at_sizes(self, examples: float) -> None:
-        """Warn once if batches are smaller than they should be, because some parts of the data end before others.
+    def _check_batch_sizes(self, examples: float) -> None:
+        """Warn once if many batches are smaller than the largest, because some parts of the data end before others.
 
         Args:
             examples: examples per step in the latest call.
@@ -85,19 +85,17 @@ class StepTimer:
         if whole - self._examples > self._largest * (_MISSING_STEPS + _MISSING_SHARE * self._steps):
             self._largest = None
             parts = "the streams" if self._config.streams else "the workers' data"
-            message = f"{self._examples:,.0f} examples were read in {self._steps:,} steps, and batches of full size "
-            message += (
-                f"would have {whole:,.0f}: some of {parts} end before others, and batches without them are smaller; "
-            )
-            message += "to keep batches whole, give each about the same number of examples"
+            message = f"{self._steps:,} steps have read {self._examples:,.0f} examples, but full batches would have "
+            message += f"{whole:,.0f}: some of {parts} end before others, and the batches after that are smaller; "
+            message += "to keep batches full, give each about the same number of examples"
             self._emit(Notice(level="warning", message=f"data: {message}"))
 
     def report(self) -> None:
         """Report now, if there is anything new."""
-        if not self._has_news:
+        if not self._has_unreported:
             return
-        self._has_news, self._due_at = False, self._clock() + INTERVAL_S
-        made, latest = measured() - self._made_before, list(self._latest)
+        self._has_unreported, self._due_at = False, self._clock() + INTERVAL_S
+        made, latest = measured() - self._made_before, list(self._latest_step_s)
         self._emit(
             StepsTimed(
                 steps=self._steps,
@@ -114,7 +112,7 @@ class StepTimer:
                 batches_s=made.batches_s,
                 threads=num_threads(self._config),
                 reads_ahead=self._reads_ahead,
-                # the preprocessing of whole batches is not measured, and might take most of the time
+                # false if whole batches are preprocessed, which is not measured and may take most of the time
                 from_pipeline=not self._train.by_number
                 and self._config.preprocessing is None
                 and not self._train.reads_all,

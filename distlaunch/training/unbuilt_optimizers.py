@@ -30,18 +30,18 @@ def build_used_optimizers(config: RunConfig, strategy: Strategy, model: keras.Mo
         rows: a few examples.
 
     Raises:
-        ConfigError: an optimizer has no variables yet, tracing the step does not show which it gets, and the strategy
-            cannot build it during training.
+        ConfigError: an optimizer has no variables, the trace does not show which variables it trains, and the strategy
+            cannot build it in the first training step.
     """
     unbuilt = [optimizer for optimizer in optimizers_of(model) if not optimizer.built]
-    own = config.train.step is None
-    if not unbuilt or not has_own_step(config, model) or (config.strategy.is_functional and not own):
+    from_user = config.train.step is None
+    if not unbuilt or not has_own_step(config, model) or (config.strategy.is_functional and not from_user):
         return
     on_jax = not config.strategy.runs_tensorflow
     reason: Exception | None = None
     if not on_jax:
         with _record_applied(unbuilt) as applied:
-            reason = _trace(model.train_step if own else make_steps(config, model).train, rows)
+            reason = _trace(model.train_step if from_user else make_steps(config, model).train, rows)
         with strategy.scope():
             for optimizer, variables in applied:
                 if not optimizer.built:
@@ -60,7 +60,7 @@ def _trace(step: Callable[[Batch], Any], rows: Batch) -> Exception | None:
     specs = tf.nest.map_structure(any_rows, rows)
     try:
         tf.function(step, autograph=False).get_concrete_function(specs)
-    # the user's step may raise anything: it may need a strategy, or more rows
+    # the user's step may raise any error, for instance because it needs more rows
     except Exception as error:
         return error
     return None
@@ -68,7 +68,7 @@ def _trace(step: Callable[[Batch], Any], rows: Batch) -> Exception | None:
 
 @contextmanager
 def _record_applied(optimizers: list[Any]) -> Iterator[list[tuple[Any, list[Any]]]]:
-    """Yield a list of the optimizers that are applied, with their variables; they do not update anything meanwhile."""
+    """Yield a list that receives each optimizer that is applied, with its variables; nothing is updated meanwhile."""
     applied: list[tuple[Any, list[Any]]] = []
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
@@ -87,5 +87,6 @@ def _not_built(optimizer: keras.optimizers.Optimizer, reason: Exception | None) 
     message = f"the model's optimizer '{optimizer.name}' has no variables yet"
     if reason is not None:
         first = reason_of(reason)
-        message += f", and its step cannot be tried to learn which it trains ({first})"
-    return ConfigError(Problem(("model", "function"), f"{message}; call its build(variables) in the model's function"))
+        message += f", and tracing the model's step to find them failed ({first})"
+    hint = "call the optimizer's build(variables) in the model's function"
+    return ConfigError(Problem(("model", "function"), f"{message}; {hint}"))

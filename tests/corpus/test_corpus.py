@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distlaunch.strategies.variables import has_own
+from distlaunch.strategies.variables import overrides_method
 from tests.corpus.compare import Trained, by_distlaunch, by_fit, deviations
 from tests.corpus.models import CASES
 from tests.parity.workers import run_workers
@@ -79,7 +79,7 @@ def test_in_processes(job: dict[str, Any], number: int, backend: str, tmp_path: 
     if backend == "jax":
         # there a step takes the state and returns it, which these do not
         steps = ("train_step", "test_step")
-        names = [name for name in names if not any(has_own(CASES[name].model(), step) for step in steps)]
+        names = [name for name in names if not any(overrides_method(CASES[name].model(), step) for step in steps)]
     results, environment = tmp_path / "results.json", {"STRATEGY": json.dumps(job)}
     run_workers(tmp_path, "tests.corpus.worker", [str(results), *names], number, 1800, backend, **environment)
     wrong = {}

@@ -15,7 +15,7 @@ from distlaunch.base.errors import ConfigError  # noqa: E402
 from distlaunch.config.run import RunConfig  # noqa: E402
 from distlaunch.strategies.replica.one_device import OneDevice  # noqa: E402
 from distlaunch.training.build import build_model  # noqa: E402
-from distlaunch.training.precision import policy  # noqa: E402
+from distlaunch.training.precision import dtype_policy_scope  # noqa: E402
 from tests.parity import problems  # noqa: E402
 from tests.parity.cases import CASES, case  # noqa: E402
 
@@ -70,7 +70,7 @@ def test_a_model_that_cannot_take_it_is_refused() -> None:
 
 def test_a_notebook_keeps_its_own_policy(tmp_path: Path) -> None:
     raw = {**copy.deepcopy(CASES["mlp adam"]), "precision": "mixed_bfloat16", "export": ["keras", "saved_model"]}
-    with policy("mixed_float16"):
+    with dtype_policy_scope("mixed_float16"):
         result = notebook.train({**raw, "train": {"epochs": 1}}, runs_dir=tmp_path)
         assert keras.config.dtype_policy().name == "mixed_float16"
     assert names(result.model) == {"mixed_bfloat16"}

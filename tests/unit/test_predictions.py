@@ -19,7 +19,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.data.source import open_splits
 from distlaunch.data.splits import Splits
 from distlaunch.strategies.predictions import concatenate_batches, make_predict_call
-from distlaunch.training.predictions import in_order, named_arrays, write_arrays
+from distlaunch.training.predictions import named_arrays, split_in_order, write_arrays
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 ONE = np.arange(6, dtype=np.float32).reshape(3, 2)
@@ -111,7 +111,7 @@ def split_of(tmp_path: Path, name: str, splits: Splits, train: Any = None, **dat
     section = {"function": f"{__name__}:given", "global_batch": 4, **data}
     config = RunConfig.model_validate({"model": {"function": "m:f"}, "data": section, "train": train or {}})
     _, train, validation = open_splits(config, RunDir(tmp_path))
-    split, steps = in_order(config, name, train, validation, "predict")
+    split, steps = split_in_order(config, name, train, validation, "predict")
     source = split.evaluation_source(steps)
     rows = [source.load(element)[0].numpy() for element in source.elements.take(4)]
     return np.concatenate(rows).tolist()

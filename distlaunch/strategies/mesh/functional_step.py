@@ -23,7 +23,7 @@ from distlaunch.patches.keras_private import (
     put_mask,
 )
 from distlaunch.strategies.protocol import Steps
-from distlaunch.strategies.variables import flat_logs, has_own, metric_results
+from distlaunch.strategies.variables import flat_logs, metric_results, overrides_method
 
 Values = list[Any]
 TrainState = tuple[Values, Values, Values, Values]
@@ -150,7 +150,7 @@ def known_log_names(steps: Steps) -> list[str] | None:
         return None
     if steps.logs == "mean":
         return ["loss"]
-    return None if has_own(steps.model, "compute_metrics") else []
+    return None if overrides_method(steps.model, "compute_metrics") else []
 
 
 def reference_loss(model: keras.Model, per_example: Callable[[Any, Any], Any]) -> LossOf:

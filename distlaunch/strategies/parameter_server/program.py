@@ -46,12 +46,12 @@ from distlaunch.strategies.state import State
 from distlaunch.strategies.step_times import StepTimes
 from distlaunch.strategies.variables import (
     flat_logs,
-    has_own,
     host_value,
     metric_results,
     metric_variables,
     named_metrics,
     optimizers_of,
+    overrides_method,
     plain_logs,
     plain_state,
     restore_plain,
@@ -247,7 +247,7 @@ class CoordinatorProgram(ProgramDefaults):
         return self._traced_log_names(self._steps.test, source, always=False)
 
     def _returns_more(self, step: str) -> bool:
-        return has_own(self._model, step) or has_own(self._model, "compute_metrics")
+        return overrides_method(self._model, step) or overrides_method(self._model, "compute_metrics")
 
     def _traced_log_names(self, step: Callable[..., Any], source: Source, *, always: bool) -> list[str]:
         """Trace a step, and return the names of its results; empty if they are the metrics, unless `always`."""

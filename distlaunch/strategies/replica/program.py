@@ -49,11 +49,11 @@ from distlaunch.strategies.variables import (
     chain,
     checked_value,
     flat_logs,
-    has_own,
     host_value,
     loss_trackers,
     metric_variables,
     optimizers_of,
+    overrides_method,
     plain_state,
     restore_plain,
     saved_values,
@@ -81,7 +81,7 @@ class ReplicaProgram(ProgramDefaults):
         for optimizer in self._optimizers:
             for part in chain(optimizer):
                 branch_together(part)
-        is_own = steps.logs == "last" and has_own(self._model, "train_step")
+        is_own = steps.logs == "last" and overrides_method(self._model, "train_step")
         self._train_kind = StepKind("mean" if steps.logs == "last" else "part", weighs_gradients=is_own)
         self._test_kind = StepKind("mean", adding_up=self._train_kind.adding_up, is_test=True)
         self._doubtful: list[Any] = []
@@ -135,7 +135,7 @@ class ReplicaProgram(ProgramDefaults):
         steps = self._steps
         assert steps.sample is not None, "checked before"
         tried = [(steps.train, self._train_kind)] if steps.logs == "last" else []
-        own = any(has_own(self._model, name) for name in ("test_step", "compute_metrics"))
+        own = any(overrides_method(self._model, name) for name in ("test_step", "compute_metrics"))
         if steps.test is not None and (own or not tried):
             tried.append((steps.test, self._test_kind))
         try:

@@ -17,10 +17,10 @@ from distlaunch.strategies.replica.share import Adds, StepKind
 from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import (
     flat_logs,
-    has_own,
     metric_results,
     metric_variables,
     named_metrics,
+    overrides_method,
     plain_logs,
 )
 
@@ -120,7 +120,7 @@ class Sums:
 
     def _returns_more(self, step: str) -> bool:
         """Return whether a step may return anything other than the model's metrics."""
-        return has_own(self._model, step) or has_own(self._model, "compute_metrics")
+        return overrides_method(self._model, step) or overrides_method(self._model, "compute_metrics")
 
     def _extras_of(
         self, trace: Callable[..., Any], iterator: Any, prefix: str, *, replaces: bool

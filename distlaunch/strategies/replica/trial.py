@@ -23,7 +23,7 @@ from distlaunch.patches.keras_private import layers_of
 from distlaunch.strategies.collected_scope import CollectedScope
 from distlaunch.strategies.patches.keras_replica_metrics import is_known_to_add_up
 from distlaunch.strategies.replica.share import AddingUp, Adds, ReplicaShare, StepKind, current, replica_share
-from distlaunch.strategies.variables import flat_logs, has_own, metric_results, optimizers_of
+from distlaunch.strategies.variables import flat_logs, metric_results, optimizers_of, overrides_method
 
 TOLERANCE = 1e-5
 """Relative deviation below which two values count as equal; rounding stays below it."""
@@ -282,7 +282,7 @@ def _with_other_predictions(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def needs_trial(model: keras.Model, metrics: list[Any]) -> bool:
     """Return whether anything in a model may not add up over replicas."""
-    if any(has_own(model, name) for name in ("train_step", "test_step", "compute_loss", "compute_metrics")):
+    if any(overrides_method(model, name) for name in ("train_step", "test_step", "compute_loss", "compute_metrics")):
         return True
     if any(not is_known_to_add_up(metric) or getattr(metric, "additive", None) is False for metric in metrics):
         return True
@@ -516,7 +516,7 @@ def _decide(observed: Observed, kind: StepKind, model: keras.Model, metrics: lis
         found.losses.update(losses)
         found.added.update(added)
         return True
-    if has_own(model, "compute_loss"):
+    if overrides_method(model, "compute_loss"):
         totals = [observed.adds(key) for key in observed.keys("total")]
         total = next((adds for adds in totals if adds is not Adds.MEAN), Adds.MEAN) or Adds.WHOLE
         if total is not Adds.MEAN and found.total is Adds.MEAN:
@@ -524,7 +524,7 @@ def _decide(observed: Observed, kind: StepKind, model: keras.Model, metrics: lis
             return True
     if not kind.weighs_gradients and any(of_sum > GRADIENT_TOLERANCE for _, of_sum in observed.gradients.values()):
         # values may be close by chance, gradients are not
-        if has_own(model, "compute_loss") and found.total is not Adds.WHOLE:
+        if overrides_method(model, "compute_loss") and found.total is not Adds.WHOLE:
             found.total = Adds.WHOLE
             return True
         known = [_is_known(loss) for loss in keras.tree.flatten(getattr(model, "loss", None))]
@@ -587,7 +587,7 @@ def _sentences(observed: Observed, kind: StepKind, model: keras.Model, metrics: 
         if (of_mean if kind.weighs_gradients else of_sum) <= GRADIENT_TOLERANCE:
             continue
         which = f"optimizer {int(key[1]) + 1}" if len(optimizers_of(model)) > 1 else "the optimizer"
-        if has_own(model, "train_step"):
+        if overrides_method(model, "train_step"):
             if of_sum <= GRADIENT_TOLERANCE:
                 what = "are sums over rows, and replicas average them; divide the loss by the number of rows"
             else:
@@ -599,7 +599,7 @@ def _sentences(observed: Observed, kind: StepKind, model: keras.Model, metrics: 
                 f"{name}.train_step: the gradients that {which} gets {what}; this run differs from one device. "
                 "With dtensor or jax the step sees all rows"
             )
-        elif not has_own(model, "compute_loss") and not found.losses:
+        elif not overrides_method(model, "compute_loss") and not found.losses:
             yield "the model combines rows of a batch, so on replicas its gradients differ from one device"
     for index in sorted(found.metrics):
         size = observed.bytes_per_row.get(index, 0)

@@ -1,4 +1,4 @@
-"""Finds models that accept one batch size only, before a batch of another size ends the training."""
+"""Finds models that accept only one batch size, before a batch of another size ends the training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_fixed_batch(
     first_rows: Callable[[int], Batch],
     warn: Callable[[str], None],
 ) -> None:
-    """Call a model whose inputs declare a number of rows with every other number that a replica will get.
+    """Check that a model whose inputs declare a number of rows accepts the numbers that replicas will get.
 
     Args:
         replicas: number of replicas that share a global batch.
@@ -34,7 +34,8 @@ def check_fixed_batch(
         warn: called with warnings.
 
     Raises:
-        ConfigError: the model does not accept them, or it keeps state for rows that several replicas share.
+        ConfigError: the model does not accept such a number, or it keeps state between batches and there are several
+            replicas.
     """
     declared = fixed_batch(model)
     if declared is None:
@@ -43,13 +44,13 @@ def check_fixed_batch(
     if stateful is not None:
         message = f"layer '{stateful.name}' (stateful=True) begins each batch with the state after the previous batch"
         if replicas > 1:
-            why = f"each of {replicas} replicas would keep its own, and a checkpoint holds one"
+            why = f"each of {replicas} replicas would have its own state, but a checkpoint holds only one"
             raise ConfigError(Problem(("strategy", "kind"), f"{message}; {why}; use kind: one_device"))
         if config.strategy.kind == "parameter_server":
-            why = "workers, each of which gets other batches, would share one"
+            why = "workers get different batches, but would share one state"
             raise ConfigError(Problem(("strategy", "kind"), f"{message}; {why}; use kind: one_device"))
         if not config.strategy.runs_tensorflow:
-            warn(f"{message}, but on JAX, Keras drops the state, and begins each with zeros; use kind: one_device")
+            warn(f"{message}, but on JAX, Keras begins each batch with zeros; use kind: one_device")
     batch = config.data.batch
     message = f"the model takes exactly {declared} rows, as its inputs declare, and"
     lasts = {number % batch for number in examples if number} - {0}
@@ -59,17 +60,17 @@ def check_fixed_batch(
             if not reason:
                 continue
             if size == batch:
-                what = f"each of {replicas} replicas gets {rows} of them" if replicas > 1 else f"it would get {rows}"
+                what = f"each of {replicas} replicas would get {rows}" if replicas > 1 else f"it would get {rows}"
                 hint = f"write global_batch: {declared * replicas}"
             else:
                 what = f"the last batch of a pass has {size}"
-                hint = f"give splits whose number of examples is a multiple of {batch}"
-            hint += ", or leave the number of rows out of its inputs"
+                hint = f"use splits whose number of examples is a multiple of {batch}"
+            hint += ", or remove the number of rows from the model's inputs"
             raise ConfigError(Problem(("data", "global_batch"), f"{message} {what} ({reason}); {hint}"))
 
 
 def _rows_of_replicas(batch: int, replicas: int) -> set[int]:
-    """Return the numbers of rows that replicas get of a batch; one without rows gets a stand-in row."""
+    """Return the numbers of rows that replicas get of a batch; a replica without rows gets a stand-in row."""
     firsts = [first_row(batch, replica, replicas) for replica in range(replicas + 1)]
     return {max(after - first, 1) for first, after in itertools.pairwise(firsts)}
 
@@ -79,7 +80,7 @@ def _refusal(model: Any, rows: Batch) -> str:
     with undo_assignments():
         try:
             model(keras.utils.unpack_x_y_sample_weight(rows)[0], training=False)
-        # its layers may raise anything
+        # the user's layers may raise any error
         except Exception as error:
             return reason_of(error)
     return ""

@@ -1,7 +1,7 @@
-"""Labels outside the model's outputs, which are an error on every backend.
+"""Checks that labels are within the range of the model's outputs, with an error on every backend.
 
-TensorFlow raises on CPU only, JAX nowhere. Labels in arrays are checked before the first step. Labels from a pipeline
-are checked in the input pipeline, before a step uses them.
+TensorFlow itself raises an error on CPU only, and JAX never does. Labels in arrays are checked before the first step.
+Labels from a pipeline are checked in the input pipeline, before a step uses them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, DataError, Problem
 from distlaunch.data.batches import Batch
 from distlaunch.data.split import Split
-from distlaunch.training.checks.loss_fit import SPARSE, LabelPlace, fitted_losses
+from distlaunch.training.checks.loss_fit import SPARSE, LabelPlace, loss_inputs
 
 _MARK = "distlaunch: label outside"  # identifies this check's failure in TensorFlow's text
 _FOUND = re.compile(rf"\[{_MARK} (.*?)\] \[(\S+?)\]")
@@ -49,15 +49,15 @@ def label_rules(model: keras.Model, y: Any, predictions: Any) -> list[LabelRule]
         predictions: predictions for the same rows.
     """
     rules = []
-    for fitted in fitted_losses(model, y, predictions):
-        if fitted.loss.kind == SPARSE:
-            number, ignored = fitted.num_classes, fitted.loss.ignore_class
-            where = f" of output '{fitted.output}'" if fitted.output else ""
+    for inputs in loss_inputs(model, y, predictions):
+        if inputs.loss.kind == SPARSE:
+            number, ignored = inputs.num_classes, inputs.loss.ignore_class
+            where = f" of output '{inputs.output}'" if inputs.output else ""
             besides = "" if ignored is None else f", and {ignored} for ignored labels"
             text = (
-                f"{fitted.loss.name}{where} takes class numbers from 0 to {number - 1}{besides}, since the model has "
+                f"{inputs.loss.name}{where} takes class numbers from 0 to {number - 1}{besides}, since the model has "
             )
-            rules.append(LabelRule(fitted.place, number, ignored, f"{text}{number} output{'s' * (number != 1)}"))
+            rules.append(LabelRule(inputs.place, number, ignored, f"{text}{number} output{'s' * (number != 1)}"))
     return rules
 
 
@@ -83,7 +83,7 @@ def check_arrays(labels: Any, rules: Sequence[LabelRule], split: str) -> None:
 
 
 def with_label_checks(split: Split, rules: Sequence[LabelRule]) -> Split:
-    """Return the split with a check of its labels, which stops training: see `explain_label_errors`.
+    """Return the split with a check that stops training at a wrong label; see `explain_label_errors`.
 
     Raises:
         ConfigError: a label in an array violates a rule.
@@ -99,14 +99,14 @@ def with_label_checks(split: Split, rules: Sequence[LabelRule]) -> Split:
 def _assert_labels(rules: Sequence[LabelRule], batch: Batch) -> Batch:
     """Return the batch, with assertions that run in a graph before anything else reads a label."""
     labels = keras.utils.unpack_x_y_sample_weight(batch)[1]
-    # the strings of the report cannot be on a GPU
+    # strings, as in the error message, cannot be on a GPU
     with tf.device("CPU:0"):
         checks = [_assert_within(rule.place.of(labels), rule) for rule in rules]
     with tf.control_dependencies([check for check in checks if check is not None]):
-        return tf.nest.map_structure(_same, batch, expand_composites=True)
+        return tf.nest.map_structure(_identity, batch, expand_composites=True)
 
 
-def _same(part: Any) -> Any:
+def _identity(part: Any) -> Any:
     return None if part is None else tf.identity(part)
 
 
@@ -115,18 +115,18 @@ def _assert_within(labels: Any, rule: LabelRule) -> Any:
     good = (values >= 0) & (values < tf.cast(rule.num_classes, values.dtype))
     if rule.ignored is not None:
         good |= values == tf.cast(rule.ignored, values.dtype)
-    # one is enough: a message with thousands would be useless
+    # the message shows one wrong label, of which there may be thousands
     first = tf.boolean_mask(values, ~good)[:1]
     return tf.debugging.Assert(tf.reduce_all(good), [f"{_MARK} {rule.text}", tf.strings.as_string(first)], summarize=1)
 
 
 @contextlib.contextmanager
 def explain_label_errors() -> Iterator[None]:
-    """Turn the failure of a pipeline that a label has stopped into a DataError."""
+    """Raise a DataError instead of the pipeline's error if a wrong label has stopped the pipeline."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
-        # `tf.debugging.Assert` prints each of its data in brackets, on lines of their own
+        # `tf.debugging.Assert` prints each value in brackets, on its own line
         found = _FOUND.search(str(error).replace("\n", " "))
         if found is None:
             raise

@@ -1,4 +1,4 @@
-"""Handles values of training that are not finite: the loss of a step, a weight to be saved, a metric."""
+"""Reports values that are not finite: the loss of a step, a weight to be saved, or a metric."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from distlaunch.strategies.protocol import CallResult, Logs
 _HINT = "a smaller learning rate, or clipped gradients, may help; `train.on_nonfinite: warn` continues anyway"
 
 _DIVERGED_BEFORE = (
-    "it is the first step after the checkpoint, so training had diverged before; delete the newest checkpoint to "
-    "resume from an older one, or start a new run"
+    "this is the first step after the checkpoint, so training had already diverged when it was saved; delete the "
+    "newest checkpoint to resume from an older one, or start a new run"
 )
 
 
 class NonFinite:
-    """Raises an error, or warns once for each kind of value.
+    """Raises an error for a value that is not finite, or warns once for each kind of value.
 
     Args:
         policy: the setting `train.on_nonfinite`.
@@ -52,7 +52,7 @@ class NonFinite:
     def state(self, name: str, step: int) -> None:
         """Handle a value that is about to be saved and is not finite.
 
-        A bad update shows in the weights before it shows in a loss.
+        After a bad update, the weights are not finite one step before the loss is.
 
         Raises:
             NonFiniteError: the policy is to fail.
@@ -62,7 +62,7 @@ class NonFinite:
     def metrics(self, logs: Logs, epoch: int) -> None:
         """Warn about values at the end of an epoch, counted from 0, that are not finite."""
         for name, value in _nonfinite(logs).items():
-            # the loss was warned about already, with its step
+            # for the loss, there was a warning with its step already
             if name not in self._warned and not (name == "loss" and "loss" in self._warned):
                 self._warned.add(name)
                 self._emit(Notice(level="warning", message=f"{name} is {value} in epoch {epoch + 1}"))

@@ -20,7 +20,7 @@ SCRIPT = Path(serving.__file__).with_name("clean_check.py")
 _LAST_LINES = 20
 _LIMIT_S = 1800.0
 # TF_CONFIG would make the process a task of the cluster
-_LEFT_OUT = ("TF_CONFIG", "XLA_FLAGS")
+_REMOVED_VARIABLES = ("TF_CONFIG", "XLA_FLAGS")
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Sample:
     """A few rows with the trained model's outputs for them.
 
     Attributes:
-        rows: inputs by format, as NumPy arrays in the structure of the run's inputs; None if they are not plain arrays.
-        expected: outputs by name; None if they cannot be compared, so that exports are loaded and not called.
+        rows: inputs by format, as NumPy arrays in the structure of the run's inputs; None if they are sparse or ragged.
+        expected: outputs by name; None if they cannot be compared. Exports are then loaded, but not called.
         tolerance: allowed deviation, relative to the largest value of an output.
     """
 
@@ -63,11 +63,11 @@ class ModelFunction:
 
 def check(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, code: ModelFunction, backend: str,
           folder: Path) -> dict[str, Finding]:  # fmt: skip
-    """Check exports in a clean process, and wait for its findings.
+    """Check exports in a clean process, and return its findings by format.
 
     Args:
-        files: the new exports by format; the file of `tflite` is made by this process.
-        to_convert: the SavedModel that a TFLite file is made from.
+        files: the new exports by format; the clean process makes the file of `tflite`.
+        to_convert: the SavedModel from which the TFLite file is made.
         backend: Keras backend of the run. A Keras file that does not load on it may load on TensorFlow.
         folder: folder for temporary files.
 
@@ -87,7 +87,7 @@ def check(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, co
 
 def _run(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, code: ModelFunction, backend: str,
          folder: Path) -> dict[str, Finding]:  # fmt: skip
-    parcel = folder / "parcel.pickle"
+    request = folder / "parcel.pickle"
     content = {
         "files": {name: str(path) for name, path in files.items()},
         "to_convert": str(to_convert),
@@ -96,16 +96,16 @@ def _run(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, cod
         "tolerance": sample.tolerance,
         "function": code.function,
         "args": dict(code.args),
-        # so that the user's module is found as in this process; an empty entry is the working directory
+        # for finding the user's module as in this process; an empty entry means the working directory
         "sys_path": [entry or os.getcwd() for entry in sys.path],
         "folders": added_folders(),
     }
-    # pickle: rows may be arrays of text, which are Python objects
-    parcel.write_bytes(pickle.dumps(content))
-    # -P: neither this folder nor that of the script is on the path
-    command = [sys.executable, "-P", str(SCRIPT), str(parcel), ANSWER]
-    kept = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
-    # on CPU: this process occupies the GPUs
+    # pickled, because rows may be arrays of text, which contain Python objects
+    request.write_bytes(pickle.dumps(content))
+    # -P keeps the working directory and the script's folder off the module path
+    command = [sys.executable, "-P", str(SCRIPT), str(request), ANSWER]
+    kept = {name: value for name, value in os.environ.items() if name not in _REMOVED_VARIABLES}
+    # on the CPU, because this process occupies the GPUs
     environment = {**kept, "KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
     try:
         # in the same working directory: the model's function may open files by relative paths
@@ -116,8 +116,7 @@ def _run(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, cod
         why = " (perhaps because memory ran out)" if answer.code == -signal.SIGKILL else ""
         how, output = f"{answer.how_it_ended}{why}", answer.last_lines(_LAST_LINES)
         raise DistlaunchError(
-            f"the process that loads the exports to check them {how}; nothing was replaced"
-            + (f":{output}" if output else "")
+            f"the process that checks the exports {how}; nothing was replaced" + (f":{output}" if output else "")
         )
     found = answer.value
     return {name: Finding(entry["signature"], entry["problem"], tuple(entry["notes"])) for name, entry in found.items()}

@@ -1,7 +1,7 @@
-"""Writes SavedModels of a model trained on JAX: a separate process rebuilds it on TensorFlow from its values.
+"""Writes SavedModels of a model trained on JAX, in a separate process that rebuilds it on TensorFlow from its values.
 
-Keras on JAX can export too, but it writes compiled XLA instead of TensorFlow operations, which run only on the
-platforms they were compiled for. The same model function on TensorFlow gives the SavedModel of every other strategy.
+Keras on JAX can export too, but it writes compiled XLA, which runs only on the platforms it was compiled for. The same
+model function on TensorFlow gives the same SavedModel as every other strategy.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ def export_on_tensorflow(
     """
     plain = config.model_copy(update={"strategy": OneDevice(kind="one_device"), "cluster": Cluster(), "export": []})
     before = {name: None if layer is None else (str(layer.path), layer.raw) for name, layer in wanted.items()}
-    parcel = folder / "model.pickle"
-    parcel.write_bytes(pickle.dumps((dump_config(plain), state, tf.nest.map_structure(np.asarray, rows), before)))
-    command = [sys.executable, *SAFE_MODULE, "distlaunch.training.export.on_tensorflow", str(parcel), str(folder)]
+    request = folder / "model.pickle"
+    request.write_bytes(pickle.dumps((dump_config(plain), state, tf.nest.map_structure(np.asarray, rows), before)))
+    command = [sys.executable, *SAFE_MODULE, "distlaunch.training.export.on_tensorflow", str(request), str(folder)]
     environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "-1"}
     answer = run_helper(command, environment)
-    parcel.unlink()
+    request.unlink()
     if answer.code != 0:
         output = answer.last_lines(_LAST_LINES)
-        message = "the SavedModel could not be written: the model was rebuilt on TensorFlow for it, which failed"
-        raise DistlaunchError(f"{message} (`keras` and `weights` need no TensorFlow):{output}")
+        message = "the SavedModel could not be written, because rebuilding the model on TensorFlow failed"
+        raise DistlaunchError(f"{message}; the formats `keras` and `weights` do not need TensorFlow:{output}")
 
 
 def main() -> None:
     from distlaunch.data.preprocessing import restore
     from distlaunch.training.export.writers import rebuild, save_saved_model
 
-    parcel, folder = map(Path, sys.argv[1:])
-    # written by the process that waits for this one
-    plain, state, rows, wanted = pickle.loads(parcel.read_bytes())
+    request, folder = map(Path, sys.argv[1:])
+    # safe to unpickle: written by the parent process
+    plain, state, rows, wanted = pickle.loads(request.read_bytes())
     config = parse_resolved(plain, "config.yaml", os.environ)
     begin_program(program_of(config))
     model = rebuild(config, state, rows)

@@ -1,4 +1,4 @@
-"""The export of a model: each format is written, checked in a clean process, and moved into place if it is good."""
+"""Exports a model: writes each format, checks it in a clean process, and moves it into place if the check passes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.patches.keras_private import layers_of
 from distlaunch.serving.exported_model import named_outputs
 from distlaunch.strategies.state import State
-from distlaunch.strategies.variables import has_own
+from distlaunch.strategies.variables import overrides_method
 from distlaunch.training.export.check import Finding, ModelFunction, Sample, check
 from distlaunch.training.export.on_tensorflow import export_on_tensorflow
 from distlaunch.training.export.writers import (
@@ -34,25 +34,25 @@ from distlaunch.training.export.writers import (
 )
 
 CHECKED_ROWS = 3
-"""Number of rows that a new export is called on: more than one, the batch size that TFLite files are made with."""
+"""Number of rows that a new export is called with; not 1, the batch size that TFLite files are made with."""
 TOLERANCE = 1e-4
 """Allowed deviation, relative to the largest value of an output.
 
-TFLite's kernels, and those of a CPU compared with a GPU's, add in another order.
+TFLite adds numbers in another order than TensorFlow, and so does a CPU compared with a GPU.
 """
-_TOLERANCE_OF_HALVES = 3e-2  # bfloat16 has 8 bits
-_PLAIN = "model_alone"
+_TOLERANCE_16_BIT = 3e-2  # bfloat16 has 8 bits
+_WITHOUT_PREPROCESSING = "model_alone"
 """Name of the SavedModel without preprocessing, used for the TFLite file if the preprocessing takes text."""
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModel:
     """A trained model to be exported.
 
     Attributes:
         state: values of the model's variables.
         rows: a few examples in the form that the model takes.
-        raw: their inputs as the data function returned them, before the preprocessing.
+        raw: inputs of the same examples before preprocessing, as the data function returned them.
     """
 
     config: RunConfig
@@ -63,7 +63,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenExport:
     """One export that passed its check."""
 
     format: str
@@ -72,26 +72,26 @@ class Written:
     notes: tuple[str, ...]
 
 
-def export_all(trained: Trained, directory: Path, formats: Sequence[str], *, checked: bool) -> list[Written]:
+def export_all(trained: TrainedModel, directory: Path, formats: Sequence[str], *, checked: bool) -> list[WrittenExport]:
     """Write each format; an existing export is replaced only by one that passed its check.
 
     Args:
         checked: load each export in a clean process, and compare its outputs for a few rows.
 
     Raises:
-        ExportError: some formats could not be written, or failed their check; the others are written.
+        ExportError: some formats could not be written or failed their check; the other formats are written.
     """
     model = rebuild(trained.config, trained.state, trained.rows)
     before, notes = trained.preprocessing, []
-    alone = before is not None and takes_text(before)
+    takes_strings = before is not None and takes_text(before)
     with staging(directory) as folder:
         files: dict[str, Path] = {name: folder / EXPORTS[name] for name in dict.fromkeys(formats)}
         for name, save in (("keras", save_keras), ("weights", save_weights)):
             if name in files:
                 save(model, files[name])
-        wanted = {"saved_model": before} if "saved_model" in files or ("tflite" in files and not alone) else {}
-        if "tflite" in files and alone:
-            wanted[_PLAIN] = None
+        wanted = {"saved_model": before} if "saved_model" in files or ("tflite" in files and not takes_strings) else {}
+        if "tflite" in files and takes_strings:
+            wanted[_WITHOUT_PREPROCESSING] = None
             notes.append(f"{EXPORTS['tflite']} takes the output of data.preprocessing: TFLite does not support text")
         if export_backend().makes_saved_models:
             for name, layer in wanted.items():
@@ -99,27 +99,27 @@ def export_all(trained: Trained, directory: Path, formats: Sequence[str], *, che
         elif wanted:
             export_on_tensorflow(trained.config, trained.state, trained.rows, folder, wanted)
         findings = {name: Finding("", None, ()) for name in files}
-        # TFLite files are made in the clean process, so it is needed in any case
+        # the clean process also makes TFLite files
         if checked or "tflite" in files:
-            to_convert = folder / (_PLAIN if alone else "saved_model")
+            to_convert = folder / (_WITHOUT_PREPROCESSING if takes_strings else "saved_model")
             code = ModelFunction(trained.config.model.function, trained.config.model.args)
-            sample, found = _sample(model, trained, with_preprocessing=() if alone else ("tflite",))
+            sample, found = _sample(model, trained, with_preprocessing=() if takes_strings else ("tflite",))
             findings = check(files, to_convert, sample, code, keras.backend.backend(), folder)
             notes += found
         return _put_in_place(files, directory, findings, tuple(notes))
 
 
 class ExportError(DistlaunchError):
-    """Some exports failed; attribute `written` holds the good ones."""
+    """Some exports failed; the attribute `written` holds the successful ones."""
 
-    def __init__(self, message: str, written: list[Written]) -> None:
+    def __init__(self, message: str, written: list[WrittenExport]) -> None:
         super().__init__(message)
         self.written = written
 
 
 def _put_in_place(
     files: dict[str, Path], directory: Path, findings: dict[str, Finding], notes: tuple[str, ...]
-) -> list[Written]:
+) -> list[WrittenExport]:
     written, problems = [], []
     for name, path in files.items():
         finding, final = findings[name], directory / EXPORTS[name]
@@ -130,35 +130,35 @@ def _put_in_place(
         put_in_place(path, final)
         # notes about one format begin with the name of its file
         own = tuple(note for note in notes if note.startswith(path.name))
-        written.append(Written(name, final, finding.signature, (*own, *finding.notes)))
+        written.append(WrittenExport(name, final, finding.signature, (*own, *finding.notes)))
     if problems:
         raise ExportError("; ".join(problems), written)
     shared = tuple(note for note in notes if not note.startswith(tuple(EXPORTS.values())))
     if shared and written:
         last = written[-1]
-        written[-1] = Written(last.format, last.path, last.signature, (*last.notes, *shared))
+        written[-1] = WrittenExport(last.format, last.path, last.signature, (*last.notes, *shared))
     return written
 
 
-def _sample(model: Any, trained: Trained, with_preprocessing: tuple[str, ...]) -> tuple[Sample, list[str]]:
+def _sample(model: Any, trained: TrainedModel, with_preprocessing: tuple[str, ...]) -> tuple[Sample, list[str]]:
     """Return rows with the expected outputs, and notes about the comparison."""
     x = keras.utils.unpack_x_y_sample_weight(trained.rows)[0]
-    prepared, raw = _plain(x), _plain(trained.raw)
+    prepared, raw = _as_numpy(x), _as_numpy(trained.raw)
     first = ("saved_model", *with_preprocessing)
     rows = {name: raw if name in first else prepared for name in EXPORTS}
     if prepared is None:
         return Sample(rows, None, TOLERANCE), [_not_compared("its inputs are not plain arrays")]
     try:
-        # twice: outputs that differ between two calls cannot be compared
+        # called twice, because outputs that differ between two calls cannot be compared
         expected, again = _predict(model, prepared), _predict(model, prepared)
-    # the user's model may raise anything; with Keras's own step it must have a forward pass
+    # only a model with its own step may lack a forward pass
     except Exception as error:
-        if not has_own(model, "train_step"):
+        if not overrides_method(model, "train_step"):
             raise
         reason = reason_of(error)
         return Sample(rows, None, TOLERANCE), [_not_compared(f"it has a train_step, but no forward pass ({reason})")]
-    kinds = {layer.compute_dtype for layer in layers_of(model) if getattr(layer, "compute_dtype", None)}
-    tolerance = _TOLERANCE_OF_HALVES if kinds & {"float16", "bfloat16"} else TOLERANCE
+    compute_dtypes = {layer.compute_dtype for layer in layers_of(model) if getattr(layer, "compute_dtype", None)}
+    tolerance = _TOLERANCE_16_BIT if compute_dtypes & {"float16", "bfloat16"} else TOLERANCE
     if any(not (expected[name] == again[name]).all() for name in expected if not _has_nan(expected[name])):
         return Sample(rows, None, tolerance), [_not_compared("its predictions use random numbers")]
     return Sample(rows, expected, tolerance), []
@@ -173,7 +173,7 @@ def _has_nan(array: Any) -> bool:
     return bool(array.dtype.kind == "f" and (array != array).any())
 
 
-def _plain(x: Any) -> Any:
+def _as_numpy(x: Any) -> Any:
     """Return NumPy arrays in the same structure, or None if some tensors are ragged or sparse."""
     if not all(isinstance(leaf, tf.Tensor) for leaf in tf.nest.flatten(x)):
         return None

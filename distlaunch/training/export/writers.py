@@ -1,4 +1,4 @@
-"""Writes a trained model for use elsewhere, independent of any strategy: SavedModels, Keras files, weights."""
+"""Writes a trained model as SavedModel, Keras file or weights file, independent of any strategy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OLD = f"{_STAGING}old_"
 
 
 def rebuild(config: RunConfig, state: State, rows: Batch) -> keras.Model:
-    """Return the model on one device with the values of a snapshot; models built before stay usable."""
+    """Return the model on one device with the values of a snapshot; models built earlier remain usable."""
     with export_backend().building():
         model = build_model(config, OneDevice(), rows)
     for variable, value in saved_values(model, state):
@@ -45,15 +45,14 @@ def rebuild(config: RunConfig, state: State, rows: Batch) -> keras.Model:
 def staging(directory: Path) -> Iterator[Path]:
     """Create a temporary folder next to the exports, and remove it afterwards.
 
-    Folders that a killed process left are removed first. A process that writes another format at the same time holds
-    the lock of its own folder.
+    Folders that killed processes have left behind are removed first. A folder in use is locked by its process.
     """
     make_folder(directory)
     for left in directory.glob(f"{_STAGING}*"):
         if not left.name.startswith(_OLD):
             with contextlib.suppress(BlockingIOError, FileNotFoundError), _locked(left):
                 remove(left)
-    # in the same folder: a rename must not cross file systems
+    # next to the exports, because a rename must not cross file systems
     with tempfile.TemporaryDirectory(dir=directory, prefix=_STAGING) as folder, _locked(Path(folder)):
         yield Path(folder)
 
@@ -67,7 +66,7 @@ def _locked(folder: Path) -> Iterator[None]:
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # on a disk without locks, other processes cannot be detected
+        # does nothing on file systems without locks
         lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
@@ -79,7 +78,7 @@ def put_in_place(new: Path, final: Path) -> None:
     old = final.with_name(f"{_OLD}{final.name}")
     remove(old)
     if final.exists():
-        final.rename(old)  # a folder cannot be replaced at once
+        final.rename(old)  # a folder cannot be replaced in one step
     new.rename(final)
     remove(old)
 
@@ -106,20 +105,20 @@ def save_saved_model(model: Any, path: Path, rows: Batch, preprocessing: Preproc
     else:
         # for other models, Keras remembers shapes but not dtypes: integers would become floats
         x = keras.utils.unpack_x_y_sample_weight(rows)[0]
-        model.export(path, verbose=False, input_signature=[_specs(x)])
+        model.export(path, verbose=False, input_signature=[_input_specs(x)])
 
 
 def takes_text(preprocessing: Preprocessing) -> bool:
     return any(spec.dtype == tf.string for spec in tf.nest.flatten(preprocessing.raw))
 
 
-def _specs(x: Any) -> Any:
+def _input_specs(x: Any) -> Any:
     """Return tensor specs in the structure of the model's inputs, for any number of rows."""
 
     def spec(path: tuple[Any, ...], leaf: Any) -> tf.TensorSpec:
         shape, dtype = list(leaf.shape), tf.as_dtype(leaf.dtype)
         name = "_".join(map(str, path)) or "inputs"
-        # float64 in the data is float32 for the model, as in training
+        # the model takes floats in Keras's default type, also from float64 data, as in training
         return tf.TensorSpec([None, *shape[1:]], keras.config.floatx() if dtype.is_floating else dtype, name=name)
 
     return keras.tree.map_structure_up_to(x, spec, _paths(x), x)
@@ -134,7 +133,7 @@ def _paths(x: Any, path: tuple[Any, ...] = ()) -> Any:
     return path
 
 
-def _named(raw: Any) -> Any:
+def _named_specs(raw: Any) -> Any:
     """Return the specs, named like the columns of the data."""
     if not isinstance(raw, dict):
         return raw
@@ -158,7 +157,7 @@ def _export_with(preprocessing: Preprocessing, model: Any, path: Path) -> None:
     archive.add_endpoint(
         "serve",
         lambda inputs: model(preprocessing.layer(inputs), training=False),
-        input_signature=[_named(preprocessing.raw)],
+        input_signature=[_named_specs(preprocessing.raw)],
     )
     archive.write_out(path, verbose=False)
 
@@ -186,7 +185,7 @@ class ExportBackend(Protocol):
         ...
 
     def exact_products(self) -> AbstractContextManager[None]:
-        """Return a context in which GPUs multiply in full float32 precision, as a CPU does, instead of 10 bits."""
+        """Return a context in which GPUs multiply in full float32 precision, as CPUs do."""
         ...
 
 
@@ -199,7 +198,7 @@ class _OnTensorFlow:
     @contextlib.contextmanager
     def exact_products(self) -> Iterator[None]:
         before = tf.config.experimental.tensor_float_32_execution_enabled()
-        # TensorFloat-32 keeps 10 bits of a fraction: its error exceeds `TOLERANCE`
+        # TensorFloat-32 has 10 bits of precision, so its error exceeds `TOLERANCE`
         tf.config.experimental.enable_tensor_float_32_execution(False)
         try:
             yield

@@ -18,11 +18,11 @@ PerExampleLoss = Callable[[Any, Any], tf.Tensor]
 class StepContext:
     """The context that is passed to a step function of `loop: custom`.
 
-    One replica sees its rows of the global batch only.
+    Each replica calls the step function with its rows of the global batch.
 
     Attributes:
         model: the Keras model.
-        optimizer: its optimizer.
+        optimizer: the model's optimizer.
     """
 
     def __init__(self, model: keras.Model, per_example_loss: PerExampleLoss | None) -> None:
@@ -34,21 +34,26 @@ class StepContext:
     def per_example_loss(self, y: Any, predictions: Any) -> Any:
         """Return the config's loss without reduction; shape [rows]."""
         if self._per_example_loss is None:
-            raise ConfigError(Problem(("compile", "loss"), "the step asks for a loss, but the config names none"))
+            raise ConfigError(
+                Problem(
+                    ("compile", "loss"),
+                    "missing; the step uses `context.per_example_loss`, but the config names no loss",
+                )
+            )
         return self._per_example_loss(y, predictions)
 
     @tf.autograph.experimental.do_not_convert
     def average(self, per_example: tf.Tensor, sample_weight: tf.Tensor | None = None) -> tf.Tensor:
         """Return this replica's contribution to the mean over the global batch.
 
-        It is the sum over its rows, divided by the number of rows of the global batch.
+        This is the sum over the replica's rows, divided by the number of rows of the global batch.
 
         Args:
             per_example: shape [rows] or [rows, ...]; further dimensions are averaged.
             sample_weight: shape [rows].
 
         Returns:
-            A scalar; summed over replicas, as gradients are, it is the mean of the whole batch.
+            A scalar. Its sum over replicas, which sum their gradients too, is the mean of the global batch.
         """
         if per_example.shape.rank is not None and per_example.shape.rank > 1:
             per_example = tf.reduce_mean(per_example, axis=list(range(1, per_example.shape.rank)))
@@ -62,7 +67,7 @@ class StepContext:
     def sum(self, per_example: tf.Tensor) -> tf.Tensor:
         """Return the sum over this replica's rows.
 
-        Summed over replicas, as gradients are, it is the sum of the whole batch.
+        Its sum over replicas, which sum their gradients too, is the sum of the global batch.
 
         Args:
             per_example: shape [rows].
@@ -75,7 +80,7 @@ class StepContext:
 
         Activity losses are means over the replica's rows, so equal shares would be wrong for an uneven batch.
         """
-        # with mixed precision, activity losses have 16 bits
+        # cast, because activity losses have 16 bits in mixed precision
         losses = [tf.cast(loss, keras.config.floatx()) for loss in self.model.losses]
         share = current_share()
         total = tf.add_n(losses) if losses else tf.constant(0.0)
@@ -86,7 +91,7 @@ class StepContext:
         """Apply one optimizer step to all trainable variables; gradients are summed over replicas."""
         variables = self.model.trainable_variables
         assert self.optimizer is not None, "compile gives every model an optimizer"
-        with tape:  # the scaling is recorded too: the optimizer divides the gradients by it
+        with tape:  # the tape must record the scaling, because the optimizer divides the gradients by the scale
             scaled = self.optimizer.scale_loss(loss)
         self.optimizer.apply(self.gradients(tape, scaled, variables), variables)
 
@@ -104,7 +109,7 @@ def per_example(model: keras.Model) -> PerExampleLoss | None:
     loss: Any = keras.losses.get(loss)
     if not isinstance(loss, keras.losses.Loss):
         return loss
-    # not `loss.reduction = ...`: the model's own loss stays as compiled
+    # a copy, so that the model's own loss keeps its reduction
     unreduced: Any = type(loss).from_config({**loss.get_config(), "reduction": "none"})
     return unreduced
 
@@ -115,6 +120,6 @@ def check_reference(context: StepContext) -> None:
         raise ConfigError(Problem(("compile", "loss"), message))
 
 
-def num_arguments(step: Callable[..., Any]) -> int:
+def num_parameters(step: Callable[..., Any]) -> int:
     """Return 2 for a `step(context, batch)`, 3 for a `step(context, state, batch)`."""
     return len(inspect.signature(step).parameters)

@@ -1,8 +1,8 @@
 """The step functions: Keras's own, the reference step of `loop: custom`, the model's own, or the user's.
 
-Step functions for meshes take the state and return the new one. A user's step function has one of two forms.
-`step(context, batch)`, as for all other strategies, works where Keras runs on TensorFlow: its assignments are
-collected, and made at its end. `step(context, state, batch) -> (logs, state)` is the form of Keras on JAX.
+Step functions for meshes take the state and return the new one. There, a user's step function has one of two forms.
+`step(context, batch)`, which all strategies on TensorFlow accept, assigns variables; its assignments are collected and
+take effect at its end. `step(context, state, batch) -> (logs, state)` is the form of Keras on JAX.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from distlaunch.data.user_functions import both_ways
 from distlaunch.strategies.collected_scope import CollectedScope
 from distlaunch.strategies.mesh.functional_step import FunctionalStep, TestState, TrainState, average, reference_loss
 from distlaunch.strategies.protocol import StepFunction, Steps
-from distlaunch.strategies.variables import flat_logs, has_own, slot_variables
+from distlaunch.strategies.variables import flat_logs, overrides_method, slot_variables
 from distlaunch.training.build import can_be_tested
-from distlaunch.training.steps.context import StepContext, check_reference, num_arguments, per_example
+from distlaunch.training.steps.context import StepContext, check_reference, num_parameters, per_example
 
-StepOf = Callable[[StepContext, Batch], dict[str, Any]]
+UserStep = Callable[[StepContext, Batch], dict[str, Any]]
 _STEP = ("train", "step")
 
 
@@ -68,11 +68,11 @@ def _steps(config: RunConfig, model: keras.Model) -> Steps:
         check_reference(context)
         return Steps(model, lambda batch: reference_step(context, batch), test, logs="mean")
     function = load_function(config.train.step, ("train", "step"))
-    if num_arguments(function) != 2:
-        message = f"got '{config.train.step}', which takes {num_arguments(function)} arguments; expected"
+    if num_parameters(function) != 2:
+        message = f"got '{config.train.step}', which takes {num_parameters(function)} arguments; expected"
         raise ConfigError(Problem(("train", "step"), f"{message} step(context, batch) under {config.strategy.kind}"))
-    # converted, not wrapped in a tf.function, which would be traced for one replica and used by all
-    step: StepOf = both_ways(function)
+    # converted by AutoGraph, and not a tf.function, which would be traced for one replica and used by all
+    step: UserStep = both_ways(function)
     return Steps(model, lambda batch: step(context, batch), test, logs="mean")
 
 
@@ -80,10 +80,10 @@ class FunctionalContext:
     """The context that is passed to a step function `step(context, state, batch) -> (logs, state)`.
 
     Attributes:
-        model: the Keras model; `model.stateless_call` computes.
-        optimizer: its optimizer; `optimizer.stateless_apply` updates.
-        per_example_loss: the config's loss without reduction: (y, predictions) -> shape [rows].
-        average: (per_example, sample_weight=None) -> the mean over the rows of the global batch.
+        model: the Keras model; `model.stateless_call` computes its outputs.
+        optimizer: the model's optimizer; `optimizer.stateless_apply` returns the updated variables.
+        per_example_loss: function (y, predictions) that returns the config's loss without reduction; shape [rows].
+        average: function (per_example, sample_weight=None) that returns the mean over the rows of the global batch.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -94,7 +94,7 @@ class FunctionalContext:
 
 
 class _DenseGradients(StepContext):
-    """A step context with dense gradients: DTensor cannot place updates of single rows."""
+    """Step context with dense gradients, because DTensor does not support sparse updates."""
 
     def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, variables: list[Any]) -> list[Any]:
         found = super().gradients(tape, loss, variables)
@@ -108,16 +108,16 @@ def _mesh_steps(config: RunConfig, model: keras.Model) -> Steps:
         ConfigError: the model or the step cannot run on a mesh.
     """
     if not model.compiled:
-        message = "missing: on a mesh the training step is Keras's own, so it needs an optimizer and a loss"
+        message = "missing; on a mesh, Keras's training step needs an optimizer and a loss"
         raise ConfigError(Problem(("compile",), message))
     in_place = config.strategy.changes_in_place
     if config.train.loop == "fit":
         step = FunctionalStep(model)
-        train = _own(model, "train_step", in_place) or step.train_step
-        return Steps(model, train, _own(model, "test_step", in_place) or step.test_step)
+        train = _overridden_step(model, "train_step", in_place) or step.train_step
+        return Steps(model, train, _overridden_step(model, "test_step", in_place) or step.test_step)
     if config.train.step is not None:
         return Steps(
-            model, _users_step(config.train.step, model, in_place), FunctionalStep(model).test_step, logs="mean"
+            model, _load_user_step(config.train.step, model, in_place), FunctionalStep(model).test_step, logs="mean"
         )
     context = StepContext(model, per_example(model))
     check_reference(context)
@@ -125,24 +125,21 @@ def _mesh_steps(config: RunConfig, model: keras.Model) -> Steps:
     return Steps(model, step.train_step, step.test_step, logs="mean")
 
 
-def _users_step(reference: str, model: keras.Model, in_place: bool) -> StepFunction:
+def _load_user_step(reference: str, model: keras.Model, in_place: bool) -> StepFunction:
     function = load_function(reference, _STEP)
-    if num_arguments(function) == 3:
+    if num_parameters(function) == 3:
         functional = FunctionalContext(model)
-        return _flat(lambda state, batch: function(functional, state, batch))
+        return _with_flat_logs(lambda state, batch: function(functional, state, batch))
     if not in_place:
         message = f"got '{reference}', a step(context, batch), which assigns variables; on JAX it must have the form"
         raise ConfigError(Problem(_STEP, f"{message} step(context, state, batch) -> (logs, state)"))
-    # converted here, since the program traces without AutoGraph
+    # converted here, because the program traces its steps without AutoGraph
     context, step = _DenseGradients(model, per_example(model)), tf.autograph.to_graph(function)
-    return _collecting(model, lambda batch: step(context, batch))
+    return _collect_assignments(model, lambda batch: step(context, batch))
 
 
-def _collecting(model: keras.Model, step: Callable[[Batch], dict[str, Any]]) -> StepFunction:
-    """Return a functional step that runs a step with assignments, and returns the assigned values as the new state.
-
-    The step reads the model's variables itself.
-    """
+def _collect_assignments(model: keras.Model, step: Callable[[Batch], dict[str, Any]]) -> StepFunction:
+    """Return a functional step that runs a step with assignments, and returns the assigned values as the new state."""
 
     def train_step(state: TrainState, batch: Batch) -> tuple[dict[str, Any], TrainState]:
         with CollectedScope() as scope:
@@ -157,27 +154,27 @@ def _collecting(model: keras.Model, step: Callable[[Batch], dict[str, Any]]) -> 
 
 
 def _new_values(scope: CollectedScope, variables: list[Any], before: list[Any]) -> list[Any]:
-    """Return the variables' values at the end of a scope; unassigned ones keep the value from before."""
+    """Return the variables' values at the end of a scope; unassigned variables keep their values."""
     assigned = [scope.assigned(variable) for variable in variables]
     return [old if new is None else new for new, old in zip(assigned, before, strict=True)]
 
 
-def _own(model: keras.Model, name: str, in_place: bool) -> StepFunction | None:
+def _overridden_step(model: keras.Model, name: str, in_place: bool) -> StepFunction | None:
     """Return the model's own `train_step` or `test_step`, or None if it has Keras's."""
-    if not has_own(model, name):
+    if not overrides_method(model, name):
         return None
     own = getattr(model, name)
-    if num_arguments(own) == 2:
-        return _flat(own)
+    if num_parameters(own) == 2:
+        return _with_flat_logs(own)
     if not in_place:
         what = f"{type(model).__name__}.{name}(self, data)"
-        message = f"the model's {what} assigns variables; on JAX it must be {name}(self, state, data) -> logs, state"
+        message = f"{what} assigns variables; on JAX it must have the form {name}(self, state, data) -> logs, state"
         raise ConfigError(Problem(("model", "function"), f"{message}; change it, or use another strategy"))
-    collecting = _collecting(model, own)
+    collecting = _collect_assignments(model, own)
     return collecting if name == "train_step" else _without_slots(collecting)
 
 
-def _flat(step: StepFunction) -> StepFunction:
+def _with_flat_logs(step: StepFunction) -> StepFunction:
     """Return a functional step whose logs are flat, as Keras reports them."""
 
     def flat(state: Any, batch: Batch) -> tuple[dict[str, Any], Any]:

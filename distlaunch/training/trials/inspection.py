@@ -22,30 +22,30 @@ from distlaunch.patches.keras_private import has_seed_generators, layers_of, opt
 from distlaunch.patches.tensorflow_private import pipeline_graph
 from distlaunch.strategies.module_model import parts_of
 from distlaunch.strategies.state import State
-from distlaunch.strategies.variables import has_own, host_value, optimizers_of
+from distlaunch.strategies.variables import host_value, optimizers_of, overrides_method
 
 _SHARDING_OP = "ShardDataset"
 _RATES = ("rate", "dropout", "recurrent_dropout", "stddev")
-_MIXED = 1e-3
-"""Tolerance, relative to 1 and to the value: larger deviations between a batch and its halves are not rounding."""
+_HALVES_TOLERANCE = 1e-3
+"""Absolute and relative tolerance between a batch and its halves; rounding causes smaller deviations only."""
 
 
 def facts_of(config: RunConfig, model: keras.Model, source: Source) -> ModelFacts:
     """Return facts about a model on one device, with its initial weights, and about its training data."""
     return ModelFacts(
-        batch_norm=[layer.name for layer in layers_of(model) if _normalises_alone(layer)],
+        batch_norm=[layer.name for layer in layers_of(model) if _normalizes_per_replica(layer)],
         own_batch_norm=sorted({type(part).__name__ for part in parts_of(model) if _seems_batch_norm(part)}),
         embeddings=[layer.name for layer in layers_of(model) if _is_embedding(layer)],
         random=[layer.name for layer in layers_of(model) if draws_random_numbers(layer)],
-        own_step=_own_step(config, model),
+        own_step=_overridden_step(config, model),
         random_ops=sorted(_pipeline_ops(source) & RANDOM_OPS),
         own_losses=float(sum(float(loss) for loss in model.losses)),
-        mixes_rows=_mixes_rows(model, source),
+        mixes_rows=_depends_on_other_rows(model, source),
     )
 
 
-def own_state(model: keras.Model, before: State, after: State) -> list[str]:
-    """Return the paths of variables, other than weights, that layers of the user's have changed."""
+def changed_state_variables(model: keras.Model, before: State, after: State) -> list[str]:
+    """Return the paths of non-weight variables that a step of training has changed in layers, except BatchNorm."""
     found = []
     for layer in layers_of(model):
         if isinstance(layer, keras.layers.BatchNormalization) or _seems_batch_norm(layer):
@@ -73,18 +73,18 @@ def takes_shards(source: Source) -> bool:
 
 
 def _batches(source: Source) -> Any:
-    """Return the whole batches that a source loads; of process-local data, all rows of this process."""
-    return source.elements.map(lambda *element: _loaded(source, element))
+    """Return the global batches that a source loads, or for process-local data, all rows of this process."""
+    return source.elements.map(lambda *element: _load_batch(source, element))
 
 
-def _loaded(source: Source, element: tuple[Any, ...]) -> Any:
+def _load_batch(source: Source, element: tuple[Any, ...]) -> Any:
     packed = pack(element)
     return source.load(packed[0] if source.is_process_local else packed)
 
 
 def synchronize_batch_norm(model: keras.Model) -> None:
     """Make BatchNormalization use the statistics of the whole batch. Call it before a step is traced."""
-    for layer in filter(_normalises_alone, layers_of(model)):
+    for layer in filter(_normalizes_per_replica, layers_of(model)):
         layer.synchronized = True
 
 
@@ -109,7 +109,7 @@ class _NotInTraining:
         return super().__call__(*args[:at], *args[at + 1 :], **{**kwargs, "training": False})  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _normalises_alone(layer: Any) -> bool:
+def _normalizes_per_replica(layer: Any) -> bool:
     return isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized and layer.trainable
 
 
@@ -123,29 +123,29 @@ def _seems_batch_norm(part: Any) -> bool:
 
 
 def draws_random_numbers(layer: Any) -> bool:
-    """Return whether a layer draws random numbers in training; with a rate of 0, or without dropout, it does not."""
+    """Return whether a layer draws random numbers in training; a layer with a rate of 0 does not."""
     own = [value for value in vars(layer).values() if isinstance(value, keras.random.SeedGenerator)]
     # a layer with a generator and no known rate is assumed to draw
     rates = [getattr(layer, name) for name in _RATES if isinstance(getattr(layer, name, None), int | float)]
     return bool(own or has_seed_generators(layer)) and (any(rates) or not rates)
 
 
-def _mixes_rows(model: keras.Model, source: Source) -> str:
-    """Return `model` or `loss` if its value for a batch is not the mean of those for the halves, else ""."""
+def _depends_on_other_rows(model: keras.Model, source: Source) -> str:
+    """Return `model` or `loss` if its result for a batch does not follow from the results for its halves, else ""."""
     batch = next(iter(_batches(source)))
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
     rows = int(num_rows(x))
     try:
         whole = model(x, training=False)
         halves = [model(slice_rows(x, *bounds), training=False) for bounds in _halves(rows)]
-    except Exception:  # a model with its own step may have no forward pass, or one with other inputs
+    except Exception:  # a model with its own step may have no forward pass, or take other inputs
         return ""
     for own, *parts in zip(tf.nest.flatten(whole), *map(tf.nest.flatten, halves), strict=True):
-        if not np.allclose(own, np.concatenate(parts), rtol=_MIXED, atol=_MIXED):
+        if not np.allclose(own, np.concatenate(parts), rtol=_HALVES_TOLERANCE, atol=_HALVES_TOLERANCE):
             return "model"
-    if not model.compiled or y is None or weights is not None:  # weights are divided by their sum
+    if not model.compiled or y is None or weights is not None:  # weighted losses are divided by the weights' sum
         return ""
-    # regularisation counts once a batch, so it must not be averaged over the halves
+    # regularization is added once per batch, so it must not be averaged over the halves
     own = sum(float(loss) for loss in model.losses)
 
     def loss_of(start: int, stop: int) -> float:
@@ -155,7 +155,7 @@ def _mixes_rows(model: keras.Model, source: Source) -> str:
 
     try:
         parts = sum((stop - start) / rows * loss_of(start, stop) for start, stop in _halves(rows))
-        return "" if np.isclose(loss_of(0, rows), parts, rtol=_MIXED, atol=_MIXED) else "loss"
+        return "" if np.isclose(loss_of(0, rows), parts, rtol=_HALVES_TOLERANCE, atol=_HALVES_TOLERANCE) else "loss"
     except Exception:  # a model with its own step may compute losses in another way
         return ""
 
@@ -164,44 +164,41 @@ def _halves(rows: int) -> list[tuple[int, int]]:
     return [(0, rows // 2), (rows // 2, rows)] if rows > 1 else [(0, rows)]
 
 
-def _own_step(config: RunConfig, model: keras.Model) -> str:
+def _overridden_step(config: RunConfig, model: keras.Model) -> str:
     if config.train.step is not None:
         return str(config.train.step)
-    own = config.train.loop == "fit" and has_own(model, "train_step")
+    own = config.train.loop == "fit" and overrides_method(model, "train_step")
     return f"{type(model).__name__}.train_step" if own else ""
 
 
 def _pipeline_ops(source: Source) -> set[str]:
     """Return the names of the operations in the pipeline's graph and in the graph that loads its batches."""
     spec = source.elements.element_spec
-    # separately: a graph of both would contain the loaded arrays as constants
-    loading = tf.function(lambda *element: _loaded(source, element)).get_concrete_function(*_arguments(spec))
+    # two graphs, because a graph of both would contain the loaded arrays as constants
+    loading = tf.function(lambda *element: _load_batch(source, element)).get_concrete_function(*_as_arguments(spec))
     return operations(pipeline_graph(source.elements)) | operations(loading.graph.as_graph_def())
 
 
-def _arguments(spec: Any) -> tuple[Any, ...]:
+def _as_arguments(spec: Any) -> tuple[Any, ...]:
     """Return the arguments that `tf.data` calls a function with."""
     return spec if isinstance(spec, tuple) else (spec,)
 
 
-class _WithNorms:
-    """Class inserted between an optimizer and its class: records norms of gradients.
-
-    The gradients are summed over replicas by then.
-    """
+class _RecordsNorms:
+    """Class inserted between an optimizer and its class: records norms of gradients, after their sum over replicas."""
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         grads = list(grads)
         self._distlaunch_sparse_given |= any(isinstance(gradient, tf.IndexedSlices) for gradient in grads)
         if self._distlaunch_dense:
             grads = _dense(grads)
-        # it may be an iterator, and is used twice
+        # used twice, and may be an iterator
         trainable_variables = trainable_variables and list(trainable_variables)
         self._distlaunch_norms.assign(_norms(self, grads, trainable_variables or optimized(self)))
         return super().apply(grads, trainable_variables)  # pyright: ignore[reportAttributeAccessIssue]
 
     def stateless_apply(self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        """Record the norms here too: a LossScaleOptimizer does not call its own `apply`."""
+        """Apply gradients and record their norms; a LossScaleOptimizer does not call its own `apply`."""
         trainable, slots = super().stateless_apply(optimizer_variables, grads, trainable_variables)  # pyright: ignore[reportAttributeAccessIssue]
         at = next(index for index, variable in enumerate(self.variables) if variable is self._distlaunch_norms)
         norms = _norms(self, grads, optimized(self))
@@ -234,11 +231,11 @@ def watch_gradients(model: keras.Model) -> None:
         norms = optimizer.add_variable(shape, dtype="float32", aggregation="only_first_replica", name="gradient_norms")
         optimizer._distlaunch_norms = norms
         optimizer._distlaunch_dense = optimizer._distlaunch_sparse_given = False
-        insert_class(optimizer, _WithNorms)
+        insert_class(optimizer, _RecordsNorms)
 
 
-def given_sparse(model: keras.Model) -> bool:
-    """Return whether a traced step had gradients of single rows, as embeddings do."""
+def had_sparse_gradients(model: keras.Model) -> bool:
+    """Return whether a traced step had sparse gradients, such as those of embeddings."""
     return any(optimizer._distlaunch_sparse_given for optimizer in optimizers_of(model))
 
 
@@ -256,7 +253,7 @@ def dense_gradients(model: keras.Model) -> Iterator[None]:
 
 def gradient_norms(model: keras.Model) -> list[float]:
     """Return the norm of each optimizer's last gradients."""
-    return [float(np.linalg.norm(norms)) for norms in map(_known, optimizers_of(model))]
+    return [float(np.linalg.norm(norms)) for norms in map(_last_norms, optimizers_of(model))]
 
 
 def norms_by_variable(model: keras.Model) -> dict[str, float]:
@@ -264,9 +261,9 @@ def norms_by_variable(model: keras.Model) -> dict[str, float]:
     return {
         variable.path: float(norm)
         for optimizer in optimizers_of(model)
-        for variable, norm in zip(optimized(optimizer), _known(optimizer), strict=True)
+        for variable, norm in zip(optimized(optimizer), _last_norms(optimizer), strict=True)
     }
 
 
-def _known(optimizer: Any) -> np.ndarray:
+def _last_norms(optimizer: Any) -> np.ndarray:
     return np.asarray(host_value(optimizer._distlaunch_norms), np.float64)

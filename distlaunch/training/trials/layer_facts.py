@@ -19,8 +19,8 @@ from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import named_metrics
 
 _FACTS = 5
-_CLOSED = (keras.layers.RNN, keras.layers.Wrapper)
-"""Layers that call others in loops of their own, from which nothing can be recorded."""
+_OPAQUE_LAYERS = (keras.layers.RNN, keras.layers.Wrapper)
+"""Layers that may call their sublayers in a loop, in which nothing can be recorded."""
 
 
 class LayerFacts(keras.metrics.Metric):
@@ -35,31 +35,33 @@ class LayerFacts(keras.metrics.Metric):
     def __init__(self, model: keras.Model) -> None:
         super().__init__(name="layer_facts")
         self.order: list[str] = []
-        self._model, self._of_layer = model, {}
-        for part in _parts(model):
-            name = _free_name(_name(part), self._of_layer)
-            self._of_layer[name] = self.add_variable((_FACTS,), "zeros", name=f"layer_facts_{len(self._of_layer)}")
-            insert_class(part, _Recorded)
-            object.__setattr__(part, "_distlaunch_record", self._recorder(name))
+        self._model, self._variable_of_layer = model, {}
+        for part in _recorded_layers(model):
+            name = _unused_name(_name(part), self._variable_of_layer)
+            self._variable_of_layer[name] = self.add_variable(
+                (_FACTS,), "zeros", name=f"layer_facts_{len(self._variable_of_layer)}"
+            )
+            insert_class(part, _RecordsOutputs)
+            object.__setattr__(part, "_distlaunch_record", self._make_recorder(name))
         insert_class(model, _WithFacts)
-        # bypasses Keras's own `__setattr__`, which would track the metric: `_WithFacts` lists it
+        # Keras's own `__setattr__` would track the metric, which `_WithFacts` lists already
         object.__setattr__(model, "_distlaunch_facts", self)
 
-    def _recorder(self, name: str) -> Any:
+    def _make_recorder(self, name: str) -> Any:
         def record(outputs: Any) -> None:
             leaves = [leaf for leaf in tree.flatten(outputs) if _has_numbers(leaf)]
             if not leaves:
                 return
             if name not in self.order:
                 self.order.append(name)
-            self._of_layer[name].assign_add(sum(_facts(leaf) for leaf in leaves))
+            self._variable_of_layer[name].assign_add(sum(_facts(leaf) for leaf in leaves))
 
         return record
 
     def read(self, snapshot: State) -> dict[str, list[float]]:
         """Return the facts of each layer in the order of computation."""
         names = {id(variable): name for name, variable in named_metrics(self._model).items()}
-        found = {name: snapshot[names[id(self._of_layer[name])]] for name in self.order}
+        found = {name: snapshot[names[id(self._variable_of_layer[name])]] for name in self.order}
         return {name: [float(fact) for fact in facts] for name, facts in found.items()}
 
     def update_state(self, *args: Any, **kwargs: Any) -> None:
@@ -70,7 +72,7 @@ class LayerFacts(keras.metrics.Metric):
         return {}
 
 
-class _Recorded:
+class _RecordsOutputs:
     """Class inserted between a layer and its class: records the outputs."""
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -87,21 +89,21 @@ class _WithFacts:
         return [*super().metrics, self._distlaunch_facts]  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _parts(model: keras.Model) -> list[Any]:
+def _recorded_layers(model: keras.Model) -> list[Any]:
     """Return the layers to record, including those within the user's own layers, or the modules of a `tf.Module`."""
     if isinstance(model, ModuleModel):
         return [module for module in model.module.submodules if callable(module)]
-    return list({id(part): part for part in _below(model)}.values())
+    return list({id(part): part for part in _sublayers(model)}.values())
 
 
-def _below(layer: keras.Layer) -> list[Any]:
+def _sublayers(layer: keras.Layer) -> list[Any]:
     found = []
     for part in layers_directly_in(layer):
         is_model = isinstance(part, keras.Model)
         if not is_model and not isinstance(part, keras.layers.InputLayer):
             found.append(part)
-        if is_model or not (type(part).__module__.startswith("keras.") or isinstance(part, _CLOSED)):
-            found += _below(part)
+        if is_model or not (type(part).__module__.startswith("keras.") or isinstance(part, _OPAQUE_LAYERS)):
+            found += _sublayers(part)
     return found
 
 
@@ -109,7 +111,7 @@ def _name(part: Any) -> str:
     return part.name if isinstance(part.name, str) else type(part).__name__
 
 
-def _free_name(name: str, taken: dict[str, Any]) -> str:
+def _unused_name(name: str, taken: dict[str, Any]) -> str:
     number = 1
     while (free := name if number == 1 else f"{name}#{number}") in taken:
         number += 1

@@ -1,7 +1,7 @@
-"""A trial of `distlaunch verify`: records some steps from given weights; the reference trial also measures noise.
+"""Trial of `distlaunch verify`: records some steps from given weights; the reference trial also measures noise.
 
-The strategy's program is driven without the training loop: each step's values are needed separately, and the parts that
-the loop adds (epochs, validation, callbacks, checkpoints) are the same for all strategies.
+The strategy's program runs without the training loop, because the values of each step are needed separately. The
+parts that the loop adds (epochs, validation, callbacks, checkpoints) are the same for all strategies.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from distlaunch.training.session import Session
 from distlaunch.training.step_reports import scalars
 from distlaunch.training.steps.functions import make_steps
 from distlaunch.training.trials.inspection import (
+    changed_state_variables,
     checksum,
     dense_gradients,
     facts_of,
-    given_sparse,
     gradient_norms,
+    had_sparse_gradients,
     norms_by_variable,
-    own_state,
     stop_training_of,
     synchronize_batch_norm,
     takes_shards,
@@ -47,15 +47,15 @@ from distlaunch.training.trials.layer_facts import LayerFacts
 
 _BATCHES_COMPARED = 3
 NOISE_RUNS = 4
-"""Number of runs of each kind: an activation crosses a kink in some runs only, and a trial may cross it too."""
-_SMALLEST_SCALE = 1e-3  # of a variable, as in the parity tests: a bias that is zero except for rounding is ignored
-_SANE = {"float32": 1e-3, "float64": 1e-6}
-_SANE_IF_MIXED = 0.1
-"""Largest deviation that rounding can cause in the loss of the first step."""
-_SANE_ORDER = 1e-4
-"""Largest deviation that another order of the examples can cause in it, where layers draw random numbers.
+"""Number of runs of each kind; several, because rounding changes the branch of a ReLU in some runs only."""
+_SMALLEST_SCALE = 1e-3  # deviations of a variable with smaller values are relative to this, as in the parity tests
+_MAX_ROUNDING = {"float32": 1e-3, "float64": 1e-6}
+_MAX_ROUNDING_IF_MIXED = 0.1
+"""Largest relative deviation that rounding can cause in the loss of the first step."""
+_MAX_OF_ORDER = 1e-4
+"""Largest relative deviation of the same loss if the examples are permuted and layers draw random numbers.
 
-A larger one means that the random numbers of some layer do not follow the order.
+A larger deviation means that the random numbers of some layer are not permuted with the examples.
 """
 
 
@@ -68,21 +68,21 @@ class Trial:
 
     def __init__(self, order: TrialOrder, config: RunConfig, emit: Callable[[Event], None],
                  should_stop: Callable[[], bool]) -> None:  # fmt: skip
-        self._order, self._config, self._emit, self._should_stop = order, config, emit, should_stop
+        self._permutation, self._config, self._emit, self._should_stop = order, config, emit, should_stop
         self._rows: list[int] = []  # number of rows of each step's batch
         self._layers: LayerFacts | None = None
-        self._places: tf.Variable | None = None
+        self._row_indices: tf.Variable | None = None
         """For each row of a step's batch, its index in the usual order; only in the reference trial."""
 
     def prepare(self, model: keras.Model) -> None:
         """Prepare a built model for recording, before its steps are made."""
         watch_gradients(model)
-        if self._order.synchronized:
+        if self._permutation.synchronized:
             synchronize_batch_norm(model)
-        stop_training_of(model, self._order.without)
-        self._layers = LayerFacts(model) if self._order.layers else None
-        if self._order.reference:
-            self._places = tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
+        stop_training_of(model, self._permutation.without)
+        self._layers = LayerFacts(model) if self._permutation.layers else None
+        if self._permutation.reference:
+            self._row_indices = tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
 
     def run(self, session: Session, path: Path) -> None:
         """Run the trial and write its record; every task calls it.
@@ -91,9 +91,9 @@ class Trial:
             Stopped: on request.
         """
         store, is_chief = session.store, session.strategy.is_chief
-        if self._order.reference:
-            assert self._places is not None, "the model is built"
-            with numbers_for(RowOrder(self._places)):
+        if self._permutation.reference:
+            assert self._row_indices is not None, "the model is built"
+            with numbers_for(RowOrder(self._row_indices)):
                 record = self._reference(session, store)
         else:
             source = _source(session)
@@ -103,8 +103,8 @@ class Trial:
             series, final = self._train(session, initial, source)
             if not is_chief:
                 return
-            steps = self._order.steps
-            dense = _with_deviations(series, final, store.load(steps + 1).state) if self._order.dense else None
+            steps = self._permutation.steps
+            dense = _with_deviations(series, final, store.load(steps + 1).state) if self._permutation.dense else None
             series = _with_deviations(series, final, store.load(steps).state)
             record = Record(
                 session.strategy.num_replicas,
@@ -122,40 +122,44 @@ class Trial:
         # step 0: the other trials start from it
         store.save(initial, Progress(), plain)
         facts = facts_of(self._config, session.model, source)
-        self._rows = [int(num_rows(each)) for each in source.elements.take(self._order.steps)]
+        self._rows = [int(num_rows(each)) for each in source.elements.take(self._permutation.steps)]
         series, final = self._train(session, initial, source)
-        store.save(final, Progress(step=self._order.steps), plain)
+        store.save(final, Progress(step=self._permutation.steps), plain)
         examples = checksum(source, _BATCHES_COMPARED)
-        other = examples != checksum(source, _BATCHES_COMPARED)
-        facts = replace(facts, own_state=own_state(session.model, initial, final), other_examples=other)
+        permuted = examples != checksum(source, _BATCHES_COMPARED)
+        facts = replace(
+            facts, own_state=changed_state_variables(session.model, initial, final), other_examples=permuted
+        )
         noise, origin = self._noise(session, initial, source, (series, final), facts)
         dense = None
-        if given_sparse(session.model):
+        if had_sparse_gradients(session.model):
             with dense_gradients(session.model):
                 program = session.strategy.program(make_steps(self._config, session.model))
                 dense, final = self._train(session, initial, source, program=program)
-            store.save(final, Progress(step=self._order.steps + 1), plain)  # next to the final state saved above
+            store.save(final, Progress(step=self._permutation.steps + 1), plain)  # next to the final state saved above
         return Record(1, series, facts, self._rows, noise, origin, dense=dense, examples=examples)
 
     def _noise(self, session: Session, initial: State, source: Source, reference: tuple[Series, State],
                facts: ModelFacts) -> tuple[list[Series], str]:  # fmt: skip
         """Return runs that differ from the reference in rounding only, if that is possible, and how they were made.
 
-        Permuting changes sums over the batch only: each example's own values stay bit-equal, so that it does not show
-        the effect of rounding that moves an activation over the kink of a ReLU. Rounding the weights does.
+        Permuting the examples changes only sums over the batch; the values of each example stay equal bit by bit. It
+        does not show the effect of rounding that changes the branch of a ReLU. Nudging the weights does.
         """
         series, final = reference
-        if facts.random_ops or facts.other_examples:  # each run reads different data
+        if facts.random_ops or facts.other_examples:  # each run would read different data
             return [], "none"
-        limit = _SANE.get(session.model.dtype_policy.name, _SANE_IF_MIXED)
-        limit_of_order = min(limit, _SANE_ORDER) if facts.random else limit
+        limit = _MAX_ROUNDING.get(session.model.dtype_policy.name, _MAX_ROUNDING_IF_MIXED)
+        limit_of_order = min(limit, _MAX_OF_ORDER) if facts.random else limit
         seeds = range(1, NOISE_RUNS + 1)
-        moved = [_with_deviations(*self._train(session, nudge_weights(initial, seed), source), final) for seed in seeds]
-        kinds = {"rounded": (moved, limit)}
+        nudged = [
+            _with_deviations(*self._train(session, nudge_weights(initial, seed), source), final) for seed in seeds
+        ]
+        kinds = {"rounded": (nudged, limit)}
         # `tf.gather` does not take sparse tensors
         if not _is_sparse(source):
-            other = [_with_deviations(*self._train(session, initial, source, seed), final) for seed in seeds]
-            kinds = {"permuted": (other, limit_of_order), **kinds}
+            permuted = [_with_deviations(*self._train(session, initial, source, seed), final) for seed in seeds]
+            kinds = {"permuted": (permuted, limit_of_order), **kinds}
         kept = {name: runs for name, (runs, allowed) in kinds.items() if _is_rounding(runs, series, allowed)}
         return [run for runs in kept.values() for run in runs], " and ".join(kept) or "none"
 
@@ -176,19 +180,23 @@ class Trial:
         program, series = program or session.program, Series([])
         program.set_train_data(source if order is None else permute_batches(source, order))
         program.restore(state)
-        for step in range(1, self._order.steps + 1):
-            # record each step's own values, not the mean so far
+        for step in range(1, self._permutation.steps + 1):
+            # record the values of each step, not the mean so far
             program.reset_metrics()
-            if self._places is not None:
+            if self._row_indices is not None:
                 rows = self._rows[step - 1]
-                self._places.assign(tf.range(rows, dtype=tf.int64) if order is None else _order(rows, order, step - 1))
+                self._row_indices.assign(
+                    tf.range(rows, dtype=tf.int64) if order is None else _permutation(rows, order, step - 1)
+                )
             began = time.monotonic()
             result = program.run_steps(1, Vote(stop=self._should_stop()))
             # the reference has one process, so it need not wait for a vote
-            if result.vote.stop or (self._order.reference and self._should_stop()):
+            if result.vote.stop or (self._permutation.reference and self._should_stop()):
                 raise Stopped
             if not result.steps:
-                raise CheckpointError(f"the training data ended before step {step}; it must be readable more than once")
+                raise CheckpointError(
+                    f"the training data ended before step {step}; it must be possible to read it more than once"
+                )
             series.logs.append(scalars(result.logs))
             series.gradients.append(gradient_norms(session.model))
             if step == 1:
@@ -211,17 +219,17 @@ def permute_batches(source: Source, seed: int) -> Source:
     """Return the same batches, none of them sparse, with the examples of each in another order."""
 
     def shuffle(number: tf.Tensor, element: Any) -> Any:
-        order = _order(num_rows(element), seed, number)
+        order = _permutation(num_rows(element), seed, number)
         return tf.nest.map_structure(lambda leaf: tf.gather(leaf, order), element)
 
     packed = source.elements.map(lambda *element: (pack(element),)) if _is_tuple(source) else source.elements
     numbered = packed.enumerate()
-    return replace(source, elements=numbered.map(lambda number, element: shuffle(number, _unwrapped(element, source))))
+    return replace(source, elements=numbered.map(lambda number, element: shuffle(number, _unwrap(element, source))))
 
 
-def _order(rows: Any, seed: int, number: Any) -> tf.Tensor:
+def _permutation(rows: Any, seed: int, number: Any) -> tf.Tensor:
     """Return the original index of each row of a permuted batch; int64, shape [rows]."""
-    # seeded with the batch's number: `_places` needs the order without reading the batch
+    # seeded with the batch's number, so that the order is known without reading the batch
     seeds = tf.stack([tf.constant(seed, tf.int64), tf.cast(number, tf.int64)])
     return tf.random.experimental.stateless_shuffle(tf.range(rows, dtype=tf.int64), seed=seeds)
 
@@ -234,7 +242,7 @@ def _is_tuple(source: Source) -> bool:
     return isinstance(source.elements.element_spec, tuple)
 
 
-def _unwrapped(element: Any, source: Source) -> Any:
+def _unwrap(element: Any, source: Source) -> Any:
     return element[0] if _is_tuple(source) else element
 
 
@@ -242,14 +250,14 @@ def nudge_weights(state: State, seed: int) -> State:
     """Return the state with each weight moved to the next number above or below it, at random."""
     random = np.random.default_rng(seed)
 
-    def moved(name: str, value: np.ndarray) -> np.ndarray:
+    def nudged(name: str, value: np.ndarray) -> np.ndarray:
         if not name.startswith("model/") or value.dtype not in (np.float32, np.float64):
             return value
         towards = np.where(random.random(value.shape) < 0.5, -np.inf, np.inf).astype(value.dtype)
-        # zeros stay: the number beside zero is far below any rounding error
+        # zeros stay zero, because the next number is far below any rounding error
         return np.where(value == 0, value, np.nextafter(value, towards)).astype(value.dtype)
 
-    return {name: moved(name, value) for name, value in state.items()}
+    return {name: nudged(name, value) for name, value in state.items()}
 
 
 def _is_rounding(noise: list[Series], series: Series, limit: float) -> bool:
@@ -257,7 +265,7 @@ def _is_rounding(noise: list[Series], series: Series, limit: float) -> bool:
     names = [name for name in series.logs[0] if "loss" in name]
     pairs = [(run.logs[0].get(name, math.nan), series.logs[0][name], limit) for run in noise for name in names]
     for run in noise:
-        # a norm approaches zero as the model approaches its optimum, so the relative effect of rounding is larger
+        # norms become small near the optimum, so the relative effect of rounding is larger
         pairs += [(own, norm, 10 * limit) for own, norm in zip(run.gradients[0], series.gradients[0], strict=True)]
     known = [pair for pair in pairs if math.isfinite(pair[1])]
     return all(abs(own - expected) <= allowed * max(abs(expected), 1e-6) for own, expected, allowed in known)
@@ -270,7 +278,7 @@ def _with_deviations(series: Series, final: State, reference: State) -> Series:
         if not name.startswith("model/") or "float" not in expected.dtype.name:
             continue
         got = np.asarray(final[name], np.float64)
-        # float64: the difference itself must not be rounded
+        # in float64, so that the difference itself is not rounded
         wide = np.asarray(expected, np.float64)
         scale = max(float(np.abs(wide).max(initial=0.0)), _SMALLEST_SCALE)
         deviation = float(np.abs(got - wide).max(initial=0.0)) / scale
