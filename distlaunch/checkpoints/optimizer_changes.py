@@ -19,11 +19,11 @@ from distlaunch.patches.keras_private import learning_rate_of
 from distlaunch.strategies.state import State, StateMismatchError
 from distlaunch.strategies.variables import (
     WEIGHTS,
-    chain,
     host_value,
     is_slot,
     named_optimizers,
     state_variables,
+    with_wrapped_optimizers,
 )
 
 RATE = "learning_rate"
@@ -306,7 +306,7 @@ def _aligned(old: Sequence[BuiltOptimizer], new: Sequence[BuiltOptimizer]) -> di
 
 def _parts(model: keras.Model) -> Iterator[tuple[str, Any]]:
     for word, optimizer in named_optimizers(model).items():
-        for part in chain(optimizer):
+        for part in with_wrapped_optimizers(optimizer):
             yield word, part
 
 

@@ -23,7 +23,7 @@ from distlaunch.checkpoints.store import CheckpointStore, DamagedError, Saved
 from distlaunch.config.differences import OF_THE_MODEL, differences
 from distlaunch.config.references.moved import is_moved
 from distlaunch.config.run import RunConfig
-from distlaunch.strategies.final_weights import judged_by_averages
+from distlaunch.strategies.final_weights import validated_with_averages
 from distlaunch.strategies.protocol import Program, Strategy
 from distlaunch.strategies.state import State, StateMismatchError
 
@@ -180,5 +180,5 @@ def _shows_final_weights(progress: Progress, step: int | BestName | None) -> boo
     The best epoch, and any step before the end, have what validation judged.
     """
     if step == BEST or progress.final_weights is None:
-        return judged_by_averages(progress.callbacks)
+        return validated_with_averages(progress.callbacks)
     return progress.final_weights

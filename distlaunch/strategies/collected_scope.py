@@ -1,4 +1,4 @@
-"""A scope in which assignments to Keras variables are collected instead of carried out."""
+"""Scope in which assignments to Keras variables are collected and not carried out."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from distlaunch.patches.keras_private import value_of
 
 
 class CollectedScope(keras.StatelessScope):
-    """Scope in which an assigned variable has its new value; any other variable is read in place."""
+    """Scope that keeps the values assigned to variables; other variables have their usual values."""
 
     def __init__(self) -> None:
         super().__init__(collect_losses=True)
 
     def get_current_value(self, variable: Any) -> Any:
         assigned = super().get_current_value(variable)
-        return value_of(variable) if assigned is None else assigned  # with the handle that a gradient tape watches
+        # `value_of` returns the variable that a gradient tape watches
+        return value_of(variable) if assigned is None else assigned
 
     def assigned(self, variable: Any) -> Any | None:
         """Return the value that a variable was assigned within the scope, or None if it was not."""

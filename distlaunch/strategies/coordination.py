@@ -1,7 +1,7 @@
-"""Messages between the processes of a lockstep strategy: presence, the chief's messages, votes, the end.
+"""Messages between the processes of a lockstep strategy: broadcasts by the chief, votes, gathers, and the end.
 
-They use the key-value store of the coordination service that TensorFlow and JAX run in the first process, next to their
-collectives: it needs no devices, and carries bytes unchanged.
+They use the key-value store of the coordination service that TensorFlow and JAX run in the first process. Unlike
+collectives, it needs no devices and transfers bytes unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from distlaunch.data.batches import Share, Source
 from distlaunch.data.differences import check_ends, kind_of
 from distlaunch.strategies.protocol import StrategyDefaults, Vote
 
-_TURN_MS = 500  # a wait consists of such turns, since signals are handled between them
+_POLL_MS = 500  # longest single wait, because Python handles signals only between two waits
 _CHUNK_BYTES = 4 * 1024 * 1024  # largest entry of the store
 _PREFIX = "distlaunch"
 
@@ -27,7 +27,7 @@ class Store(Protocol):
     """Key-value store shared by all processes.
 
     Attributes:
-        lost: exception that calls raise when the first process is gone.
+        lost: exception that calls raise when the first process, which holds the store, is gone.
     """
 
     lost: type[Exception]
@@ -41,14 +41,14 @@ class Store(Protocol):
     def delete(self, key: str) -> None: ...
 
     def close(self) -> None:
-        """Close the store. This is the last call, made by all processes at the same time."""
+        """Close the store. Every process makes this call at the same time, as its last one."""
         ...
 
 
 def addresses_and_rank() -> tuple[list[str], int]:
-    """Return the addresses of the processes that train, the chief first, and this process's rank, from TF_CONFIG.
+    """Return the addresses of the processes that train, chief first, and this process's rank, from TF_CONFIG.
 
-    A process without TF_CONFIG is alone.
+    A process without TF_CONFIG trains alone.
     """
     text = os.environ.get("TF_CONFIG")
     if not text:
@@ -56,7 +56,7 @@ def addresses_and_rank() -> tuple[list[str], int]:
     cluster, here = from_tf_config(text)
     tasks = _tasks(cluster)
     if here not in tasks:
-        # an evaluator or a server is in TF_CONFIG, but does not train
+        # an evaluator or a server, which does not train
         return [""], 0
     return [cluster.address(task) for task in tasks], tasks.index(here)
 
@@ -70,12 +70,13 @@ def _names() -> list[str]:
 
 
 class Peers:
-    """This process among those that train together; all of them must call each method, in the same order.
+    """Communication with the processes that train together; all of them must call each method, in the same order.
 
     Args:
+        number: number of processes.
         rank: rank of this process; 0 is the chief.
-        store: None if this process is alone.
-        chief: address and port at which the others reach the chief.
+        store: store shared by the processes; None if there is only one.
+        chief: address and port at which the other processes reach the chief.
     """
 
     def __init__(self, number: int = 1, rank: int = 0, store: Store | None = None, chief: str = "127.0.0.1:0") -> None:
@@ -97,13 +98,13 @@ class Peers:
         if not self.is_chief:
             count = int(self._get(f"{name}/count"))
             received = b"".join(self._get(f"{name}/{index}") for index in range(count))
-            # the chief deletes the entries once all have read them: the store is in memory
+            # the chief deletes the entries when all processes have read them, because the store is in memory
             self._store.set(f"{name}/read/{self.rank}", b"1")
             return received
         keys = [f"{name}/{index}" for index in range(-(-len(message) // _CHUNK_BYTES))]
         for index, key in enumerate(keys):
             self._store.set(key, message[index * _CHUNK_BYTES : (index + 1) * _CHUNK_BYTES])
-        # after the pieces: a process that reads the count finds all of them
+        # set last, so that a process that reads the count finds all pieces
         self._store.set(f"{name}/count", str(len(keys)).encode())
         for rank in range(1, self.number):
             self._take(f"{name}/read/{rank}")
@@ -117,15 +118,15 @@ class Peers:
             return vote
         name = self._next("vote")
         if not self.is_chief:
-            self._store.set(f"{name}/{self.rank}", _encoded(vote))
-            return _decoded(self._get(f"{name}/sum"))
-        votes = [vote, *(_decoded(self._take(f"{name}/{rank}")) for rank in range(1, self.number))]
-        # only the chief's clock and measured times count, so `save` and `next_steps` are the chief's
-        total = Vote(any(one.stop for one in votes), any(one.finish for one in votes), vote.next_steps, vote.save)
+            self._store.set(f"{name}/{self.rank}", _encode(vote))
+            return _decode(self._get(f"{name}/sum"))
+        votes = [vote, *(_decode(self._take(f"{name}/{rank}")) for rank in range(1, self.number))]
+        # only the chief's clock and measured times count for `save` and `next_steps`
+        total = Vote(any(each.stop for each in votes), any(each.finish for each in votes), vote.next_steps, vote.save)
         if self._last_sum is not None:
-            self._store.delete(self._last_sum)  # a process that votes again has read the previous sum
+            self._store.delete(self._last_sum)  # all processes have voted again, so they have read the previous sum
         self._last_sum = f"{name}/sum"
-        self._store.set(self._last_sum, _encoded(total))
+        self._store.set(self._last_sum, _encode(total))
         return total
 
     @property
@@ -139,7 +140,7 @@ class Peers:
             return [message]
         name = self._next("gather")
         if not self.is_chief:
-            # all processes get the list from the chief, so that they see the same
+            # all processes get the list from the chief, so that their lists are the same
             self._store.set(f"{name}/{self.rank}", message.encode())
             return json.loads(self.from_chief(b""))
         # in the order of ranks, which is that of `names`
@@ -151,24 +152,28 @@ class Peers:
         self._store.set(f"{_PREFIX}/post/{key}/{self.rank}", message.encode())
 
     def collect(self, key: str, given_up: Callable[[], bool]) -> list[str] | None:
-        """On the chief, return the messages that the others have posted, in the order of ranks; None if given up."""
+        """Return the messages that the other processes have posted, in the order of ranks; for the chief only.
+
+        Args:
+            given_up: called while waiting; True ends the wait, and the result is None.
+        """
         messages = []
         for rank in range(1, self.number):
             name = f"{_PREFIX}/post/{key}/{rank}"
-            while (value := self._store.get(name, _TURN_MS)) is None:
+            while (value := self._store.get(name, _POLL_MS)) is None:
                 if given_up():
                     return None
             self._store.delete(name)
             messages.append(value.decode())
         return messages
 
-    def is_over(self, source: Source, *, ended: bool, steps: int, unknown: bool | None = None) -> bool:
+    def has_data_ended(self, source: Source, *, ended: bool, steps: int, unknown: bool | None = None) -> bool:
         """Return whether the data ends here, with the same result in all processes.
 
         Args:
             ended: whether it has ended in this process.
             steps: number of global batches read so far in this pass.
-            unknown: whether the length of the data is unknown, so that the processes ask each other; None for
+            unknown: whether the length of the data is unknown, so that the processes must compare; None to use
                 `source.ends`.
 
         Raises:
@@ -183,8 +188,8 @@ class Peers:
     def leave(self) -> None:
         """Wait until no process needs this one.
 
-        A process that has its sum may still owe the others its part of theirs, so none may end before all have arrived
-        here. The chief holds the store, so it ends last.
+        A process with the result of a sum may not yet have sent its part to all others, so no process may end before
+        all of them have arrived here. The chief ends last, because it holds the store.
         """
         if self.number == 1:
             return
@@ -205,7 +210,7 @@ class Peers:
         return f"{_PREFIX}/{what}/{self._calls}"
 
     def _get(self, key: str) -> bytes:
-        while (value := self._store.get(key, _TURN_MS)) is None:
+        while (value := self._store.get(key, _POLL_MS)) is None:
             pass
         return value
 
@@ -216,11 +221,11 @@ class Peers:
         return value
 
 
-def _encoded(vote: Vote) -> bytes:
+def _encode(vote: Vote) -> bytes:
     return json.dumps([bool(vote.stop), bool(vote.finish), int(vote.next_steps), bool(vote.save)]).encode()
 
 
-def _decoded(data: bytes) -> Vote:
+def _decode(data: bytes) -> Vote:
     return Vote(*json.loads(data))
 
 

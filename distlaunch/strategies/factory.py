@@ -19,6 +19,6 @@ def create(config: RunConfig, task: Task) -> Strategy:
 def implementation(strategy: StrategySection | type[StrategySection]) -> Callable[..., Strategy]:
     """Return the class of a strategy, called with its config section, the task and the cluster section.
 
-    No other strategy is imported: those for TensorFlow must not import JAX, nor the other way round.
+    No other strategy is imported, so that a process on TensorFlow does not import JAX, and the other way round.
     """
     return pkgutil.resolve_name(f"distlaunch.strategies.{strategy.implementation}")

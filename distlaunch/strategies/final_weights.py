@@ -1,7 +1,7 @@
-"""The weights that an optimizer sets at the end of training: the averages of `use_ema`, as in Keras's `fit`.
+"""Weights that an optimizer sets at the end of training: the averages of `use_ema`, as in Keras's `fit`.
 
-A checkpoint holds the weights of its last step and the averages. The final weights are computed from these at the end
-of training, and for each use of a finished run, so that training can continue from the weights of the last step.
+A checkpoint holds the weights of its last step and the averages, so that training can continue from it. The final
+weights are computed from the averages at the end of training, and whenever a finished run is used.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from distlaunch.patches.keras_private import optimized
-from distlaunch.strategies.variables import chain, optimizers_of
+from distlaunch.strategies.variables import optimizers_of, with_wrapped_optimizers
 
 _SWAPS, _SWAPPED = "SwapEMAWeights", "_ema_weights_in_model"
 
@@ -21,31 +21,33 @@ def has_final_weights(model: keras.Model) -> bool:
     """Return whether the compiled optimizer changes the weights at the end of training."""
     optimizer = getattr(model, "optimizer", None)
     return (
-        isinstance(optimizer, keras.optimizers.Optimizer) and optimizer.built and any(map(_finalizes, chain(optimizer)))
+        isinstance(optimizer, keras.optimizers.Optimizer)
+        and optimizer.built
+        and any(map(_finalizes, with_wrapped_optimizers(optimizer)))
     )
 
 
-def put_final_weights(model: keras.Model) -> None:
-    """Make the compiled optimizer set the final weights, if it does so. Call it in the strategy's scope."""
+def set_final_weights(model: keras.Model) -> None:
+    """Make the compiled optimizer set the final weights, if it has any. Call this in the strategy's scope."""
     if not has_final_weights(model):
         return
-    # the optimizer's list: weights that were frozen after it was built have averages, too
+    # the optimizer's own list, because weights that were frozen after it was built have averages too
     model.optimizer.finalize_variable_values(list(optimized(model.optimizer)))
 
 
 def unused_averages(model: keras.Model) -> list[str]:
-    """Return the names of optimizers, other than the compiled one, whose averages never become weights."""
+    """Return the names of optimizers other than the compiled one that keep averages, which never become weights."""
     others = [optimizer for optimizer in optimizers_of(model) if optimizer is not getattr(model, "optimizer", None)]
-    return [optimizer.name for optimizer in others if any(map(_finalizes, chain(optimizer)))]
+    return [optimizer.name for optimizer in others if any(map(_finalizes, with_wrapped_optimizers(optimizer)))]
 
 
-def judged_by_averages(callbacks: Iterable[Mapping[str, Any]]) -> bool:
-    """Return whether validation used the averages while the checkpoint has the weights of the last step.
+def validated_with_averages(callbacks: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether validation used the averages, although the checkpoint has the weights of the last step.
 
     Args:
-        callbacks: their plain attributes, as stored in a checkpoint.
+        callbacks: attributes of the callbacks, as stored in a checkpoint.
     """
-    swapping = next((one for one in callbacks if one["class"] == _SWAPS), None)
+    swapping = next((each for each in callbacks if each["class"] == _SWAPS), None)
     return swapping is not None and not swapping["changed"].get(_SWAPPED, False)
 
 

@@ -1,4 +1,4 @@
-"""Tests whether the results of a step are finite: its losses, or the weights after it."""
+"""Tests whether the losses of a step, or the weights after it, are finite."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _SMALL = 4096
 def loss_probe(logs: Any) -> Any:
     """Return a float32 scalar that is finite if, and only if, all losses among a step's scalars are.
 
-    A scalar with `loss` in its name counts as a loss. So does the running mean of an epoch, which stays non-finite
-    after the first such loss.
+    A scalar with `loss` in its name counts as a loss. It may be a running mean, which is not finite after the first
+    loss that is not finite.
     """
     named = logs.items() if isinstance(logs, Mapping) else ()
     total: Any = ops.convert_to_tensor(0.0, "float32")
     for name, value in named:
         if "loss" in name and value is not None:
-            # scaled down: a sum of finite numbers must not become infinite
+            # scaled down, so that a sum of finite numbers does not become infinite
             mean: Any = ops.mean(ops.cast(value, "float32"))
             total = total + mean * 1e-6
     return total
@@ -36,9 +36,9 @@ def losses_are_finite(logs: Any) -> tf.Tensor:
 
 @tf.autograph.experimental.do_not_convert
 def weights_are_finite(variables: Sequence[Any]) -> tf.Tensor:
-    """Return whether the small variables are finite, or the smallest one if none is small; a bool scalar.
+    """Return whether the small variables, or the smallest one if none is small, are finite; a bool scalar.
 
-    A gradient that is not finite spreads to nearly all weights.
+    Large variables are skipped, because a gradient that is not finite spreads to nearly all weights.
     """
     floats = [variable for variable in variables if tf.as_dtype(variable.dtype).is_floating]
     by_size = sorted(floats, key=lambda variable: int(np.prod(variable.shape)))

@@ -1,7 +1,7 @@
 """Prediction and evaluation of a model in a single process, as a callback expects, under any training strategy.
 
-Keras's `predict` and `evaluate` would use the strategy that the model was created under, in all processes, but the
-others do not make the same call. Metrics use separate variables, so that those of training are unchanged.
+Keras's `predict` and `evaluate` would use the model's strategy and wait for the other processes, which do not make the
+same call. Metrics use separate variables here, so that the metrics of training do not change.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from distlaunch.strategies.variables import metric_variables
 METHODS = ("predict", "evaluate", "predict_on_batch", "test_on_batch")
 
 
-def plain_values() -> tuple[Callable[[np.ndarray], Any], Callable[[Any, np.ndarray], Any]]:
+def tensorflow_values() -> tuple[Callable[[np.ndarray], Any], Callable[[Any, np.ndarray], Any]]:
     """Return `make` and `assign` of a `LocalModel` on TensorFlow."""
     import tensorflow as tf
 
@@ -39,10 +39,10 @@ class LocalModel:
     """Replaces variables of a model while it computes in one process.
 
     Args:
-        weights: variables that cannot be read in place; others are unchanged.
-        copy: returns the whole value of such a variable, or None if other processes hold parts of it.
         make: returns a process-local value for a Keras variable, from an array.
         assign: changes the content of such a value, and returns it.
+        weights: variables that one process cannot read; other weights are used as they are.
+        copy: returns the whole value of a variable in `weights`, or None if other processes hold parts of it.
     """
 
     def __init__(
@@ -61,8 +61,12 @@ class LocalModel:
         self._gathered: Mapping[int, np.ndarray] = {}
 
     @contextmanager
-    def holding(self, values: Mapping[int, np.ndarray]) -> Iterator[None]:
-        """Use these values of weights, by the variables' `id`, in this context: other processes hold parts of them."""
+    def with_gathered_weights(self, values: Mapping[int, np.ndarray]) -> Iterator[None]:
+        """Use these gathered values of weights in this context.
+
+        Args:
+            values: whole values of weights that are split over processes, by the `id` of the variable.
+        """
         self._gathered = values
         try:
             yield
@@ -70,37 +74,37 @@ class LocalModel:
             self._gathered = {}
 
     @contextmanager
-    def active(self) -> Iterator[None]:
-        """Let the model compute in this process alone, in this context."""
+    def in_one_process(self) -> Iterator[None]:
+        """Make the model compute in this process only, in this context."""
         if self._is_active:
             yield
             return
         metrics = metric_variables(self._model)
-        replaced = {id(one): one for one in [*self._weights, *metrics]}
-        known = {id(one) for one in metrics}
-        before = [(one, value_of(one)) for one in replaced.values()]
-        for key, one in replaced.items():
-            # a metric is reset before it is used
-            value = np.zeros(tuple(one.shape), one.dtype) if key in known else self._whole(one)
+        replaced = {id(variable): variable for variable in [*self._weights, *metrics]}
+        known = {id(variable) for variable in metrics}
+        before = [(variable, value_of(variable)) for variable in replaced.values()]
+        for key, variable in replaced.items():
+            # metrics may start with any value, because they are reset before they are used
+            value = np.zeros(tuple(variable.shape), variable.dtype) if key in known else self._full_value(variable)
             self._values[key] = self._make(value) if key not in self._values else self._assign(self._values[key], value)
         self._is_active = True
         try:
-            for key, one in replaced.items():
-                put_value(one, self._values[key])
+            for key, variable in replaced.items():
+                put_value(variable, self._values[key])
             with alone(self._model, self._functions):
                 yield
         finally:
-            for one, value in before:
-                put_value(one, value)
+            for variable, value in before:
+                put_value(variable, value)
             self._is_active = False
 
-    def _whole(self, variable: Any) -> np.ndarray:
+    def _full_value(self, variable: Any) -> np.ndarray:
         value = self._gathered.get(id(variable))
         if value is None:
             value = self._copy(variable)
         if value is None:
             message = f"a callback predicts or evaluates, but other processes hold parts of '{variable.path}'"
             raise UsageError(
-                f"{message}; use an epoch hook such as on_epoch_end, in which the processes gather the weights"
+                f"{message}; use an epoch hook such as on_epoch_end, before which the processes gather the weights"
             )
         return value

@@ -1,7 +1,7 @@
-"""A `tf.Module` as a Keras model, so that every TensorFlow strategy can train it.
+"""Wraps a `tf.Module` in a Keras model, so that every TensorFlow strategy can train it.
 
-Each `tf.Variable` of the module is replaced by a Keras variable with its value, named by the attributes that lead to
-it: `dense1/weight`. The module's own code computes; Keras sees a model with one call.
+Each `tf.Variable` of the module is replaced by a Keras variable with the same value. Its name consists of the
+attributes that lead to it, such as `dense1/weight`. The module's own code computes the outputs.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.patches.keras_private import layers_of, put_path
-from distlaunch.patches.tensorflow_private import attributes_of, found_in
+from distlaunch.patches.tensorflow_private import attributes_of, find_in
 
 
 class ModuleModel(keras.Model):
     """Keras model that calls a module on the inputs of a batch.
 
     Args:
-        module: its `__call__` takes the inputs, and `training` if it has an argument of that name. Variables that it
-            creates in its first call must exist already.
+        module: a module whose `__call__` takes the inputs and, if it has this argument, `training`. It must have
+            created its variables already.
 
     Attributes:
         module: the module, with Keras variables in place of its `tf.Variable`s.
@@ -46,10 +46,10 @@ def parts_of(model: keras.Model) -> list[Any]:
 
 
 def _replace_variables(module: tf.Module) -> list[keras.Variable]:
-    """Replace the module's variables by Keras variables; a variable in several places gets one for all."""
+    """Replace the module's variables by Keras variables; a variable in several places gets a single replacement."""
     made: dict[int, keras.Variable] = {}
-    # read before anything is replaced: afterwards the variables are no longer found
-    found = found_in(module, lambda leaf: isinstance(leaf, tf.Variable))
+    # listed before anything is replaced
+    found = find_in(module, lambda leaf: isinstance(leaf, tf.Variable))
     paths = {id(variable): path for path, variable in reversed(list(found))}  # the first path is the name
 
     def replacement(leaf: Any) -> Any:

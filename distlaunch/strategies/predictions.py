@@ -1,4 +1,4 @@
-"""Predictions of a whole split: those of all replicas, batch by batch."""
+"""Predicts for a whole split, batch by batch, and combines the predictions of all replicas."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.data.batches import slice_rows
-from distlaunch.strategies.replica.row_random import RowPlace, numbers_for
+from distlaunch.strategies.replica.row_random import RowPlace, draw_for_rows
 
-_TRAVELS = (tf.float32, tf.float64, tf.int32, tf.int64)  # dtypes that processes can sum
+_SUMMABLE = (tf.float32, tf.float64, tf.int32, tf.int64)  # dtypes that processes can sum
 
 
 def make_predict_call(strategy: Any, model: keras.Model, num_processes: int) -> Callable[..., Any]:
     """Return a function that predicts for one element of the input (see `split_rows`).
 
-    It returns the predictions of the global batch on the host. Several processes sum their predictions, with zeros in
-    place of the others' rows, so that each gets all of them.
+    The function returns the predictions of the global batch on the host. Each of several processes pads its predictions
+    with zeros for the rows of the others, and their sum has all predictions.
     """
 
     def local(batch: Any, rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor) -> Any:
-        # a layer may draw random numbers in predictions, too
+        # layers may draw random numbers in predictions too
         place = RowPlace(start, tf.maximum(tf.cast(rows, tf.int64), 1), tf.cast(total, tf.int64))
-        with numbers_for(place):
-            # the number of rows is unknown to the trace, which distinguishes draws per row from others
+        with draw_for_rows(place):
+            # makes the number of rows unknown in the trace, by which `draw_for_rows` recognizes draws per row
             outputs = model.predict_step(slice_rows(batch, tf.zeros_like(place.rows), place.rows))
         if num_processes == 1:
             return outputs
-        return tf.nest.map_structure(lambda leaf: _whole(leaf, rows, total, start), outputs)
+        return tf.nest.map_structure(lambda leaf: _sum_over_processes(leaf, rows, total, start), outputs)
 
-    # the last batch is smaller: with relaxed shapes, one more trace serves all sizes
+    # relaxed shapes, so that one more trace serves smaller batches of any size
     @tf.function(autograph=False, reduce_retracing=True)
     def call(element: Any) -> Any:
         return strategy.run(local, args=element)
@@ -45,7 +45,7 @@ def make_predict_call(strategy: Any, model: keras.Model, num_processes: int) -> 
             # in the order of replicas, which is the order of rows
             values = [np.asarray(value) for value in strategy.experimental_local_results(leaf)]
             if num_processes > 1:
-                # already summed: each replica has the whole batch
+                # each replica has the sum, which is the whole batch
                 return values[0]
             # without the stand-in row of a replica without rows
             return np.concatenate([value[:count] for value, count in zip(values, counts, strict=True)])
@@ -55,8 +55,8 @@ def make_predict_call(strategy: Any, model: keras.Model, num_processes: int) -> 
     return predict
 
 
-def _whole(leaf: tf.Tensor, rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
-    """Return the predictions of all replicas from those of each."""
+def _sum_over_processes(leaf: tf.Tensor, rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
+    """Return the predictions of all replicas, given those of one."""
     dtype = leaf.dtype
     if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
         message = f"the model predicts {dtype.name}, which processes cannot exchange"
@@ -66,16 +66,16 @@ def _whole(leaf: tf.Tensor, rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor)
     around = [[first, number - first - count], *[[0, 0]] * (leaf.shape.rank - 1)]
     own = leaf[:count]
     if dtype == tf.uint64:
-        # no dtype that can be summed holds all its values, but adding zeros preserves the bits
+        # no summable dtype holds all values of uint64, but adding zeros keeps the bits unchanged
         own = tf.bitcast(own, tf.int64)
-    padded = tf.pad(tf.cast(own, _travelling(own.dtype)), around)
+    padded = tf.pad(tf.cast(own, _summable_dtype(own.dtype)), around)
     sums = context.all_reduce(tf.distribute.ReduceOp.SUM, padded)
     return tf.bitcast(sums, dtype) if dtype == tf.uint64 else tf.cast(sums, dtype)
 
 
-def _travelling(dtype: tf.DType) -> tf.DType:
+def _summable_dtype(dtype: tf.DType) -> tf.DType:
     """Return a dtype that processes can sum and that holds all values of a dtype."""
-    if dtype in _TRAVELS:
+    if dtype in _SUMMABLE:
         return dtype
     if dtype == tf.uint32:
         return tf.int64
@@ -84,10 +84,10 @@ def _travelling(dtype: tf.DType) -> tf.DType:
 
 
 def concatenate_batches(batches: list[Any]) -> Any:
-    """Return the predictions of all batches, concatenate_batches.
+    """Return the predictions of all batches, concatenated along the rows.
 
     Raises:
-        ConfigError: there are none, or they differ in shape.
+        ConfigError: there are no batches, or their predictions differ in shape.
     """
     if not batches:
         raise ConfigError(Problem(("data",), "the split has no examples to predict"))

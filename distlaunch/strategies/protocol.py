@@ -1,4 +1,4 @@
-"""The interface of strategies for training code, which never asks which strategy it has."""
+"""Interface between training code and strategies; training code never checks which strategy it uses."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Steps:
         train: one optimizer step; returns a dict of scalars.
         test: one evaluation step; None if the model has neither a loss nor metrics to evaluate.
         logs: meaning of the scalars that `train` returns, if they are not the model's own metrics. `last`: values of
-            the latest step, as in Keras `fit`. `mean`: each replica's contribution to a value of the whole batch; they
-            are summed over replicas and averaged over the epoch's steps.
-        stop_at_nonfinite: whether a call of several steps ends with the first whose loss is not finite.
+            the latest step, as in Keras `fit`. `mean`: contributions of each replica to a value of the global batch,
+            which are summed over replicas and averaged over the epoch's steps.
+        stop_at_nonfinite: whether a call of several steps ends after the first step whose loss is not finite.
         sample: returns up to the given number of rows of the first batch, for strategies that test how values add up.
     """
 
@@ -47,7 +47,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Vote:
-    """The vote of one task. All tasks receive the sum, and so make the same decision."""
+    """The vote of one task. All tasks receive the sum of the votes, so they make the same decision."""
 
     stop: bool = False
     """Stop the run after this call (a signal was received)."""
@@ -65,12 +65,11 @@ class CallResult:
 
     Attributes:
         steps: number of steps done.
-        ended: whether the data of the epoch ran out.
-        vote: the vote of all tasks.
-        nonfinite: number in this call, from 1, of the first step whose loss, or a checked weight after it, is not
-            finite;
-            None if there is none.
-        notes: findings from before the first step, for the user.
+        ended: whether the data of the epoch has ended.
+        vote: the sum of all tasks' votes.
+        nonfinite: number within this call, from 1, of the first step whose loss, or a checked weight after it, is not
+            finite; None if there is none.
+        notes: messages for the user about findings before the first step.
     """
 
     steps: int
@@ -108,23 +107,24 @@ class Program(Protocol):
         should_stop: Callable[[], bool],
         hooks: BatchHooks | None = None,
     ) -> Logs | None:
-        """Return the metrics over all rows of a source that ends (with an element without rows); None if asked to stop.
+        """Return the metrics over all rows of a source, or None if asked to stop.
 
         Args:
-            hooks: called around each batch, which then takes a separate call; given in all tasks or in none.
+            source: a source that ends with an element without rows.
+            hooks: called around each batch, which then is a separate graph call; passed in all tasks or in none.
         """
         ...
 
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
-        """Return the predictions for all rows of a source that ends, in order; None if asked to stop.
+        """Return the predictions for all rows of a source that ends, in order, or None if asked to stop.
 
-        They are host arrays in the structure of the model's outputs, in every task.
+        Every task gets all predictions, as host arrays in the structure of the model's outputs.
         """
         ...
 
     def reset_metrics(self) -> None: ...
 
-    def second_look(self) -> list[str]:
+    def recheck_metrics(self) -> list[str]:
         """Return warnings about the model's metrics that only a check after its first epoch can find."""
         ...
 
@@ -133,7 +133,7 @@ class Program(Protocol):
         ...
 
     def alone(self) -> AbstractContextManager[None]:
-        """Return a context in which the model predicts and evaluates in this process alone."""
+        """Return a context in which the model predicts and evaluates in this process only."""
         ...
 
     @property
@@ -146,11 +146,11 @@ class Program(Protocol):
         ...
 
     def finalize(self) -> None:
-        """Put the final weights into the model, see `final_weights`; every task must call it."""
+        """Set the model's final weights; see the module `final_weights`. Every task must call it."""
         ...
 
     def placement(self) -> list[dict[str, Any]]:
-        """Return which task holds which variable, as in the event VariablesPlaced; empty if each holds all."""
+        """Return which task holds which variable, as in the event VariablesPlaced; empty if each task holds all."""
         ...
 
     def mesh(self) -> dict[str, Any] | None:
@@ -171,22 +171,22 @@ class Program(Protocol):
 
 
 class ProgramDefaults:
-    """Defaults for programs whose processes each hold the whole model.
+    """Defaults for programs in which each process holds the whole model.
 
-    A subclass sets `_local`, the `LocalModel` that the model computes with in one process.
+    A subclass sets `_local`, the `LocalModel` for predictions and evaluations in one process.
     """
 
     _local: Any
     is_split = False
 
-    def second_look(self) -> list[str]:
+    def recheck_metrics(self) -> list[str]:
         return []
 
     def agree(self, vote: Vote) -> Vote:
         return vote
 
     def alone(self) -> AbstractContextManager[None]:
-        return self._local.active()
+        return self._local.in_one_process()
 
     def gathered(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -199,7 +199,7 @@ class ProgramDefaults:
 
 
 class Parts(Protocol):
-    """The state of a program, of which each of several processes holds a part.
+    """Access to the state of a program of which several processes each hold a part.
 
     `post` and `collect` may be called in any thread.
 
@@ -212,10 +212,11 @@ class Parts(Protocol):
     number: int
 
     def snapshot(self) -> tuple[State, Mapping[str, ShardSlice]]:
-        """Return this process's share of all state; every process must call it.
+        """Return this process's part of the state, and the slices of the arrays that are shards.
 
-        It consists of host arrays that no later step changes. Each shard of a variable is in the share of one process
-        that holds it. Arrays that are shards have their own names; the mapping describes them.
+        Every process must call it. The arrays are on the host, and no later step changes them. A shard that several
+        processes hold is in the part of only one of them. Shards have their own names, which are the keys of the
+        mapping.
         """
         ...
 
@@ -228,7 +229,7 @@ class Parts(Protocol):
         ...
 
     def collect(self, key: str, given_up: Callable[[], bool]) -> list[str] | None:
-        """On the chief, return the messages that the others have posted under a key, in order; None if given up."""
+        """Return the messages that the others have posted under a key, in order, or None; for the chief only."""
         ...
 
 
@@ -250,11 +251,11 @@ class Strategy(Protocol):
         ...
 
     def keep_compiled(self, folder: Path) -> None:
-        """Keep programs that take long to compile in a folder, for a later attempt of the run."""
+        """Set the folder in which compiled programs are kept for later attempts of the run."""
         ...
 
     def adopt(self, model: keras.Model) -> None:
-        """Prepare a model whose variables exist, before its optimizer gets any."""
+        """Prepare a model whose variables exist, before its optimizer creates variables."""
         ...
 
     def program(self, steps: Steps) -> Program: ...
@@ -268,15 +269,15 @@ class Strategy(Protocol):
         ...
 
     def share(self) -> Share:
-        """Return this process's share of each global batch, for processes with different examples.
+        """Return this process's share of each global batch, if the processes read different examples.
 
         Raises:
-            ConfigError: several processes work on the same rows, so their examples cannot differ.
+            ConfigError: several processes compute the same rows, so they cannot read different examples.
         """
         ...
 
     def parts(self) -> Parts | None:
-        """Return the parts of the program's state, if several processes hold some. Call it after `program`."""
+        """Return access to the parts of the state, or None if each process has all. Call it after `program`."""
         ...
 
     def notes(self) -> list[str]:
@@ -284,12 +285,12 @@ class Strategy(Protocol):
         ...
 
     def leave(self) -> None:
-        """Wait until no task needs this process; the last call before it ends, if nothing has failed."""
+        """Wait until no task needs this process any longer. It is the last call of a process that has not failed."""
         ...
 
 
 class StrategyDefaults:
-    """Defaults for strategies with one process that holds a model, and that leave the model unchanged."""
+    """Defaults for strategies in which one process holds the model and nothing is changed in the model."""
 
     @property
     def chief_host(self) -> str:

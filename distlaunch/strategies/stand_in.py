@@ -1,4 +1,4 @@
-"""Values that represent a TensorFlow tensor in a Keras variable, and act as a tensor wherever one is expected."""
+"""Values of Keras variables that stand for a TensorFlow tensor, and can be used wherever a tensor is expected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NUMBERS = ("float", "int", "complex")
 
 
 class StandIn:
-    """Base class of such values; a subclass returns its tensor."""
+    """Base class of values that stand for a tensor; a subclass returns the tensor."""
 
     def as_tensor(self) -> tf.Tensor:
         raise NotImplementedError
@@ -30,7 +30,7 @@ def _forward(name: str) -> Any:
 
 
 for _name in (*_UNARY, *_BINARY, *(f"r{name}" for name in _BINARY), *_COMPARISONS, *_NUMBERS):
-    # on the class: Python looks operators up there, and `__getattr__` is not asked
+    # Python looks up operators on the class, without `__getattr__`
     setattr(StandIn, f"__{_name}__", _forward(f"__{_name}__"))
 
 

@@ -1,4 +1,4 @@
-"""The state of a program as host arrays, whole or in shards. Needs no framework."""
+"""State of a program as host arrays, whole or in shards; imports no framework."""
 
 from __future__ import annotations
 

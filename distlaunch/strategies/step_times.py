@@ -1,4 +1,4 @@
-"""Times of steps, as programs report them for each call."""
+"""Times of steps, which programs report for each call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class StepTimes:
 
     Attributes:
         seconds: duration of each step, from the end of the previous one; includes the wait for its input.
-        input_s: total time in seconds with nothing to compute because the next batch was not ready.
+        input_s: total seconds of waiting for batches that were not ready.
         examples: this process's share of the examples of these steps.
     """
 
@@ -26,7 +26,7 @@ class StepTimes:
     def of(cls, rows: np.ndarray) -> Self:
         """Return the times from rows of a float64 array.
 
-        They are empty if no step took any time, as without a clock; see `graph_clock.now`.
+        The result is empty if all times are 0, as without a clock; see `graph_clock.now`.
 
         Args:
             rows: shape [steps, 3]: seconds of waiting, seconds of the step, examples.

@@ -20,7 +20,7 @@ class TensorFlowStore:
     def get(self, key: str, timeout_ms: int) -> bytes | None:
         try:
             return base64.b64decode(coordination_service().get_config_key_value(key, timeout_ms))
-        # nobody has set the key in time; the caller tries again
+        # the key was not set in time, and the caller tries again
         except tf.errors.DeadlineExceededError:
             return None
 

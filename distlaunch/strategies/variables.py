@@ -1,4 +1,4 @@
-"""Names for all variables of a model and its optimizers, the same under every strategy and in every process."""
+"""Names of all variables of a model and its optimizers, the same under every strategy and in every process."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from distlaunch.strategies.parameter_server.partition import is_split, join_shar
 from distlaunch.strategies.protocol import Logs
 from distlaunch.strategies.state import State, StateMismatchError
 
-WEIGHTS, SLOTS, PLAIN = "model", "optimizer", "attribute"
-"""First words of variables' names: those of layers, of optimizers, and plain variables."""
-_NO_NUMBERS = (tf.string, tf.resource, tf.variant, "string")
-_PLAIN = (str, bytes, int, float, complex, bool, type(None), np.ndarray, np.generic, tf.Tensor, tf.DType)
-_CLOSED = frozenset({*sys.stdlib_module_names, "keras", "tensorflow", "jax", "jaxlib", "numpy"})
-"""Packages whose objects contain no parts of the model, except layers, modules and containers."""
+WEIGHTS, SLOTS, UNTRACKED = "model", "optimizer", "attribute"
+"""First part of the names of layers' variables, optimizers' variables, and variables that Keras does not track."""
+_NON_NUMERIC = (tf.string, tf.resource, tf.variant, "string")
+_LEAF_TYPES = (str, bytes, int, float, complex, bool, type(None), np.ndarray, np.generic, tf.Tensor, tf.DType)
+_OTHER_LIBRARIES = frozenset({*sys.stdlib_module_names, "keras", "tensorflow", "jax", "jaxlib", "numpy"})
+"""Packages whose objects are not searched for parts of the model, except layers, modules and containers."""
 
-Found = tuple[str, Any]
-"""The attributes that lead to an object, joined by `/`, and the object."""
+NamedPart = tuple[str, Any]
+"""Path of attributes that leads to an object, joined by `/`, and the object."""
 
 
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """Return the compiled optimizer, then the others that the model holds at any depth (a GAN's second one)."""
-    found = [part for _, part in _found_in(model) if isinstance(part, keras.optimizers.Optimizer)]
+    """Return the compiled optimizer, then others that the model holds at any depth, such as a GAN's second one."""
+    found = [part for _, part in _find_parts(model) if isinstance(part, keras.optimizers.Optimizer)]
     compiled = getattr(model, "optimizer", None)
     if isinstance(compiled, keras.optimizers.Optimizer):
         found.insert(0, compiled)
-    # by identity: the compiled optimizer is an attribute, too, and wrapped optimizers are left out
-    wrapped = {id(part) for optimizer in found for part in list(chain(optimizer))[1:]}
+    # each optimizer once, by identity, without those that another one wraps
+    wrapped = {id(part) for optimizer in found for part in list(with_wrapped_optimizers(optimizer))[1:]}
     return list({id(optimizer): optimizer for optimizer in found if id(optimizer) not in wrapped}.values())
 
 
-def chain(optimizer: Any) -> Iterator[Any]:
+def with_wrapped_optimizers(optimizer: Any) -> Iterator[Any]:
     """Yield the optimizer and those it wraps (LossScaleOptimizer, MultiOptimizer)."""
     yield optimizer
     inner = getattr(optimizer, "inner_optimizer", None)
     for part in [*([] if inner is None else [inner]), *getattr(optimizer, "optimizers", ())]:
-        yield from chain(part)
+        yield from with_wrapped_optimizers(part)
 
 
 def slot_variables(model: keras.Model) -> list[Any]:
-    """Return the variables of all its optimizers, those of the compiled one first."""
+    """Return the variables of all optimizers of a model, those of the compiled one first."""
     return [variable for optimizer in optimizers_of(model) for variable in optimizer.variables]
 
 
@@ -59,13 +59,13 @@ def metric_variables(model: keras.Model) -> list[Any]:
 
 
 def loss_trackers(model: keras.Model) -> list[Any]:
-    """Return the variables of Keras's mean losses of single outputs, which are not weighted by rows."""
+    """Return the variables of Keras's mean losses of each output, which are not weighted by rows."""
     compiled = compiled_loss(model)
     return [] if compiled is None else list(compiled.variables)
 
 
 def metric_results(model: keras.Model) -> dict[str, Any]:
-    """Return the results of the model's metrics, except compiled ones that no step has updated (a GAN's may not)."""
+    """Return the results of the model's metrics, without compiled metrics that the model's step never updates."""
     compiled = compiled_metrics(model)
     if compiled is None or compiled.built:
         return flat_logs(model.get_metrics_result())
@@ -82,7 +82,7 @@ def flat_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def state_variables(model: keras.Model) -> dict[str, Any]:
-    """Return weights, random seeds and optimizer variables by name, without metrics, which each replica has."""
+    """Return weights, random seeds and optimizer variables by name; metrics differ by replica and are not included."""
     metrics = {id(variable) for variable in metric_variables(model)}
     named = dict(_named(WEIGHTS, (v for v in model.variables if id(v) not in metrics)))
     for prefix, optimizer in named_optimizers(model).items():
@@ -91,23 +91,23 @@ def state_variables(model: keras.Model) -> dict[str, Any]:
 
 
 def named_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
-    """Return all optimizers, by the first word of the names of their variables."""
+    """Return all optimizers, by the first part of the names of their variables."""
     return {(SLOTS if not index else f"{SLOTS}_{index}"): one for index, one in enumerate(optimizers_of(model))}
 
 
-def plain_variables(model: keras.Model) -> dict[str, Any]:
-    """Return variables by name that Keras does not list: TensorFlow's own, and those in the user's objects."""
+def untracked_variables(model: keras.Model) -> dict[str, Any]:
+    """Return variables by name that Keras does not track: TensorFlow variables, and those in the user's objects."""
     listed = [*model.variables, *slot_variables(model), *metric_variables(model)]
     known = {id(one) for one in listed} | {id(value_of(one)) for one in listed if isinstance(one, keras.Variable)}
     named: dict[str, Any] = {}
-    for path, variable in _found_in(model):
-        if isinstance(variable, keras.optimizers.Optimizer) or id(variable) in known or variable.dtype in _NO_NUMBERS:
+    for path, variable in _find_parts(model):
+        if isinstance(variable, keras.optimizers.Optimizer) or id(variable) in known or variable.dtype in _NON_NUMERIC:
             continue
-        # its shards are listed instead
+        # the shards of this variable are found separately
         if isinstance(variable, keras.Variable) and is_split(variable):
             continue
         known.add(id(variable))
-        named[_unique(f"{PLAIN}/{path}", named)] = variable
+        named[_unique(f"{UNTRACKED}/{path}", named)] = variable
     return named
 
 
@@ -119,7 +119,7 @@ def named_metrics(model: keras.Model) -> dict[str, Any]:
 def _named(prefix: str, variables: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     seen: set[str] = set()
     for path, variable in join_shards(list(variables)):
-        # paths may repeat: layers made by hand can share a name
+        # two layers may have the same name, and so the same path
         name = _unique(f"{prefix}/{path}", seen)
         seen.add(name)
         yield name, variable
@@ -143,25 +143,25 @@ def host_value(variable: Any) -> np.ndarray:
     return np.array(value)
 
 
-def plain_state(model: keras.Model) -> State:
-    """Return copies of the values of `plain_variables`."""
-    return {name: host_value(variable) for name, variable in plain_variables(model).items()}
+def untracked_state(model: keras.Model) -> State:
+    """Return copies of the values of `untracked_variables`."""
+    return {name: host_value(variable) for name, variable in untracked_variables(model).items()}
 
 
-def restore_plain(model: keras.Model, state: State) -> None:
-    """Restore the values of `plain_state`.
+def restore_untracked(model: keras.Model, state: State) -> None:
+    """Restore the values of `untracked_state`.
 
     Raises:
         StateMismatchError: a value is missing.
     """
-    for name, variable in plain_variables(model).items():
+    for name, variable in untracked_variables(model).items():
         variable.assign(checked_value(name, variable, state))
 
 
 @contextmanager
-def keep_plain_values(model: keras.Model) -> Iterator[None]:
-    """Restore the values of `plain_variables` afterwards: a trial step really assigns them."""
-    before = [(variable, host_value(variable)) for variable in plain_variables(model).values()]
+def preserve_untracked(model: keras.Model) -> Iterator[None]:
+    """Restore the values of `untracked_variables` after the context, in which a trial step may assign them."""
+    before = [(variable, host_value(variable)) for variable in untracked_variables(model).values()]
     try:
         yield
     finally:
@@ -172,16 +172,16 @@ def keep_plain_values(model: keras.Model) -> Iterator[None]:
 def saved_values(model: keras.Model, state: State) -> Iterator[tuple[Any, np.ndarray]]:
     """Yield each variable of `state_variables` with its value in a snapshot.
 
-    An optimizer's variable that the snapshot does not contain keeps its initial value.
+    Variables of optimizers that the snapshot does not contain are skipped, and keep their initial values.
 
     Raises:
-        StateMismatchError: the snapshot and the model differ in a weight, or in a plain variable.
+        StateMismatchError: the snapshot and the model differ in a weight, or in a variable that Keras does not track.
     """
     variables = state_variables(model)
-    known = {*variables, *plain_variables(model)}
+    known = {*variables, *untracked_variables(model)}
     for name in state:
-        # layers that draw random numbers may be removed; their seeds are not weights
-        if name.startswith((f"{WEIGHTS}/", f"{PLAIN}/")) and name not in known and not is_seed(name):
+        # seeds may be missing, so that random layers such as Dropout can be removed from the model
+        if name.startswith((f"{WEIGHTS}/", f"{UNTRACKED}/")) and name not in known and not is_seed(name):
             raise StateMismatchError(f"it has the variable '{name}', which the model does not have")
     for name, variable in variables.items():
         if name in state or not is_slot(name):
@@ -189,12 +189,12 @@ def saved_values(model: keras.Model, state: State) -> Iterator[tuple[Any, np.nda
 
 
 def is_slot(name: str) -> bool:
-    """Return whether a name of `state_variables` is that of an optimizer's variable."""
+    """Return whether a name in `state_variables` belongs to a variable of an optimizer."""
     return name.startswith(SLOTS)
 
 
 def is_seed(name: str) -> bool:
-    """Return whether a name of `state_variables` is that of the state of a random number generator."""
+    """Return whether a name in `state_variables` belongs to the state of a random number generator."""
     return name.rpartition("/")[2].startswith("seed_generator_state")
 
 
@@ -205,7 +205,7 @@ def checked_value(name: str, variable: Any, state: State) -> np.ndarray:
         StateMismatchError: the snapshot has no such variable, or its shape differs.
     """
     if name not in state:
-        raise StateMismatchError(f"it has no variable '{name}'")
+        raise StateMismatchError(f"it does not have the variable '{name}'")
     if tuple(state[name].shape) != tuple(variable.shape):
         raise StateMismatchError(
             f"'{name}' was saved with shape {tuple(state[name].shape)}, but now has {tuple(variable.shape)}"
@@ -213,8 +213,8 @@ def checked_value(name: str, variable: Any, state: State) -> np.ndarray:
     return state[name]
 
 
-def plain_logs(values: Mapping[str, Any]) -> Logs:
-    """Return values on the host: numbers as floats, others as arrays; the loss first, since JAX sorts by name."""
+def logs_to_host(values: Mapping[str, Any]) -> Logs:
+    """Return values as floats, or as arrays if they have several elements; the loss first, because JAX sorts names."""
     logs: dict[str, Any] = {name: np.asarray(values[name]) for name in sorted(values, key=lambda name: name != "loss")}
     return {name: float(value) if value.size == 1 else value for name, value in logs.items()}
 
@@ -224,53 +224,53 @@ def overrides_method(model: keras.Model, name: str) -> bool:
     return getattr(type(model), name) is not getattr(keras.Model, name)
 
 
-def _found_in(model: keras.Model) -> Iterator[Found]:
+def _find_parts(model: keras.Model) -> Iterator[NamedPart]:
     """Yield each optimizer and variable that a model holds, once, in the order of its attributes, at any depth.
 
-    Keras finds neither optimizers other than the compiled one nor plain TensorFlow variables, which a model may keep as
-    attributes, in lists and dicts, in nested layers and models, or in objects of the user's classes.
+    Keras itself finds only the compiled optimizer, and no TensorFlow variables. A model may keep them as attributes, in
+    lists and dicts, in nested layers and models, or in objects of the user's classes.
 
-    A layer's path starts with its name, since the same layer can have several places in a model.
+    Paths within a layer start with the layer's name, because the same layer can be in several places of a model.
     """
     seen: set[int] = set()
-    # a stack instead of recursion: models may be deep
-    waiting: list[Found] = [("", model)]
+    # a stack instead of recursion, because models may be nested deeply
+    waiting: list[NamedPart] = [("", model)]
     while waiting:
         path, value = waiting.pop()
-        if isinstance(value, _PLAIN) or id(value) in seen:
+        if isinstance(value, _LEAF_TYPES) or id(value) in seen:
             continue
         seen.add(id(value))
         if isinstance(value, keras.random.SeedGenerator):
             value = value.state
         if isinstance(value, (keras.optimizers.Optimizer, keras.Variable, tf.Variable)):
             yield path, value
-        waiting.extend(reversed(list(_within(path, value))))
+        waiting.extend(reversed(list(_children(path, value))))
 
 
-def _within(path: str, value: Any) -> Iterator[Found]:
+def _children(path: str, value: Any) -> Iterator[NamedPart]:
     if isinstance(value, (keras.Variable, tf.Variable, keras.metrics.Metric)):
         return
     if isinstance(value, dict):
-        yield from ((_joined(path, str(key)), inner) for key, inner in value.items())
+        yield from ((_join_path(path, str(key)), inner) for key, inner in value.items())
     elif isinstance(value, (list, tuple)):
-        yield from ((_joined(path, str(index)), inner) for index, inner in enumerate(value))
-    elif _is_open(value):
+        yield from ((_join_path(path, str(index)), inner) for index, inner in enumerate(value))
+    elif _may_hold_parts(value):
         start = value.name if isinstance(value, keras.Layer) and path else path
-        # public attributes come first, so that paths do not go through Keras's own lists
+        # public attributes first, so that paths do not contain Keras's private lists
         for name, inner in sorted(vars(value).items(), key=lambda item: item[0].startswith("_")):
             if not name.startswith(("_self_", "_tracker", "_distlaunch")):
-                yield _joined(start, name), inner
+                yield _join_path(start, name), inner
 
 
-def _is_open(value: Any) -> bool:
+def _may_hold_parts(value: Any) -> bool:
     """Return whether the attributes of an object may hold parts of the model."""
     if isinstance(value, (keras.Layer, keras.optimizers.Optimizer, tf.Module, types.SimpleNamespace)):
         return True
     if isinstance(value, (type, types.ModuleType, types.FunctionType, types.MethodType)):
         return False
     root = type(value).__module__.partition(".")[0]
-    return hasattr(value, "__dict__") and root not in _CLOSED
+    return hasattr(value, "__dict__") and root not in _OTHER_LIBRARIES
 
 
-def _joined(path: str, name: str) -> str:
+def _join_path(path: str, name: str) -> str:
     return f"{path}/{name}" if path else name

@@ -25,9 +25,9 @@ from distlaunch.patches.keras_private import (
     restart_names,
 )
 from distlaunch.strategies.module_model import ModuleModel
-from distlaunch.strategies.patches.keras_dry_step import make_variables_by, undo_assignments
+from distlaunch.strategies.patches.keras_dry_step import create_variables_by_step, undo_assignments
 from distlaunch.strategies.protocol import Strategy
-from distlaunch.strategies.variables import keep_plain_values, overrides_method
+from distlaunch.strategies.variables import overrides_method, preserve_untracked
 from distlaunch.training.checks.labels import LabelRule, label_rules
 from distlaunch.training.checks.loss_fit import check_loss, shape_text
 from distlaunch.training.precision import check_precision, dtype_policy_scope
@@ -74,7 +74,7 @@ def build_model(config: RunConfig, strategy: Strategy, rows: Batch, findings: Fi
             compile_model(model, config.compile)
         elif not model.compiled and config.train.step is None:
             message = (
-                "missing; the model's function returns a model that is not compiled, so the config must compile it"
+                "missing: the model's function returns a model that is not compiled, so the config must compile it"
             )
             raise ConfigError(Problem(("compile",), message))
         _create_variables(model, _SampleRows(config, rows, more_rows), strategy, config, findings or Findings())
@@ -156,7 +156,7 @@ def _optimizer(model: keras.Model, given: str | OptimizerComponent | None) -> An
     own = model.optimizer if model.compiled else None
     if own is None:
         raise ConfigError(
-            Problem((*key, "name"), "missing; the model's function does not compile the model with an optimizer")
+            Problem((*key, "name"), "missing: the model's function does not compile the model with an optimizer")
         )
     args = _arguments(given.args, key)
     wrapper, own = own, getattr(own, "inner_optimizer", own)
@@ -330,7 +330,7 @@ class _SampleRows:
         return True
 
     def _predict(self, model: keras.Model) -> Any:
-        with undo_assignments(), keep_plain_values(model):
+        with undo_assignments(), preserve_untracked(model):
             return model(keras.utils.unpack_x_y_sample_weight(self.rows)[0], training=False)
 
     def _set_rows(self, rows: Batch) -> None:
@@ -356,8 +356,8 @@ def _create_variables(
             predictions = sample.call(model, declared=fixed_batch(model))
     if config.train.loop == "fit" and overrides_method(model, "train_step") and config.strategy.runs_tensorflow:
         # only the step knows which part of a batch the model takes
-        with keep_plain_values(model):
-            make_variables_by(model, sample.rows)
+        with preserve_untracked(model):
+            create_variables_by_step(model, sample.rows)
     # before the optimizer is built: this may replace variables of layers, for which the optimizer creates slots
     strategy.adopt(model)
     optimizer = getattr(model, "optimizer", None)
@@ -393,7 +393,7 @@ def _build_losses(model: keras.Model, rows: Batch, predictions: Any, key: Key, *
         if name == "loss" and not can_be_tested(model):
             continue
         try:
-            with undo_assignments(), keep_plain_values(model):
+            with undo_assignments(), preserve_untracked(model):
                 compute()
         except (ValueError, TypeError, KeyError, tf.errors.InvalidArgumentError) as error:
             if not own_step:

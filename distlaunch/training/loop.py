@@ -483,7 +483,7 @@ class TrainingLoop:
             self._train.running.compare(self._progress.step - self._first_step, self._first_step)
         if not self._has_checked_first_epoch:
             self._has_checked_first_epoch = True
-            for warning in self._program.second_look():
+            for warning in self._program.recheck_metrics():
                 self._hooks.emit(Notice(level="warning", message=warning))
         # a callback may have stopped training in one process only, so all of them agree
         vote = self._program.agree(Vote(finish=bool(self._model.stop_training), save=asks))

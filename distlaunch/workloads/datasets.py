@@ -64,7 +64,7 @@ def _find(source: str, path: str | None, finders: dict[str, Callable[[], Found |
         allowed = ", ".join(["auto", *finders])
         raise ConfigError(Problem(("data", "args", "source"), f"got '{source}'; expected one of {allowed}"))
     if source == "path" and path is None:
-        raise ConfigError(Problem(("data", "args", "path"), "missing; 'source: path' needs a path"))
+        raise ConfigError(Problem(("data", "args", "path"), "missing: 'source: path' needs a path"))
     tried = [name for name in finders if name != "path"] if source == "auto" else [source]
     for name in tried:
         found = finders[name]()

@@ -69,14 +69,14 @@ def nothing_known() -> Iterator[list[int]]:
     from distlaunch.strategies.jax.feed import Placement
     from distlaunch.strategies.jax.operation_checks import OperationChecks
 
-    computed, deviating = [], OperationChecks.deviating
+    computed, find_deviating = [], OperationChecks.find_deviating
 
     def uncertain(self: Any, batch: Any) -> Uncertain:
         return self.all_remedies if self._applies_all else Uncertain()
 
     def counting(self: Any, operations: Any, remedies: Any) -> Any:
         computed.append(len(operations))
-        return deviating(self, operations, remedies)
+        return find_deviating(self, operations, remedies)
 
     with (
         mock.patch.object(Placement, "uncertain", uncertain),

@@ -94,7 +94,7 @@ def test_a_callback_on_several_tasks_is_named() -> None:
     callbacks = [keras.callbacks.TerminateOnNaN(), Logs()]
     [hint] = hints_on_tasks(configs, callbacks, 3)
     assert hint.startswith(
-        "train.callbacks[1] (Logs) runs on each of the 3 tasks; if it writes or prints, add `tasks: chief`"
+        "train.callbacks[1] (Logs) runs on each of the 3 tasks; add `tasks: chief` if it writes files or prints"
     )
     assert hints_on_tasks(configs, callbacks, 1) == []
     decided = [configs[0], CallbackConfig(name="mine.py:Logs", args={}, tasks="all")]

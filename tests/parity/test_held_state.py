@@ -13,7 +13,7 @@ import pytest
 
 from distlaunch.base.errors import CheckpointError
 from distlaunch.config.strategies import MODELS
-from distlaunch.strategies.variables import optimizers_of, plain_variables
+from distlaunch.strategies.variables import optimizers_of, untracked_variables
 from tests.parity import optimizer_models
 from tests.parity.optimizer_runs import Run, difference, fitted
 from tests.warm import run_module
@@ -91,7 +91,7 @@ def test_each_is_found_once_at_any_depth() -> None:
     layer.table = {"a": [tf.Variable([1.0, 2.0]), (adam, adam)]}
     model.more = Holder(deep=Holder(sgd=sgd, variable=tf.Variable(3), back=model), text=tf.Variable("no number"))
     assert optimizers_of(model) == [model.optimizer, sgd, adam]
-    found = {name: np.asarray(variable).tolist() for name, variable in plain_variables(model).items()}
+    found = {name: np.asarray(variable).tolist() for name, variable in untracked_variables(model).items()}
     assert found == {"attribute/more/deep/variable": 3, "attribute/body/table/a/0": [1.0, 2.0]}
 
 
@@ -132,7 +132,7 @@ def fewer(optimizers: int = 0, variables: int = 0) -> keras.Model:
         ({"optimizers": 1}, {}, "it has values of 2 optimizers, and the model has 1"),
         ({}, {"optimizers": 2}, "it has values of 1 optimizers, and the model has 3"),
         ({"variables": 2}, {"variables": 1}, "the variable 'attribute/plain/v1', which the model does not have"),
-        ({"variables": 1}, {"variables": 2}, "it has no variable 'attribute/plain/v1'"),
+        ({"variables": 1}, {"variables": 2}, "it does not have the variable 'attribute/plain/v1'"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused(

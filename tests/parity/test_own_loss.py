@@ -74,4 +74,4 @@ def test_it_trains(strategy: dict[str, Any], tmp_path: Path) -> None:
     losses = [event.logs["reconstruction_loss"] for event in events if isinstance(event, EpochEnded)]
     assert losses[-1] < 0.9 * losses[0]
     told = [event.message for event in events if isinstance(event, Notice)]
-    assert told == ["there is no validation: the model has neither a loss nor a test_step of its own"]
+    assert told == ["the model is not validated, because it has neither a loss nor a test_step of its own"]

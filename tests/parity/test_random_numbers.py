@@ -13,7 +13,7 @@ from distlaunch.data.batches import Source
 from distlaunch.data.rows import split_rows
 from distlaunch.strategies.patches import keras_losses
 from distlaunch.strategies.replica import share as replica_share
-from distlaunch.strategies.replica.row_random import RowOrder, numbers_for
+from distlaunch.strategies.replica.row_random import RowOrder, draw_for_rows
 
 REPLICAS = 3
 
@@ -84,7 +84,7 @@ def test_rows_in_another_order_keep_their_numbers(rows: int) -> None:
     state = layer.seed.state.numpy()
     *expected, alone = tf.function(layer, input_signature=signature)(x)
     layer.seed.state.assign(state)
-    with numbers_for(RowOrder(tf.Variable(order))):
+    with draw_for_rows(RowOrder(tf.Variable(order))):
         *drawn, together = tf.function(layer.call, input_signature=signature)(x)
     for usual, own in zip(expected, drawn, strict=True):
         by_row = [np.reshape(part.numpy(), (rows, -1)) for part in (usual, own)]

@@ -178,5 +178,5 @@ def _overwritten(folder: Path, callback: dict[str, Any]) -> list[str]:
 @pytest.mark.usefixtures("virtual_devices")
 def test_a_callback_that_overwrites_the_new_rate_is_named(tmp_path: Path) -> None:
     notices = _overwritten(tmp_path, {"name": "tests.parity.optimizer_models:Doubles"})
-    assert "Doubles has overwritten the new learning rate 0.01 with 0.25; change the callback's settings" in notices
+    assert "Doubles has replaced the new learning rate 0.01 with 0.25; change the callback's settings" in notices
     assert not any("overwritten" in notice for notice in _overwritten(tmp_path / "b", {"name": "TerminateOnNaN"}))

@@ -528,7 +528,7 @@ def test_an_epoch_may_have_more_steps_than_epochs_have_now(key: str, value: int,
     assert train(raw, tmp_path, stop_after=2).reports == [1, 2, 3]
     seen = train(with_keys(raw, {key: value, "train.epochs": 3}), tmp_path)
     assert seen.steps == [4, 6, 8]
-    assert "epoch 1 already has 3 steps, but an epoch now has 2: it ends after one more step" in seen.said
+    assert "epoch 1 has already run 3 steps, but an epoch now has 2; the epoch ends after one more step" in seen.said
 
 
 # what would be started

@@ -176,4 +176,4 @@ def test_a_callback_that_watches_what_no_epoch_reports_is_named(name: str, tmp_p
     assert problem is not None
     assert problem.key[:3] == ("train", "callbacks", 1)
     assert expected in problem.message
-    assert problem.message.endswith("there are loss, val_loss, val_psnr")
+    assert problem.message.endswith("expected one of loss, val_loss, val_psnr")

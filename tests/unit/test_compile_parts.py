@@ -116,7 +116,11 @@ def test_a_compile_of_the_models_own() -> None:
 @pytest.mark.parametrize(
     ("model", "section", "words"),
     [
-        (network, {"optimizer": {"args": {"learning_rate": 0.1}}}, "missing: the model's function does not compile it"),
+        (
+            network,
+            {"optimizer": {"args": {"learning_rate": 0.1}}},
+            "missing: the model's function does not compile the model",
+        ),
         (own, {"optimizer": {"args": {"learnin_rate": 0.1}}}, "got 'learnin_rate', which SGD does not have; it has"),
         (own, {"optimizer": {"args": {"learning_rate": "x"}}}, "SGD: "),
     ],

@@ -29,4 +29,4 @@ def test_the_end_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         export_check.check(
             {}, None, export_check.Sample({}, None, 1e-4), export_check.ModelFunction("", {}), "tensorflow", tmp_path
         )
-    assert str(told.value) == f"the process that loads the exports to check them {expected}"
+    assert str(told.value) == f"the process that checks the exports {expected}"

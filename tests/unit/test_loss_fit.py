@@ -13,7 +13,7 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, DataError
 from distlaunch.config.run import Data
 from distlaunch.data.source import Split, make_split
-from distlaunch.strategies.parameter_server.worker_batches import Offered, fetch, offer
+from distlaunch.strategies.parameter_server.worker_batches import OfferedSplit, fetch, offer
 from distlaunch.training.checks.labels import explain_label_errors, label_rules, with_label_checks
 from distlaunch.training.checks.loss_fit import check_loss
 
@@ -103,17 +103,21 @@ def test_what_may_be_right(make: Callable[[], keras.Model], y: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "y", "told"),
     [
-        (lambda: model(dense(4, "softmax"), loss=SPARSE(from_logits=True)), NUMBERS, "gives probabilities (softmax)"),
+        (
+            lambda: model(dense(4, "softmax"), loss=SPARSE(from_logits=True)),
+            NUMBERS,
+            "computes probabilities (softmax)",
+        ),
         (
             lambda: model(dense(), layers.Softmax(name="last"), loss=SPARSE(from_logits=True)),
             NUMBERS,
-            "sparse_categorical_crossentropy with from_logits=true takes logits, but the last layer, 'last', gives "
+            "sparse_categorical_crossentropy with from_logits=true takes logits, but the last layer, 'last', computes "
             "probabilities (softmax); write {from_logits: false}",
         ),
         (
             lambda: model(dense(1), layers.Activation("sigmoid"), loss=BINARY(from_logits=True)),
             YES_NO,
-            "gives probabilities (sigmoid)",
+            "computes probabilities (sigmoid)",
         ),
         (
             lambda: model(dense(), layers.Lambda(keras.ops.softmax), loss=SPARSE(from_logits=True)),
@@ -186,7 +190,7 @@ def test_labels_that_another_process_has_read_are_looked_at_in_the_graph() -> No
     checked = with_label_checks(split(NUMBERS, arrays=False), rules_of(SPARSE(from_logits=True))).evaluation_source()
     labels = [NUMBERS, NUMBERS + 1]
     answer = lambda worker, number: (np.zeros((ROWS, 5), "float32"), labels[number])  # noqa: E731
-    offer(checked.name, Offered(answer, checked.num_batches, lambda: "{}"))
+    offer(checked.name, OfferedSplit(answer, checked.num_batches, lambda: "{}"))
     spec = (tf.TensorSpec([None, 5], tf.float32), tf.TensorSpec([None], tf.int64))
 
     @tf.function

@@ -17,7 +17,7 @@ from distlaunch.strategies.parameter_server.partition import (  # noqa: E402
     shard_bounds,
     show_shards,
 )
-from distlaunch.strategies.patches.keras_whole_weights import give_whole_weights  # noqa: E402
+from distlaunch.strategies.patches.keras_whole_weights import join_split_weights  # noqa: E402
 
 WHOLE = np.arange(21, dtype=np.float32).reshape(7, 3) - 10
 
@@ -111,7 +111,7 @@ def test_weights_come_out_whole(virtual_devices: None, tmp_path) -> None:
     with tf.variable_creator_scope(split):
         model = made()
     show_shards(model)
-    give_whole_weights(model)
+    join_split_weights(model)
     assert [value.shape for value in model.get_weights()] == [value.shape for value in whole.get_weights()]
     model.set_weights(whole.get_weights())
     for own, expected in zip(model.get_weights(), whole.get_weights(), strict=True):

@@ -64,7 +64,7 @@ def test_a_model_that_cannot_take_it_is_refused() -> None:
         build(CASES["tf.Module"], precision="mixed_bfloat16")
     raw = case()
     raw["model"]["function"] = f"{HERE}:own_dtype"
-    with pytest.raises(ConfigError, match=r"precision: got 'mixed_bfloat16', but .* gives its layers float32"):
+    with pytest.raises(ConfigError, match=r"precision: got 'mixed_bfloat16', but .* sets float32 for its layers"):
         build(raw, precision="mixed_bfloat16")
 
 

@@ -38,7 +38,7 @@ def test_files(tmp_path: Path) -> None:
         np.testing.assert_array_equal(loaded["more/total"], ONE)
     write_arrays(tmp_path / "a.npy", {"predictions": ONE})
     np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), ONE)
-    with pytest.raises(UsageError, match=r"holds one array, but the model predicts a, b; use \.npz"):
+    with pytest.raises(UsageError, match=r"holds only one array, but the model predicts a, b; use \.npz"):
         write_arrays(tmp_path / "a.npy", {"a": ONE, "b": ONE})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npy", "new"]
 

@@ -107,7 +107,7 @@ def test_workers_share_an_order_or_have_their_own(make: Any) -> None:
 def test_a_graph_gets_the_batch_of_its_process() -> None:
     s = tf.constant(["a"])
     read = lambda worker, number: {"x": tf.fill([worker + 1, 2], float(number)), "s": s}  # noqa: E731
-    worker_batches.offer("test", worker_batches.Offered(read, 9, lambda: "{}"))
+    worker_batches.offer("test", worker_batches.OfferedSplit(read, 9, lambda: "{}"))
     spec = {"x": tf.TensorSpec([None, 2], tf.float32), "s": tf.TensorSpec([1], tf.string)}
 
     @tf.function

@@ -123,7 +123,7 @@ def loop_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     if train.loop == "custom" and train.step is None and config.compile is not None and config.compile.loss is None:
         yield Problem(
             ("compile", "loss"),
-            "missing; `loop: custom` without a step of your own needs a loss; add `loss:`, or `train.step`",
+            "missing: `loop: custom` without a step of your own needs a loss; add `loss:`, or `train.step`",
         )
 
 

@@ -163,7 +163,7 @@ def _batch_size_problems(config: RunConfig) -> Iterator[Problem]:
         function is not None and _may_give_batches(function, config.modules_folder)
     ):
         return
-    message = "missing; expected a whole number of at least 1; add `global_batch:` below `data:`"
+    message = "missing: expected a whole number of at least 1; add `global_batch:` below `data:`"
     yield Problem(("data", "global_batch"), message)
 
 

@@ -1,4 +1,4 @@
-"""Converts between host arrays and a DTensor mesh: each process handles the parts that its devices hold."""
+"""Converts between host arrays and arrays on a DTensor mesh, of which each process handles its devices' parts."""
 
 from __future__ import annotations
 
@@ -24,49 +24,49 @@ def place(value: Any, layout: dtensor.Layout) -> Any:
 
 
 def place_rows(rows: tf.Tensor, start: int, shape: Sequence[int], layout: dtensor.Layout) -> Any:
-    """Return an array on the mesh, made of the rows that the devices here need.
+    """Return an array on the mesh.
 
     Args:
-        rows: all rows that the devices here need.
-        start: index of the first of them in the array.
+        rows: all rows that the devices of this process need.
+        start: index of the first of these rows in the array.
         shape: shape of the array.
     """
-    cuts = [
+    splits = [
         (dimension, axis, shape[dimension] // layout.mesh.dim_size(axis))
         for dimension, axis in enumerate(layout.sharding_specs)
         if axis != dtensor.UNSHARDED
     ]
     pieces: Any = rows
-    for dimension, _, size in cuts:
-        pieces = _cut(pieces, dimension, size)
+    for dimension, _, size in splits:
+        pieces = _split_tensors(pieces, dimension, size)
     here = []
     for place in layout.mesh.local_device_locations():
         piece = pieces
-        for dimension, axis, size in cuts:
-            # `rows` begin at `start`, so the first piece has the index start // size
+        for dimension, axis, size in splits:
+            # `rows` begin at `start`, so the first piece is number start // size of the whole array
             piece = piece[place[axis] - (start // size if dimension == 0 else 0)]
         here.append(piece)
     return dtensor.pack(here, layout)
 
 
-def _cut(pieces: Any, dimension: int, size: int) -> Any:
-    """Split each tensor of a nested list into parts of a given size, which is faster than slicing one by one."""
+def _split_tensors(pieces: Any, dimension: int, size: int) -> Any:
+    """Split each tensor of a nested list into parts of a given size, which is faster than slicing each part."""
     if isinstance(pieces, list):
-        return [_cut(piece, dimension, size) for piece in pieces]
+        return [_split_tensors(piece, dimension, size) for piece in pieces]
     return tf.split(pieces, pieces.shape[dimension] // size, axis=dimension)
 
 
 def join_parts(components: Sequence[tf.Tensor], shape: Sequence[int], layout: dtensor.Layout) -> np.ndarray | None:
-    """Return the array whose parts the devices here hold, or None if they do not hold all parts."""
+    """Join the parts that the devices of this process hold, or return None if they do not hold all parts."""
     parts = parts_of(shape, layout)
     here = [parts[device] for device in layout.mesh.local_device_ids()]
-    # as text: slices have no hash before Python 3.12
+    # compared as text, because slices are not hashable before Python 3.12
     if {str(part) for part in here} != {str(part) for part in parts}:
         return None
     whole = np.empty(shape, components[0].dtype.as_numpy_dtype)
     filled = set()
     for part, component in zip(here, components, strict=True):
-        if str(part) not in filled:  # several devices may hold it
+        if str(part) not in filled:  # several devices may hold the same part
             whole[part] = np.asarray(component)
             filled.add(str(part))
     return whole
@@ -97,7 +97,7 @@ def parts_of(shape: Any, layout: dtensor.Layout) -> list[tuple[slice, ...]]:
 
 
 def parts_of_process(mesh: dtensor.Mesh, axis: str | None) -> tuple[int, int]:
-    """Return the first of the parts along an axis that this process's devices hold, and their span."""
+    """Return the index of the first part along an axis that this process's devices hold, and the number of parts."""
     if axis is None:
         return 0, 1
     places = np.unravel_index(mesh.local_device_ids(), [mesh.dim_size(name) for name in mesh.dim_names])

@@ -1,4 +1,4 @@
-"""Batches on a DTensor mesh: each process reads the rows that its devices need."""
+"""Puts batches on a DTensor mesh; each process reads the rows that its devices need."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Feed:
         peers: the processes whose devices form the mesh.
 
     Attributes:
-        rows: number of examples of all global batches that were read.
+        rows: number of examples in all global batches so far.
     """
 
     def __init__(self, mesh: dtensor.Mesh, axes: Axes, peers: Peers) -> None:
@@ -48,11 +48,11 @@ class Feed:
             yield self._pack(batch, int(start), int(total)) if total > 0 else None
 
     def _pack(self, batch: Batch, start: int, total: int) -> Batch:
-        """Return a batch on the mesh, made of the rows that the devices here need."""
+        """Return a batch on the mesh, given the rows that this process's devices need."""
 
         def pack(leaf: Any, axes: Axes) -> Any:
             if not isinstance(leaf, tf.Tensor):
-                message = f"a batch holds {type(leaf).__name__}, which dtensor cannot split; make it dense"
+                message = f"a batch has {type(leaf).__name__}, which dtensor cannot split; make it dense"
                 raise ConfigError(Problem(("data",), message))
             shape = [total, *leaf.shape.as_list()[1:]]
             chosen = dividing_axes(shape, axes, self._sizes)

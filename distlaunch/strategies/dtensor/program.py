@@ -1,10 +1,10 @@
 """Training and evaluation on a DTensor mesh with functional steps.
 
-All variables are read first, then the new values are computed, then all variables are assigned: for a variable that is
-read after its assignment in the same function, DTensor may return the old value without an error.
+A traced step reads all variables, computes the new values, and assigns all variables at the end. The reason is that
+DTensor may return the old value, without an error, for a variable that is read after its assignment.
 
-A last batch that the mesh does not divide is replicated on every device; padding rows would count in unweighted metrics
-and in BatchNorm.
+A last batch that cannot be split evenly is replicated on every device, because padding rows would count in unweighted
+metrics and in BatchNorm.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.dtensor.arrays import place
 from distlaunch.strategies.dtensor.feed import Feed
 from distlaunch.strategies.dtensor.variable import MeshVariable
-from distlaunch.strategies.final_weights import put_final_weights
+from distlaunch.strategies.final_weights import set_final_weights
 from distlaunch.strategies.finite import loss_probe
-from distlaunch.strategies.local_model import LocalModel, plain_values
+from distlaunch.strategies.local_model import LocalModel, tensorflow_values
 from distlaunch.strategies.mesh.functional_step import (
     extra_log_names,
     extra_test_logs,
@@ -47,9 +47,9 @@ from distlaunch.strategies.state import State
 from distlaunch.strategies.step_times import StepTimes
 from distlaunch.strategies.variables import (
     host_value,
+    logs_to_host,
     metric_results,
     optimizers_of,
-    plain_logs,
     slot_variables,
     state_variables,
 )
@@ -59,10 +59,10 @@ _RESOURCES = (tf.resource, tf.variant)
 
 
 class DTensorProgram(ProgramDefaults):
-    """Implementation of `Program`. The state is on the mesh, and the model's variables show it.
+    """Implementation of `Program` on DTensor. The state is on the mesh, and the model's variables give access to it.
 
     Args:
-        steps: functional: `train(state, batch) -> (logs, state)`, and `test` likewise, as in Keras on JAX.
+        steps: functional steps `train(state, batch) -> (logs, state)` and `test`, as in Keras on JAX.
         layouts: axes of the weights that are split, by path.
         input_axes: mesh axis of each dimension of the inputs; the first splits the examples.
         peers: the processes whose devices form the mesh.
@@ -90,7 +90,7 @@ class DTensorProgram(ProgramDefaults):
                 axes = slot_layout(variable, weights, layouts) if group is slots else layouts.get(variable.path, ())
                 put_value(variable, MeshVariable(host_value(variable), mesh, axes))
         weights = [*self._groups[0], *self._groups[1]]
-        self._local = LocalModel(model, *plain_values(), weights, lambda one: value_of(one).whole())
+        self._local = LocalModel(model, *tensorflow_values(), weights, lambda one: value_of(one).whole())
         self._sums: dict[str, MeshVariable] = {}
         self._log_names: list[str] | None = None
         self._steps_in_epoch = 0
@@ -110,14 +110,14 @@ class DTensorProgram(ProgramDefaults):
         done, nonfinite, ended = 0, None, False
         seconds, input_s, rows_before, began = [], 0.0, self._feed.rows, time.perf_counter()
         while done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite):
-            # the previous step has ended, so the devices wait too
+            # the previous step has ended, so the devices are idle while this waits
             asked = time.perf_counter()
             batch = next(self._batches)
             waited = time.perf_counter() - asked
             at = self._steps_in_epoch + done
-            if ended := self._peers.is_over(self._source, ended=batch is None, steps=at):
+            if ended := self._peers.has_data_ended(self._source, ended=batch is None, steps=at):
                 break
-            with _in_plain_words():
+            with _explain_compiler_errors():
                 self._find_log_names(batch)
                 probe = self._train_call(batch)
             done += 1
@@ -125,7 +125,7 @@ class DTensorProgram(ProgramDefaults):
                 nonfinite = done
             input_s += waited
             seconds.append(time.perf_counter() - began)
-            began += seconds[-1]  # not the current time, so that no time between two steps is lost
+            began += seconds[-1]  # the end of this step
         self._steps_in_epoch += done
         times = StepTimes(tuple(seconds), input_s, (self._feed.rows - rows_before) / self._peers.number)
         return CallResult(done, ended, self._train_logs(), self._peers.agree(vote), nonfinite, times)
@@ -144,11 +144,11 @@ class DTensorProgram(ProgramDefaults):
             if done % _STEPS_PER_CHECK == 0 and self._peers.agree(Vote(stop=should_stop())).stop:
                 return None
             batch = next(batches)
-            if self._peers.is_over(source, ended=batch is None, steps=done):
+            if self._peers.has_data_ended(source, ended=batch is None, steps=done):
                 break
             if hooks is not None:
                 hooks.begin(done)
-            with _in_plain_words():
+            with _explain_compiler_errors():
                 own = self._test_call(batch)
             if hooks is not None:
                 hooks.end(done, self._test_logs(own))
@@ -157,7 +157,7 @@ class DTensorProgram(ProgramDefaults):
 
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
         others = self._groups[1]
-        # changes by layers last from batch to batch, as in Keras, and are undone after the predictions
+        # as in Keras, layers may change their variables from batch to batch; the changes are undone at the end
         before = _read(others)
         try:
             return self._predictions(source, should_stop)
@@ -168,11 +168,11 @@ class DTensorProgram(ProgramDefaults):
     def _predictions(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
         call, batches = MeshFunction(self._predict, self._mesh), []
         for batch in self._feed.batches(source):
-            if self._peers.is_over(source, ended=batch is None, steps=len(batches)):
+            if self._peers.has_data_ended(source, ended=batch is None, steps=len(batches)):
                 break
             if len(batches) % _STEPS_PER_CHECK == 0 and self.agree(Vote(stop=should_stop())).stop:
                 return None
-            with _in_plain_words():
+            with _explain_compiler_errors():
                 outputs = call(batch)
             batches.append(tf.nest.map_structure(lambda leaf: dtensor.unpack(leaf)[0].numpy(), outputs))
         return concatenate_batches(batches)
@@ -187,20 +187,20 @@ class DTensorProgram(ProgramDefaults):
         return self._peers.agree(vote)
 
     def _train(self, batch: Batch) -> tf.Tensor:
-        """Run one step; return the probe of its losses."""
+        """Run one step, and return `loss_probe` of its losses."""
         state = tuple(_read(group) for group in self._groups)
         sums = {name: variable.on_mesh.read_value() for name, variable in self._sums.items()}
-        with _one_stream_of_random_numbers(self._mesh):
+        with _draw_whole_tensors(self._mesh):
             logs, new = self._steps.train(state, batch)
         values = {name: tf.cast(tf.reduce_mean(logs[name]), tf.float32) for name in sums}
         if self._steps.logs == "mean":
             values = {name: sums[name] + value for name, value in values.items()}
-        # last: a read after an assignment may return the old value
+        # at the end, because a read after an assignment may return the old value
         for group, before, values_of_group in zip(self._groups, state, new, strict=True):
             assign_new(group, before, values_of_group)
         for name, value in values.items():
             self._sums[name].on_mesh.assign(value)
-        # replicated, so that any device holds the value
+        # replicated, so that every device holds the value
         return dtensor.relayout(loss_probe(logs), dtensor.Layout.replicated(self._mesh, rank=0))
 
     def _test(self, batch: Batch) -> dict[str, tf.Tensor]:
@@ -208,7 +208,7 @@ class DTensorProgram(ProgramDefaults):
         assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
         trainable, others, _, metrics = self._groups
         state = (_read(trainable), _read(others), _read(metrics))
-        with _one_stream_of_random_numbers(self._mesh):
+        with _draw_whole_tensors(self._mesh):
             logs, (_, new_others, new_metrics) = self._steps.test(state, batch)
         assign_new(others, state[1], new_others)
         assign_new(metrics, state[2], new_metrics)
@@ -219,7 +219,7 @@ class DTensorProgram(ProgramDefaults):
     def _predict(self, batch: Batch) -> Any:
         trainable, others, _, _ = self._groups
         values = _read(others)
-        with _one_stream_of_random_numbers(self._mesh):
+        with _draw_whole_tensors(self._mesh):
             outputs, new = predictions_of(self._model, _read(trainable), values, batch)
         assign_new(others, values, new)
         return tf.nest.map_structure(
@@ -246,15 +246,15 @@ class DTensorProgram(ProgramDefaults):
     # metrics
 
     def _metric_logs(self) -> Logs:
-        return plain_logs(metric_results(self._model))
+        return logs_to_host(metric_results(self._model))
 
     def _test_logs(self, own: Mapping[str, Any]) -> Logs:
         # as in Keras, the step's own results for the last batch replace the metrics
         values = {name: dtensor.unpack(value)[0].numpy() for name, value in own.items()}
-        return plain_logs(values) if own else self._metric_logs()
+        return logs_to_host(values) if own else self._metric_logs()
 
     def _train_logs(self) -> Logs:
-        own = plain_logs({name: variable.numpy() for name, variable in self._sums.items()})
+        own = logs_to_host({name: variable.numpy() for name, variable in self._sums.items()})
         if own and self._steps.logs == "last":
             return own  # as in Keras, the step's own logs replace the metrics
         scale = max(self._steps_in_epoch, 1)
@@ -267,11 +267,11 @@ class DTensorProgram(ProgramDefaults):
         return self._peers.number > 1 and any(any(value_of(one).axes) for one in self._model.variables)
 
     def gathered(self) -> AbstractContextManager[None]:
-        return self._local.holding({id(one): self._whole_value(one) for one in self._model.variables})
+        return self._local.with_gathered_weights({id(one): self._whole_value(one) for one in self._model.variables})
 
     def finalize(self) -> None:
-        # traced: in a graph, values on the mesh are read and assigned in place, even if no process holds all parts
-        tf.function(lambda: put_final_weights(self._model), autograph=False)()
+        # in a graph, values on the mesh can be assigned even if no process holds all parts
+        tf.function(lambda: set_final_weights(self._model), autograph=False)()
 
     def mesh(self) -> dict[str, Any]:
         return mesh_description(self._sizes, self._feed.axes)
@@ -287,11 +287,11 @@ class DTensorProgram(ProgramDefaults):
         return value.gathered() if self._peers.number > 1 and any(value.axes) else value.numpy()
 
     def stored(self) -> dict[str, StoredVariable]:
-        """See `PartedProgram.stored`."""
+        """See `MeshProgram.stored`."""
         return {name: value_of(variable).stored() for name, variable in snapshot_variables(self._model).items()}
 
     def log_state(self) -> State:
-        """See `PartedProgram.log_state`."""
+        """See `MeshProgram.log_state`."""
         return log_state(self._model, self._sums, self._steps_in_epoch)
 
     def restore(self, state: State) -> None:
@@ -299,10 +299,10 @@ class DTensorProgram(ProgramDefaults):
         self._sums = {name: MeshVariable(value, self._mesh, ()) for name, value in sums.items()}
 
 
-def _one_stream_of_random_numbers(mesh: dtensor.Mesh) -> AbstractContextManager[None]:
-    """Draw random tensors whole on each device, in this context.
+def _draw_whole_tensors(mesh: dtensor.Mesh) -> AbstractContextManager[None]:
+    """Draw whole random tensors on each device, in this context.
 
-    Split tensors would get other numbers under other layouts.
+    The numbers of a split tensor would depend on its layout.
     """
 
     def whole(tensor: tf.Tensor) -> tf.Tensor:
@@ -323,8 +323,8 @@ def assign_new(variables: list[Any], before: list[Any], values: list[Any]) -> No
 
 
 @contextlib.contextmanager
-def _in_plain_words() -> Iterator[None]:
-    """Turn errors of DTensor's compiler, about a model that it cannot split, into one sentence."""
+def _explain_compiler_errors() -> Iterator[None]:
+    """Raise a ConfigError instead of an error of DTensor's compiler about a model that it cannot split."""
     try:
         yield
     except (tf.errors.UnknownError, tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
@@ -334,19 +334,19 @@ def _in_plain_words() -> Iterator[None]:
         # such as "'tf.TensorListReserve' op does not implement layout propagation"
         if lacking := re.search(r"'tf\.(\w+)' op does not implement layout propagation", str(error)):
             loop = " (a recurrent layer: use unroll=True)" if "TensorList" in lacking[1] else ""
-            message = f"DTensor has no {lacking[1]}, which this model needs{loop}; use kind: jax, or mirrored"
+            message = f"DTensor does not support {lacking[1]}, which this model needs{loop}; use kind: jax, or mirrored"
             raise ConfigError(Problem(("strategy", "kind"), message)) from error
         found = re.search(r"error: (.*)", str(error))
         reason = found[1].strip() if found else str(error).splitlines()[0]
-        message = f"DTensor cannot run this model with this split: {reason}; do not split the layer, or use kind: jax"
+        message = f"DTensor cannot run this model with this layout: {reason}; do not split the layer, or use kind: jax"
         raise ConfigError(Problem(("strategy", "layout"), message)) from error
 
 
 class MeshFunction:
-    """A function of a batch, traced for each shape of batch.
+    """Function of a batch, traced for each shape of batch.
 
-    DTensor accepts captured constants only if they are tiny, and nothing else from the host: tables that layers keep as
-    tensors, statistics passed to `Normalization`, weights of a loss. They are copied to the mesh.
+    Tensors on the host that the function captures are copied to the mesh, since DTensor accepts only tiny constants.
+    Such tensors are, for instance, tables of layers, statistics passed to `Normalization`, and weights of a loss.
     """
 
     def __init__(self, function: Callable[[Batch], Any], mesh: dtensor.Mesh) -> None:
@@ -368,7 +368,7 @@ class MeshFunction:
             return tensor
         if tensor.dtype in _RESOURCES:
             message = (
-                "DTensor cannot use objects that the model keeps on the host: a plain tf.Variable, or a lookup table"
+                "DTensor cannot use objects that the model keeps on the host, such as a tf.Variable or a lookup table"
             )
             hint = "make it a weight of a layer, look up in `data.preprocessing`, or use kind: mirrored"
             raise ConfigError(Problem(("strategy", "kind"), f"{message}; {hint}"))

@@ -49,7 +49,7 @@ class DTensor(MeshStrategy):
     def scope(self) -> Iterator[None]:
         """Create variables on the host.
 
-        DTensor's own random operations draw other numbers for other layouts.
+        The numbers of DTensor's own random operations depend on layouts.
         """
         with tf.device("CPU:0"):
             yield
@@ -64,31 +64,30 @@ class DTensor(MeshStrategy):
         return parts_of_process(self.mesh, axis)
 
 
-# cached: a second object would use the same keys again
+# cached, because a second object would use the same keys in the store again
 @functools.cache
 def _peers() -> Peers:
-    """Return the processes that TF_CONFIG lists, and set the variables that DTensor reads."""
+    """Return the processes in TF_CONFIG, and set the environment variables that DTensor reads instead."""
     addresses, rank = addresses_and_rank()
     if len(addresses) == 1:
         return Peers()
-    # DTensor does not read TF_CONFIG, only these variables
     os.environ.update(DTENSOR_JOBS=",".join(addresses), DTENSOR_CLIENT_ID=str(rank), DTENSOR_JOB_NAME="worker")
     return Peers(len(addresses), rank, TensorFlowStore(), addresses[0])
 
 
 def _mesh(sizes: dict[str, int], devices: list[str], peers: Peers) -> dtensor.Mesh:
-    """Return the mesh over these devices of each process; the processes connect first."""
+    """Connect the processes, and return the mesh over these devices of each process."""
     dims, kind = list(sizes.items()), devices[0].partition(":")[0]
     if peers.number == 1:
         return dtensor.create_mesh(dims, devices=devices)
-    # not for a second run in one process (a notebook): DTensor can be initialized only once
+    # DTensor can be initialized only once, and a notebook may have several runs in one process
     if not is_initialized():
         dtensor.initialize_accelerator_system(kind)
     return dtensor.create_distributed_mesh(dims, local_devices=devices, device_type=kind)
 
 
 def _sizes_and_devices(config: DTensorConfig, num_processes: int) -> tuple[dict[str, int], list[str]]:
-    """Return the mesh's axes, and this process's share of its devices: GPUs, or virtual CPU devices if there are none.
+    """Return the sizes of the mesh's axes, and this process's devices: GPUs, or virtual CPU devices without GPUs.
 
     Raises:
         ConfigError: there are not enough GPUs.

@@ -17,10 +17,10 @@ from distlaunch.strategies.stand_in import StandIn
 
 
 class MeshVariable(StandIn):
-    """The value of a Keras variable on a mesh.
+    """Value of a Keras variable on a mesh.
 
-    As a tensor, it is the whole value on the host; in a traced function it is the variable on the mesh, which a
-    gradient tape watches.
+    When used as a tensor, it is the whole value on the host. In a traced function, it is the variable on the mesh,
+    which gradient tapes watch.
     """
 
     def __init__(self, value: np.ndarray, mesh: dtensor.Mesh, axes: Axes) -> None:
@@ -59,7 +59,7 @@ class MeshVariable(StandIn):
         whole = self.whole()
         if whole is None:
             message = "one process reads a whole variable, but other processes hold parts of it"
-            raise UsageError(f"{message}; do not split variables by the mesh's first axes, which go over the processes")
+            raise UsageError(f"{message}; do not split variables by the mesh's first axes, which span the processes")
         return whole
 
     def whole(self) -> np.ndarray | None:

@@ -1,6 +1,6 @@
-"""Batches on the devices of a JAX mesh.
+"""Puts batches on the devices of a JAX mesh.
 
-The next batch is loaded while the devices compute. The time that steps wait for a batch is measured.
+The next batch is loaded while the devices compute. The time that steps wait for batches is measured.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch
 from distlaunch.strategies.mesh.own_rows import RowCounts
 from distlaunch.strategies.step_times import StepTimes
 
-_EVERY = 7  # one of so many steps is measured; odd, since batches may come in pairs, so that every other step waits
-_LATEST = 8  # measurements whose mean is used for the other steps
+_MEASURE_EVERY = (
+    7  # one of 7 steps is measured; an odd number, because every second step may wait if batches come in pairs
+)
+_NUM_MEASUREMENTS = 8  # number of measurements; their mean is used for the steps that are not measured
 
 
 class Placement:
-    """Placement of batches: inputs are split by `axes`, labels and weights by the first of them."""
+    """Places batches on a mesh: inputs are split by `axes`, and labels and weights by the first axis."""
 
     def __init__(self, mesh: Mesh, axes: Axes) -> None:
         self._mesh, self.axes = mesh, axes
@@ -45,7 +47,7 @@ class Placement:
         return Uncertain(Kernels.ALL, True, self._mesh)
 
     def apply_all_remedies(self) -> None:
-        """Apply all remedies to every batch from here on."""
+        """Apply all remedies to every subsequent batch."""
         self._applies_all = True
 
     def own_rows(self, source: Source) -> tf.data.Dataset:
@@ -53,7 +55,7 @@ class Placement:
         return own_rows(source, first=self._first, number=self.parts_here, of=self._parts)
 
     def put(self, batch: Batch, start: int, total: int) -> Batch:
-        """Put host arrays on the devices; a dimension that its axis does not divide is not split.
+        """Put host arrays on the devices, without splitting the rows if their number is not divisible.
 
         Args:
             start: index of the first row in the global batch.
@@ -66,12 +68,12 @@ class Placement:
 
         return self._map(put_leaf, batch)
 
-    def put_own(self, batch: Batch, counts: RowCounts) -> Batch:
+    def put_process_local(self, batch: Batch, counts: RowCounts) -> Batch:
         """Put process-local rows on the devices; see `put`."""
         return counts.place(batch, self.put, lambda leaf: np.asarray(self._gather(leaf)), lambda array: array)
 
-    def uncertain(self, batch: Batch) -> Uncertain:
-        """Return what XLA may compute wrongly on this mesh for a batch with this placement."""
+    def remedies_for(self, batch: Batch) -> Uncertain:
+        """Return which results XLA may compute wrongly on this mesh for a batch with this placement."""
         if self._applies_all:
             return self.all_remedies
         large = {axis for axis, size in self._mesh.shape.items() if size > 1}
@@ -98,7 +100,7 @@ class Placement:
 
 
 def parts_of_process(mesh: Mesh, axis: str | None) -> tuple[int, int]:
-    """Return the first of the parts along an axis that this process's devices hold, and their span."""
+    """Return the index of the first part along an axis that this process's devices hold, and the number of parts."""
     if axis is None:
         return 0, 1
     dimension, here = mesh.axis_names.index(axis), jax.process_index()
@@ -115,11 +117,11 @@ def place(value: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def _from_parts(rows: np.ndarray, start: int, shape: tuple[int, ...], sharding: NamedSharding) -> jax.Array:
-    """Return an array on the devices, made of the rows that the devices here need.
+    """Return an array on the devices of all processes.
 
     Args:
-        rows: all rows that the devices here need.
-        start: index of the first of them in the array.
+        rows: all rows that the devices of this process need.
+        start: index of the first of these rows in the array.
         shape: shape of the array.
     """
 
@@ -134,57 +136,57 @@ def _from_parts(rows: np.ndarray, start: int, shape: tuple[int, ...], sharding: 
 
 
 class Feed:
-    """Takes the batches of a source one after the other.
+    """Reads the batches of a source one after the other.
 
     Attributes:
-        waited_s: total time in seconds spent waiting for batches to be read.
-        rows: number of examples of all global batches that were taken.
+        waited_s: total seconds of waiting for batches to be read.
+        rows: number of examples in all global batches so far.
     """
 
     def __init__(self, source: Source, placement: Placement, peers: Peers) -> None:
         self._parts = iter(placement.own_rows(source))
-        self._placement, self._peers, self._own = placement, peers, source.is_process_local
-        self._ahead: list[tuple[Batch | None, int]] = []
+        self._placement, self._peers, self._is_process_local = placement, peers, source.is_process_local
+        self._loaded: list[tuple[Batch | None, int]] = []
         self.waited_s = 0.0
         self.rows = 0
 
     def take(self) -> Batch | None:
         """Return the next batch; None at the end of a pass of unknown length."""
         self.load_ahead()
-        batch, rows = self._ahead.pop()
+        batch, rows = self._loaded.pop()
         self.rows += rows
         return batch
 
     def load_ahead(self) -> None:
-        """Start to copy the next batch, unless that is already done."""
-        if not self._ahead:
+        """Start to copy the next batch to the devices, unless it has been started already."""
+        if not self._loaded:
             began = time.perf_counter()
             batch, start, total = next(self._parts)
             self.waited_s += time.perf_counter() - began
-            if self._own:
+            if self._is_process_local:
                 counts = RowCounts.gather(self._peers, int(total), self._placement.parts_here)
-                put = self._placement.put_own(on_host(batch), counts) if counts.total else None
-                self._ahead.append((put, counts.total))
+                put = self._placement.put_process_local(to_jax_arrays(batch), counts) if counts.total else None
+                self._loaded.append((put, counts.total))
                 return
             rows = int(total)
-            self._ahead.append((self._placement.put(on_host(batch), int(start), rows) if rows else None, rows))
+            self._loaded.append((self._placement.put(to_jax_arrays(batch), int(start), rows) if rows else None, rows))
 
 
-def on_host(batch: Batch) -> Batch:
+def to_jax_arrays(batch: Batch) -> Batch:
     """Return the batch as arrays that JAX supports.
 
     Raises:
-        ConfigError: it contains text, or rows of different lengths.
+        ConfigError: the batch contains text, or rows of different lengths.
     """
-    return tf.nest.map_structure(_array, batch)
+    return tf.nest.map_structure(_to_jax_array, batch)
 
 
-def _array(leaf: Any) -> np.ndarray:
-    """Return an array in JAX's form, without 64-bit types."""
+def _to_jax_array(leaf: Any) -> np.ndarray:
+    """Return a tensor as an array of a type that JAX uses by default, which has at most 32 bits."""
     if not isinstance(leaf, tf.Tensor) or leaf.dtype in (tf.string, tf.variant):
         kind = leaf.dtype.name if isinstance(leaf, tf.Tensor) else type(leaf).__name__
         message = (
-            f"a batch holds {kind}, which JAX does not support; convert it to numbers of one shape in the data function"
+            f"a batch has {kind}, which JAX does not support; convert it to numbers of one shape in the data function"
         )
         raise ConfigError(Problem(("data",), message))
     array = leaf.numpy()
@@ -194,15 +196,15 @@ def _array(leaf: Any) -> np.ndarray:
 class StepClock:
     """Measures steps, and the time that the devices are idle because the next batch is not ready.
 
-    JAX returns from a step before the devices have computed it, and the next batch is read meanwhile, so Python's wait
-    for a batch says nothing about the devices. Therefore, in one of several steps, Python first waits until the devices
-    are done, and then for the batch: from then on the devices wait too. In that step the copy of the next batch does
-    not overlap with the computation, which is the cost of measuring.
+    JAX returns from a step before the devices have computed it, and the next batch is read meanwhile. So the time that
+    Python waits for a batch does not show whether the devices wait. Therefore, in one of several steps, Python first
+    waits until the devices have finished, and then measures the wait for the batch. In that step, copying the next
+    batch does not overlap with computation, which is the cost of measuring.
     """
 
     def __init__(self) -> None:
         self._steps = 0
-        self._measured: deque[float] = deque(maxlen=_LATEST)
+        self._measured: deque[float] = deque(maxlen=_NUM_MEASUREMENTS)
         self._ends: list[float] = []
         self._rows = 0
 
@@ -212,8 +214,8 @@ class StepClock:
 
     def load_ahead(self, feed: Feed, probe: jax.Array) -> None:
         """Read the next batch; `probe` is ready when the devices have finished all steps so far."""
-        # not the first steps: the first one compiles, while two batches are read
-        measures = self._steps % _EVERY == _EVERY // 2
+        # not in the first step, which compiles while two batches are read
+        measures = self._steps % _MEASURE_EVERY == _MEASURE_EVERY // 2
         self._steps += 1
         if measures:
             probe.block_until_ready()

@@ -1,8 +1,7 @@
-"""Builds a model on JAX as on TensorFlow: with the same initial weights, and BatchNorm over all replicas.
+"""Builds models on JAX as on TensorFlow, with the same initial weights, random numbers and BatchNorm over all replicas.
 
-It also makes random layers draw the same numbers in each step. The random generators of TensorFlow and JAX differ, so
-models would start differently, and runs on JAX could not be compared with runs on TensorFlow. Drawn on the host,
-initial weights are also independent of layouts.
+The random generators of TensorFlow and JAX differ. Without this module, runs on JAX could not be compared with runs on
+TensorFlow. Initial weights are drawn on the host, so they do not depend on layouts.
 """
 
 from __future__ import annotations
@@ -60,26 +59,26 @@ def _dropout_in_step(seed: Any, inputs: Any, rate: float, noise_shape: Any = Non
     shape = inputs.shape
     if noise_shape is not None:
         shape = [have if given is None else given for given, have in zip(noise_shape, shape, strict=True)]
-    # "at least", as in `tf.nn.dropout`: with "above" the mask would differ where a number equals the rate
+    # >= as in `tf.nn.dropout`, and not >, so that masks are equal where a number equals the rate
     kept = jax_random.uniform(seed, shape, inputs.dtype) >= jnp.asarray(rate, inputs.dtype)
     scale = jnp.asarray(1.0 / (1.0 - rate), inputs.dtype)
     return jnp.where(kept, inputs * scale, jnp.zeros_like(inputs))
 
 
-_BY_TENSORFLOW: dict[str, Draw] = {"normal": _normal, "truncated_normal": _truncated_normal, "uniform": _uniform}
-_IN_STEP: dict[str, Draw] = {"normal": _normal_in_step, "uniform": _uniform_in_step, "dropout": _dropout_in_step}
-"""Functions that draw in a step; they return None where JAX has to draw."""
+_HOST_DRAWS: dict[str, Draw] = {"normal": _normal, "truncated_normal": _truncated_normal, "uniform": _uniform}
+_STEP_DRAWS: dict[str, Draw] = {"normal": _normal_in_step, "uniform": _uniform_in_step, "dropout": _dropout_in_step}
+"""Functions that draw numbers in a traced step, or return None to let JAX draw them."""
 
 
 @contextlib.contextmanager
 def building() -> Iterator[None]:
-    """Build models in this context."""
+    """Build models in this context, with TensorFlow's random numbers and with synchronized BatchNorm."""
     with name_foreign_calls(), tensorflow_draws(), accept_synchronized():
         yield
 
 
 def draw_like_tensorflow(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a step, to be traced, whose random layers draw the same numbers as on TensorFlow."""
+    """Return a step whose random layers draw the same numbers as on TensorFlow when it is traced."""
 
     def traced(*args: Any) -> Any:
         with name_foreign_calls(), tensorflow_draws():
@@ -91,15 +90,15 @@ def draw_like_tensorflow(step: Callable[..., Any]) -> Callable[..., Any]:
 def tensorflow_draws() -> AbstractContextManager[None]:
     """Return a context in which Keras draws the same numbers as on TensorFlow.
 
-    In traced functions that applies to normal and uniform numbers and dropout, of types that `jax_random.is_supported`;
-    JAX draws everything else.
+    In traced functions, this applies to normal and uniform numbers and to dropout, for the types of
+    `jax_random.is_supported`. JAX draws all others.
     """
-    return draw_with({name: _on_host(draw) for name, draw in _BY_TENSORFLOW.items()}, _IN_STEP)
+    return draw_with({name: _on_host(draw) for name, draw in _HOST_DRAWS.items()}, _STEP_DRAWS)
 
 
 def _on_host(draw: Draw) -> Draw:
     def drawn(seed: Any, *args: Any, **kwargs: Any) -> jax.Array:
-        # GPUs of this process belong to JAX; TensorFlow only draws and reads data
+        # on the CPU, because JAX uses the GPUs of this process
         with tf.device("CPU:0"):
             return jnp.asarray(draw(_tensorflow_seed(seed), *args, **kwargs).numpy())
 
@@ -113,24 +112,28 @@ def _tensorflow_seed(seed: Any) -> np.ndarray:
 
 @contextlib.contextmanager
 def name_foreign_calls() -> Iterator[None]:
-    """Replace JAX's error about an array that another library requests by one that names the layer.
+    """Raise an error that names the layer, instead of JAX's error, if a layer computes with NumPy or TensorFlow.
 
     Raises:
-        ConfigError: instead of JAX's error.
+        ConfigError: replaces JAX's error.
     """
     try:
         yield
     except Exception as error:
-        # Keras tries to raise JAX's error with another text, which may fail with an error of its own
-        found = next((one for one in _chain(error) if isinstance(one, jax.errors.TracerArrayConversionError)), None)
+        # JAX's error may be the cause of another error, since Keras replaces its message
+        found = next(
+            (each for each in _error_chain(error) if isinstance(each, jax.errors.TracerArrayConversionError)), None
+        )
         if found is None:
             raise
-        message = f"{_part(found)}{user_line(found)} computes with {_library(found)}, which cannot be traced by JAX"
+        message = (
+            f"{_name_part(found)}{user_line(found)} computes with {_name_library(found)}, which cannot be traced by JAX"
+        )
         hint = "strategy jax needs keras.ops instead; the other strategies run on TensorFlow"
         raise ConfigError(Problem(("model", "function"), f"{message}; {hint}")) from error
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def _error_chain(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
@@ -139,12 +142,12 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         current = current.__cause__ or current.__context__
 
 
-def _library(error: BaseException) -> str:
+def _name_library(error: BaseException) -> str:
     files = [Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__)]
     return next((name for package, name in _LIBRARIES.items() if any(package in parts for parts in files)), "NumPy")
 
 
-def _part(error: BaseException) -> str:
+def _name_part(error: BaseException) -> str:
     """Return the innermost layer, loss or metric in the error's traceback, in words."""
     found = "the model"
     for frame, _ in traceback.walk_tb(error.__traceback__):

@@ -1,9 +1,10 @@
-"""Checks before the first step that XLA computes a model's convolutions and poolings on a mesh as on one device.
+"""Checks, before the first step, that XLA computes a model's convolutions and poolings on a mesh as on one device.
 
 XLA's partitioner has returned wrong gradients without an error (see `patches.jax_partitioning`). Known errors are
-avoided; this module finds unknown ones, in an untested release of JAX or on an untested mesh. Each kind of operation in
-the traced step is computed with its gradients on tiny arrays, which are placed like the model's, and on one device. It
-runs while the step is compiled. Results are cached in the user's cache directory by the versions of JAX.
+avoided. This module finds unknown ones, in an untested release of JAX or on an untested mesh. Each kind of operation in
+the traced step is computed with its gradients on tiny arrays, once with the model's layouts on the mesh and once on one
+device. The check runs while the step is compiled. Its results are stored in the user's cache directory, separately for
+each version of JAX.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ _WINDOWS = ("reduce_window_max", "reduce_window_min", "reduce_window_sum")
 _TOLERANCE = 1e-3
 """Allowed deviation, relative to the largest value.
 
-Rounding stays below 1e-5 on such arrays, and wrong results count a part twice.
+On such arrays, rounding causes less than 1e-5. The wrong results of XLA count a part twice.
 """
 _GROUPS = 4
 _CHANNELS = 2
 _VERSION = 1
 _QUICK_ON_CPU = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-"""Options for fast compilation: the machine code runs once, and partitioning is done before these options apply."""
+"""Options for fast compilation of code that runs only once. They have no effect on partitioning."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,10 @@ class Operation:
     """A kind of operation, on tiny arrays.
 
     Attributes:
-        layer: the first layer of the model that uses it.
-        compute: the operation on arrays of these shapes.
-        shapes: shapes of its arrays.
-        axes: mesh axis of each dimension of its arrays.
+        layer: the first layer of the model that uses the operation.
+        compute: function that computes the operation on arrays of these shapes.
+        shapes: shape of each array.
+        axes: mesh axis of each dimension of each array.
         description: text that identifies the kind.
     """
 
@@ -101,14 +102,14 @@ class OperationChecks:
                 found.setdefault(each.description, each)
         return list(found.values())
 
-    def deviating(self, operations: Sequence[Operation], uncertain: Uncertain) -> list[tuple[Operation, float]]:
+    def find_deviating(self, operations: Sequence[Operation], uncertain: Uncertain) -> list[tuple[Operation, float]]:
         """Return the operations that deviate from one device, with the largest relative deviation."""
         if not operations:
             return []
         random = np.random.default_rng(0)
         given = [[random.normal(size=shape).astype(np.float32) for shape in each.shapes] for each in operations]
-        lying = [[self._sharding(axes) for axes in each.axes] for each in operations]
-        placed = jax.tree.map(place, given, lying)
+        shardings_of_arrays = [[self._sharding(axes) for axes in each.axes] for each in operations]
+        placed = jax.tree.map(place, given, shardings_of_arrays)
 
         def computed(arrays: list[list[Any]], remedies: Uncertain) -> list[Any]:
             with computed_exactly(remedies):
@@ -121,7 +122,7 @@ class OperationChecks:
             return computed(arrays, Uncertain())
 
         # gradients have the shardings of their arrays
-        shardings = [(None, tuple(each)) for each in lying]
+        shardings = [(None, tuple(each)) for each in shardings_of_arrays]
         values = jax.jit(on_mesh, out_shardings=shardings, compiler_options=self._quick)(placed)
         found = jax.tree.map(np.asarray, self._gather(values))
         with jax.default_device(jax.local_devices()[0]):
@@ -133,28 +134,28 @@ class OperationChecks:
         ]
 
     def check(self, operations: Sequence[Operation], uncertain: Uncertain, strongest: Uncertain) -> list[Operation]:
-        """Return the operations that are right only if all remedies are applied.
+        """Return the operations that are computed correctly only if all remedies are applied.
 
         Args:
-            uncertain: the remedies that the step was traced with.
+            uncertain: the remedies with which the step was traced.
             strongest: all remedies.
 
         Raises:
-            ConfigError: an operation is wrong with all remedies too.
+            ConfigError: an operation is computed incorrectly even with all remedies.
         """
-        kept = _Kept(self._mesh, uncertain) if self._peers.is_chief else None
-        # processes on other hosts may have other cached results, but all have to compute the same
-        known: dict[str, bool] = json.loads(self._peers.from_chief(json.dumps(kept.read() if kept else {}).encode()))
+        cache = _CachedResults(self._mesh, uncertain) if self._peers.is_chief else None
+        # other hosts may have other cached results, but all processes must compute the same operations
+        known: dict[str, bool] = json.loads(self._peers.from_chief(json.dumps(cache.read() if cache else {}).encode()))
         new = [each for each in operations if each.description not in known]
-        wrong = [each for each, _ in self.deviating(new, uncertain)]
-        still = self.deviating(wrong, strongest)
+        wrong = [each for each, _ in self.find_deviating(new, uncertain)]
+        still = self.find_deviating(wrong, strongest)
         if still:
-            self._refuse(still)
-        if kept is not None and new:
-            kept.write({**known, **{each.description: each not in wrong for each in new}})
+            self._raise_incorrect(still)
+        if cache is not None and new:
+            cache.write({**known, **{each.description: each not in wrong for each in new}})
         return [each for each in operations if each in wrong or not known.get(each.description, True)]
 
-    def _refuse(self, wrong: Sequence[tuple[Operation, float]]) -> None:
+    def _raise_incorrect(self, wrong: Sequence[tuple[Operation, float]]) -> None:
         sizes = ", ".join(f"{axis}: {size}" for axis, size in self._mesh.shape.items())
         layers = listed([f"'{each.layer}'" for each, _ in wrong])
         message = (
@@ -213,7 +214,7 @@ class OperationChecks:
         return min(shape[dimension], 2 * self._parts(shape, axes)[dimension])
 
     def _places(self, shape: Sequence[int], axes: Axes, dimension: int, few: int) -> int:
-        """Return a small size, at least `few` if possible, that is as divisible as the real one."""
+        """Return a small size, at least `few` if possible, that the mesh can split like the real size."""
         part = self._parts(shape, axes)[dimension]
         return min(shape[dimension], -(-max(few, 2 * part if part > 1 else 1) // part) * part)
 
@@ -221,8 +222,8 @@ class OperationChecks:
         return NamedSharding(self._mesh, PartitionSpec(*axes))
 
 
-class _Kept:
-    """Cache of results for the operations on a mesh: whether they are right without further remedies."""
+class _CachedResults:
+    """Cached results for a mesh: for each operation, whether it is correct without further remedies."""
 
     def __init__(self, mesh: Mesh, uncertain: Uncertain) -> None:
         device = mesh.devices.flat[0]
@@ -236,7 +237,7 @@ class _Kept:
         self._path = None if folder is None else folder / f"{name}.json"
 
     def read(self) -> dict[str, bool]:
-        """Return the cached results; empty if there is no file, or a damaged one."""
+        """Return the cached results; empty if the file is missing or damaged."""
         try:
             found = json.loads(self._path.read_bytes()) if self._path is not None else {}
         except (OSError, ValueError):
@@ -245,7 +246,7 @@ class _Kept:
         return {str(name): value is True for name, value in known.items()} if isinstance(known, dict) else {}
 
     def write(self, known: Mapping[str, bool]) -> None:
-        """Write the results, if possible; otherwise the next start checks again."""
+        """Write the results, if possible; without a file, the next run checks again."""
         if self._path is None:
             return
         with contextlib.suppress(OSError):
@@ -278,7 +279,7 @@ def _equations(jaxpr: Jaxpr, where: str) -> Iterator[tuple[Any, str]]:
 
 
 def _layer(where: str) -> str:
-    """Return the innermost name; Keras opens a scope for each layer, and JAX wraps transformations around it."""
+    """Return the innermost name of a scope, without JAX's transformations; Keras opens a scope for each layer."""
     names = re.findall(r"[^/()]+(?=[/)]|$)", where)
     return names[-1] if names else "the model"
 
@@ -286,7 +287,8 @@ def _layer(where: str) -> str:
 def _with_gradients(operation: Operation, arrays: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
     """Return the operation's values, and the gradients of a loss with respect to its arrays.
 
-    The loss is not a plain sum, and the inputs are computed, so that the partitioner sees an operation inside a model.
+    The loss is not a plain sum, and the inputs are computed by another operation, so that XLA treats the operation like
+    one inside a model.
     """
 
     def loss(*own: Any) -> tuple[Any, Any]:

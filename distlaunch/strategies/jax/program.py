@@ -1,9 +1,8 @@
 """Training and evaluation on a mesh of JAX devices: functional steps, compiled once for each shape of batch.
 
-A last batch that is smaller than the others is not padded: it is compiled for its own shape, and XLA splits it
-unevenly, or, on meshes of several axes, computes it whole on every device. Rows added with weight zero would still
-count in unweighted metrics, in BatchNorm's statistics and in losses that a layer adds, and would change dropout masks;
-one more compilation is exact for every model.
+A last batch that is smaller than the others is not padded. It is compiled for its own shape. XLA splits it unevenly, or
+on meshes of several axes, computes it whole on every device. Padding rows with weight zero would count in unweighted
+metrics, in BatchNorm's statistics and in losses that a layer adds, and would change dropout masks.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from distlaunch.base.plural import listed
 from distlaunch.data.batches import Source
 from distlaunch.patches.jax_partitioning import computed_exactly
 from distlaunch.strategies.coordination import Peers
-from distlaunch.strategies.final_weights import put_final_weights
+from distlaunch.strategies.final_weights import set_final_weights
 from distlaunch.strategies.finite import loss_probe
 from distlaunch.strategies.jax.feed import Feed, Placement, StepClock, place
 from distlaunch.strategies.jax.keras_backend import draw_like_tensorflow
@@ -44,17 +43,17 @@ from distlaunch.strategies.mesh.state import log_state, mesh_description, restor
 from distlaunch.strategies.predictions import concatenate_batches
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, ProgramDefaults, Steps, Vote
 from distlaunch.strategies.state import State
-from distlaunch.strategies.variables import metric_results, plain_logs
+from distlaunch.strategies.variables import logs_to_host, metric_results
 
-_IN_FLIGHT = 2  # steps started before the oldest must be done: devices stay busy, memory stays bounded
+_IN_FLIGHT = 2  # steps that may be in progress: more than one keeps the devices busy, and few limit the memory
 _STEPS_PER_CHECK = 16  # steps of an evaluation between two checks for a stop request
 
 
 class JaxProgram(ProgramDefaults):
-    """Implementation of `Program`. Between calls the state is in the model's variables, split by their layouts.
+    """Implementation of `Program` on JAX. Between calls, the state is in the model's variables, split by their layouts.
 
     Args:
-        steps: functional: `train(state, batch) -> (logs, state)`, and `test` likewise, as in Keras on JAX.
+        steps: functional steps `train(state, batch) -> (logs, state)` and `test`, as in Keras on JAX.
         layouts: axes of the weights that are split, by path.
         input_axes: mesh axis of each dimension of the inputs; the first splits the examples.
         peers: the processes whose devices form the mesh.
@@ -93,7 +92,7 @@ class JaxProgram(ProgramDefaults):
         while done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite):
             batch = feed.take()
             at = self._steps_in_epoch + done
-            if ended := self._peers.is_over(source, ended=batch is None, steps=at):
+            if ended := self._peers.has_data_ended(source, ended=batch is None, steps=at):
                 break
             if self._train_call is None:
                 self._train_call, notes = self._checked_train_call(state, batch)
@@ -102,14 +101,14 @@ class JaxProgram(ProgramDefaults):
             done += 1
             running.append((done, probe))
             if len(running) > _IN_FLIGHT:
-                nonfinite = nonfinite or _if_nonfinite(*running.popleft())
+                nonfinite = nonfinite or _step_if_nonfinite(*running.popleft())
                 self._clock.step_ended()
-        # the previous values of the variables were donated to the first step
+        # necessary, because the variables' previous values were donated to the first step
         self._values.assign(state)
         self._steps_in_epoch += done
         agreed = self._peers.agree(vote)  # while the devices compute
         for step, probe in running:
-            nonfinite = nonfinite or _if_nonfinite(step, probe)
+            nonfinite = nonfinite or _step_if_nonfinite(step, probe)
             self._clock.step_ended()
         times = self._clock.times(feed, self._peers.number)
         return CallResult(done, ended, self._train_logs(state), agreed, nonfinite, times, notes)
@@ -127,7 +126,7 @@ class JaxProgram(ProgramDefaults):
         done, stopped, own = 0, False, {}
         while max_steps is None or done < max_steps:
             stopped = done % _STEPS_PER_CHECK == 0 and self._peers.agree(Vote(stop=should_stop())).stop
-            if stopped or self._peers.is_over(source, ended=(batch := feed.take()) is None, steps=done):
+            if stopped or self._peers.has_data_ended(source, ended=(batch := feed.take()) is None, steps=done):
                 break
             if self._test_call is None:
                 self._test_call = self._make_test_call()
@@ -135,29 +134,28 @@ class JaxProgram(ProgramDefaults):
                 hooks.begin(done)
             others, metrics, own = self._test_call(trainable, others, metrics, batch)
             if hooks is not None:
-                hooks.end(done, plain_logs(own or self._result(metrics)))
+                hooks.end(done, logs_to_host(own or self._result(metrics)))
             done += 1
-            # after the last step, the next batch is not needed
             if done != max_steps:
                 feed.load_ahead()
             if done % _IN_FLIGHT == 0:
-                # otherwise Python would start all steps at once, and their batches would fill the memory
+                # without a wait, Python would start all steps at once, and their batches would fill the memory
                 jax.block_until_ready(metrics)
-        # also if stopped, since the previous values were donated
+        # even if stopped, because the previous values were donated
         self._values.assign((trainable, others, slots, metrics))
         # as in Keras, the step's own results for the last batch replace the metrics
-        return None if stopped else plain_logs(own or self._result(metrics))
+        return None if stopped else logs_to_host(own or self._result(metrics))
 
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
         feed, (trainable, others, _, _) = Feed(source, self._placement, self._peers), self._values.read()
 
         def step(trainable: Any, others: Any, batch: Any) -> Any:
-            with computed_exactly(self._placement.uncertain(batch)):
+            with computed_exactly(self._placement.remedies_for(batch)):
                 return predictions_of(self._model, trainable, others, batch)
 
-        # changes by layers last from batch to batch, as in Keras, and are dropped after the predictions
+        # as in Keras, layers may change their variables from batch to batch; the changes are dropped at the end
         call, batches = jax.jit(draw_like_tensorflow(step), out_shardings=(self._whole, self._values.shardings[1])), []
-        while not self._peers.is_over(source, ended=(batch := feed.take()) is None, steps=len(batches)):
+        while not self._peers.has_data_ended(source, ended=(batch := feed.take()) is None, steps=len(batches)):
             if len(batches) % _STEPS_PER_CHECK == 0 and self.agree(Vote(stop=should_stop())).stop:
                 return None
             outputs, others = call(trainable, others, batch)
@@ -175,10 +173,10 @@ class JaxProgram(ProgramDefaults):
         return self._peers.agree(vote)
 
     def _checked_train_call(self, state: TrainState, batch: Any) -> tuple[Callable[..., Any], list[str]]:
-        """Return the compiled step, whose operations are right on this mesh, and notes about it.
+        """Return the compiled step, after a check of its operations on this mesh, and notes for the user.
 
         Raises:
-            ConfigError: an operation is wrong, and there is no other way to compute it.
+            ConfigError: an operation is computed incorrectly, and there is no other way to compute it.
         """
         call = self._make_train_call(state, batch)
         if self._mesh.size == 1:
@@ -188,7 +186,7 @@ class JaxProgram(ProgramDefaults):
         operations = checks.operations(step.jaxpr)
         if not operations:
             return call, []
-        remedies = self._placement.uncertain(batch), self._placement.all_remedies
+        remedies = self._placement.remedies_for(batch), self._placement.all_remedies
         with ThreadPoolExecutor(1) as pool:
             checked = pool.submit(checks.check, operations, *remedies)
             step.lower().compile()  # the first call reuses it
@@ -196,8 +194,8 @@ class JaxProgram(ProgramDefaults):
             return call, []
         self._placement.apply_all_remedies()
         layers = listed([f"'{each.layer}'" for each in wrong])
-        told = f"JAX {jax.__version__} computes {layers} incorrectly on this mesh, so another method is used"
-        return self._make_train_call(state, batch), [told]
+        note = f"JAX {jax.__version__} computes {layers} incorrectly on this mesh, so another method is used"
+        return self._make_train_call(state, batch), [note]
 
     def _make_train_call(self, state: TrainState, batch: Any) -> Any:
         step, average = draw_like_tensorflow(self._steps.train), self._steps.logs == "mean"
@@ -207,14 +205,14 @@ class JaxProgram(ProgramDefaults):
             self._sums = {**self._zeros(names), **{name: known[name] for name in names if name in known}}
 
         def call(state: TrainState, sums: dict[str, Any], batch: Any) -> Any:
-            with computed_exactly(self._placement.uncertain(batch)):
+            with computed_exactly(self._placement.remedies_for(batch)):
                 logs, state = step(state, batch)
             values = {name: jnp.mean(logs[name]).astype(jnp.float32) for name in names}
             sums = {name: sums[name] + value for name, value in values.items()} if average else values
             return state, sums, loss_probe(logs)
 
         shardings = (self._values.shardings, self._whole, self._whole)
-        # donated: the new state reuses the memory of the old one
+        # donated, so that the new state reuses the memory of the old state
         return jax.jit(call, donate_argnums=(0, 1), out_shardings=shardings)
 
     def _make_test_call(self) -> Callable[..., Any]:
@@ -222,7 +220,7 @@ class JaxProgram(ProgramDefaults):
         step, shardings = draw_like_tensorflow(self._steps.test), self._values.shardings
 
         def call(trainable: Any, others: Any, metrics: Any, batch: Any) -> Any:
-            with computed_exactly(self._placement.uncertain(batch)):
+            with computed_exactly(self._placement.remedies_for(batch)):
                 logs, (_, others, metrics) = step((trainable, others, metrics), batch)
             own = {name: jnp.mean(value) for name, value in extra_test_logs(self._model, logs).items()}
             return others, metrics, own
@@ -233,7 +231,7 @@ class JaxProgram(ProgramDefaults):
         """Return the names of scalars that the step returns in addition to the model's metrics."""
         if (known := known_log_names(self._steps)) is not None:
             return known
-        # only for the names: nothing is compiled or computed
+        # `eval_shape` finds the names without compiling or computing anything
         logs, _ = jax.eval_shape(self._steps.train, state, batch)
         return extra_log_names(self._steps, logs)
 
@@ -241,17 +239,17 @@ class JaxProgram(ProgramDefaults):
 
     def _metrics_result(self, metrics: list[Any]) -> dict[str, Any]:
         with keras.StatelessScope(state_mapping=list(zip(self._values.groups[3], metrics, strict=True))):
-            # a result may be the variable itself, which has another value outside of the scope
+            # converted here, because a result may be the variable itself, which has another value outside the scope
             return {name: jnp.asarray(value) for name, value in metric_results(self._model).items()}
 
     def _train_logs(self, state: TrainState) -> Logs:
-        logs = plain_logs(self._result(state[3]))
+        logs = logs_to_host(self._result(state[3]))
         if not self._sums:
             return logs
         if self._steps.logs == "last":
-            return plain_logs(self._sums)  # as in Keras, the step's own logs replace the metrics
+            return logs_to_host(self._sums)  # as in Keras, the step's own logs replace the metrics
         scale = max(self._steps_in_epoch, 1)
-        return {**logs, **{name: value / scale for name, value in plain_logs(self._sums).items()}}
+        return {**logs, **{name: value / scale for name, value in logs_to_host(self._sums).items()}}
 
     def _zeros(self, names: Any) -> dict[str, Any]:
         return {name: place(np.zeros((), np.float32), self._whole) for name in names}
@@ -263,10 +261,10 @@ class JaxProgram(ProgramDefaults):
         return any(self._values.local_copy(one) is None for one in self._model.variables)
 
     def gathered(self) -> AbstractContextManager[None]:
-        return self._local.holding({id(one): self._values.copy(one) for one in self._model.variables})
+        return self._local.with_gathered_weights({id(one): self._values.copy(one) for one in self._model.variables})
 
     def finalize(self) -> None:
-        put_final_weights(self._model)
+        set_final_weights(self._model)
         self._values.assign(self._values.read())
 
     def mesh(self) -> dict[str, Any]:
@@ -279,11 +277,11 @@ class JaxProgram(ProgramDefaults):
         return state_of(self._model, self._sums or {}, self._steps_in_epoch, self._values.copy)
 
     def stored(self) -> dict[str, StoredVariable]:
-        """See `PartedProgram.stored`."""
+        """See `MeshProgram.stored`."""
         return self._values.stored()
 
     def log_state(self) -> State:
-        """See `PartedProgram.log_state`."""
+        """See `MeshProgram.log_state`."""
         return log_state(self._model, self._sums or {}, self._steps_in_epoch)
 
     def restore(self, state: State) -> None:
@@ -292,6 +290,10 @@ class JaxProgram(ProgramDefaults):
         self._values.assign(self._values.read())
 
 
-def _if_nonfinite(step: int, probe: jax.Array) -> int | None:
-    """Wait for a step, and return it if its losses, of which this is the probe, are not finite."""
+def _step_if_nonfinite(step: int, probe: jax.Array) -> int | None:
+    """Wait for a step, and return its number if its losses are not finite, else None.
+
+    Args:
+        probe: result of `loss_probe` for the step.
+    """
     return None if np.isfinite(np.asarray(probe)) else step

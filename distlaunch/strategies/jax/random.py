@@ -1,4 +1,4 @@
-"""TensorFlow's random numbers on JAX: at the same seed, dropout masks are those of the other strategies.
+"""TensorFlow's random numbers on JAX, so that dropout masks are the same as under the other strategies.
 
 This is Philox 4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), seeded and converted to
 floats as in `tf.random.stateless_uniform` and `stateless_normal`. Each number depends only on its position, so the
@@ -22,7 +22,7 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)  # from the golden ratio and the square root of 3, as in the paper
 # TensorFlow's constants for deriving a key and a counter from a seed
 _SCRAMBLING_KEY = (0x3EC8F720, 0x02461E29)
-_ROUNDS, _LANES = 10, 4  # a count produces four 32-bit words
+_ROUNDS, _LANES = 10, 4  # each count gives four 32-bit words
 _INT32_MAX = 2**31 - 1
 # for each dtype: the integer of its size, the bits of its fraction, and the bits of 1.0
 _LAYOUTS = {
@@ -44,7 +44,7 @@ def uniform(seed: jax.Array, shape: Sequence[int], dtype: Any = "float32") -> ja
         seed: state of a Keras `SeedGenerator`, shape [2].
         dtype: a dtype that `is_supported`.
     """
-    return _joined([_unit(word, dtype) for word in _words(seed, shape)], shape)
+    return _interleave([_unit(word, dtype) for word in _words(seed, shape)], shape)
 
 
 def normal(seed: jax.Array, shape: Sequence[int], dtype: Any = "float32") -> jax.Array:
@@ -52,27 +52,27 @@ def normal(seed: jax.Array, shape: Sequence[int], dtype: Any = "float32") -> jax
     first, second, third, fourth = (_unit(word, "float32") for word in _words(seed, shape))
     # in float32 for every dtype, as in TensorFlow
     values = [*_box_muller(first, second), *_box_muller(third, fourth)]
-    return _joined([value.astype(dtype) for value in values], shape)
+    return _interleave([value.astype(dtype) for value in values], shape)
 
 
 def _box_muller(first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
-    # at least 1e-7, as in TensorFlow: the logarithm of 0 is infinite
+    # at least 1e-7, as in TensorFlow, because the logarithm of 0 is infinite
     radius = jnp.sqrt(-2.0 * jnp.log(jnp.maximum(first, jnp.float32(1e-7))))
     angle = jnp.float32(2 * math.pi) * second
     return jnp.sin(angle) * radius, jnp.cos(angle) * radius
 
 
 def _unit(word: jax.Array, dtype: Any) -> jax.Array:
-    """Return a number in [0, 1) made of the lower bits: they are the fraction of a number in [1, 2), minus 1."""
+    """Return a number in [0, 1): the lower bits are used as the fraction of a number in [1, 2), and 1 is subtracted."""
     integer, bits, one = _LAYOUTS[jnp.dtype(dtype).name]
     fraction = word.astype(integer) & integer((1 << bits) - 1)
     return lax.bitcast_convert_type(fraction | integer(one), jnp.dtype(dtype)) - jnp.ones((), dtype)
 
 
 def _words(seed: jax.Array, shape: Sequence[int]) -> Words:
-    """Return the words of all counts that the draw needs.
+    """Return the four words of each count that the draw needs.
 
-    Their shape is [..., last / 4] if the last dimension allows it; otherwise they are flat.
+    Each array has the shape [..., last / 4] if the last dimension is divisible by 4, and is flat otherwise.
     """
     key, high = _key_and_counter(seed)
     zero = jnp.zeros((), jnp.uint32)
@@ -82,8 +82,8 @@ def _words(seed: jax.Array, shape: Sequence[int]) -> Words:
 
 
 def _counts(shape: Sequence[int]) -> jax.Array:
-    """Return a number for each four entries, in order; made without a reshape, which a mesh could not split."""
-    if not _divides(shape):
+    """Return consecutive numbers, one for each four entries; computed without a reshape, which a mesh cannot split."""
+    if not _is_divisible(shape):
         return lax.iota(jnp.uint32, -(-math.prod(shape) // _LANES))
     grid = [*shape[:-1], shape[-1] // _LANES]
     strides = [math.prod(grid[axis + 1 :]) for axis in range(len(grid))]
@@ -93,16 +93,19 @@ def _counts(shape: Sequence[int]) -> jax.Array:
     return sum(parts[1:], start=parts[0])
 
 
-def _joined(lanes: Sequence[jax.Array], shape: Sequence[int]) -> jax.Array:
-    """Return the four values of each count in turn; selected by position, which is far faster in XLA than a stack."""
+def _interleave(lanes: Sequence[jax.Array], shape: Sequence[int]) -> jax.Array:
+    """Return the four values of each count one after the other.
+
+    They are selected by position, which is far faster in XLA than stacking.
+    """
     grid = [*lanes[0].shape, _LANES]
     lane = lax.broadcasted_iota(jnp.uint32, grid, len(grid) - 1)
     first, second, third, fourth = (jnp.broadcast_to(value[..., None], grid) for value in lanes)
     values = jnp.where(lane < 2, jnp.where(lane == 0, first, second), jnp.where(lane == 2, third, fourth))
-    return values.reshape(shape) if _divides(shape) else values.reshape(-1)[: math.prod(shape)].reshape(shape)
+    return values.reshape(shape) if _is_divisible(shape) else values.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
-def _divides(shape: Sequence[int]) -> bool:
+def _is_divisible(shape: Sequence[int]) -> bool:
     return len(shape) > 0 and shape[-1] % _LANES == 0
 
 
@@ -124,7 +127,7 @@ def _philox(counter: Any, key: Any) -> Words:
 
 
 def _product(constant: int, value: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the lower and upper word of a product, made of 16-bit halves: JAX has no 64-bit integers by default."""
+    """Return the lower and upper word of a product, computed from 16-bit halves, as JAX has no 64-bit integers."""
     half = jnp.uint32(0xFFFF)
     c_low, c_high = jnp.uint32(constant & 0xFFFF), jnp.uint32(constant >> 16)
     low, high = value & half, value >> 16

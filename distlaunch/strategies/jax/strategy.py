@@ -1,4 +1,4 @@
-"""`jax`: one program over a mesh of devices; Keras runs on JAX, and XLA inserts the communication."""
+"""`jax`: one program over a mesh of devices. Keras runs on JAX, and XLA inserts the communication."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from distlaunch.strategies.mesh.parts import MeshParts
 from distlaunch.strategies.mesh.strategy import MeshStrategy
 from distlaunch.strategies.protocol import Steps
 
-_LONG_S = 0.1
-"""Shortest compilation time that is worth a file; a training step takes from half a second to minutes."""
+_MIN_COMPILE_S = 0.1
+"""Shortest compilation time of a program that is stored; compiling a training step takes half a second to minutes."""
 _HEARTBEAT_S = 30
-"""How long a process may be silent, in seconds.
+"""Seconds without a heartbeat after which a process counts as dead.
 
-A launcher notices at once when one of its own processes dies; this is for processes of other launchers.
+A launcher notices at once when one of its own processes dies, so this limit is for processes of other launchers.
 """
 
 
@@ -48,11 +48,11 @@ class Jax(MeshStrategy):
     def __init__(self, config: JaxConfig, task: Task | None = None, cluster: Cluster | None = None) -> None:
         # Keras chooses its backend when it is imported, and keeps it
         if keras.backend.backend() != "jax":
-            message = f"strategy jax needs Keras on JAX, but it already runs on {keras.backend.backend()} here"
+            message = f"strategy jax needs Keras on JAX, but Keras runs on {keras.backend.backend()} in this process"
             raise UsageError(f"{message}; start the run with `distlaunch train`, or set KERAS_BACKEND=jax first")
         super().__init__(config)
         self.task = task or Task("worker", 0)
-        with contextlib.suppress(RuntimeError):  # TensorFlow already runs, and keeps its devices
+        with contextlib.suppress(RuntimeError):  # TensorFlow is already running, and keeps its devices
             tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads data here
         self._peers = _connect((cluster or Cluster()).start_timeout_s)
         self.mesh = make_mesh(config, self._peers.number)
@@ -61,12 +61,12 @@ class Jax(MeshStrategy):
     def keep_compiled(self, folder: Path) -> None:
         if jax.config.jax_compilation_cache_dir is None:  # a user's setting takes precedence
             jax.config.update("jax_compilation_cache_dir", str(folder))
-            jax.config.update("jax_persistent_cache_min_compile_time_secs", _LONG_S)
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", _MIN_COMPILE_S)
             jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)  # any size
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Create variables on the host, where a model fits that no single device can hold."""
+        """Create variables on the host, because the model may be too large for a single device."""
         with building(), jax.default_device(_host()):
             yield
 
@@ -89,7 +89,7 @@ def make_mesh(config: JaxConfig, num_processes: int = 1) -> Mesh:
     """
     product, filled = config.product, -1 in config.mesh.values()
     cpus = product * CPU_DEVICES if filled else product
-    with contextlib.suppress(RuntimeError):  # JAX already runs, and its devices cannot change
+    with contextlib.suppress(RuntimeError):  # JAX is already running, and its devices cannot change
         each = -(-cpus // num_processes)
         jax.config.update("jax_num_cpu_devices", max(each, jax.config.jax_num_cpu_devices))
     devices = _devices()
@@ -126,7 +126,7 @@ def _devices() -> list[Any]:
 def _host() -> Any:
     try:
         return jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
+    except RuntimeError:  # JAX_PLATFORMS does not contain the CPU
         return jax.local_devices()[0]
 
 
@@ -142,7 +142,7 @@ class JaxStore:
         try:
             return coordination_client().blocking_key_value_get_bytes(key, timeout_ms)
         except jax.errors.JaxRuntimeError as error:
-            # JAX has one type for all errors of its runtime: the text begins with the kind
+            # all errors of JAX's runtime have the same type, and their texts begin with the kind
             if not str(error).startswith("DEADLINE_EXCEEDED"):
                 raise
             return None
@@ -151,14 +151,14 @@ class JaxStore:
         coordination_client().key_value_delete(key)
 
     def close(self) -> None:
-        jax.distributed.shutdown()  # otherwise a process is aborted when the service ends
+        jax.distributed.shutdown()  # without this, a process is aborted when the service ends
 
 
-@functools.cache  # JAX can do it once
+@functools.cache  # JAX can be initialized only once
 def _connect(start_timeout_s: float) -> Peers:
-    """Wait for the processes that TF_CONFIG lists; afterwards their devices are known.
+    """Connect to the processes in TF_CONFIG, and wait for them; JAX then knows their devices.
 
-    Call it before JAX uses any device.
+    Call this before JAX uses any device.
 
     Raises:
         UsageError: the port of the first process is in use.
@@ -166,26 +166,26 @@ def _connect(start_timeout_s: float) -> Peers:
     addresses, rank = addresses_and_rank()
     if len(addresses) == 1:
         return Peers()
-    # its handler for SIGTERM would replace ours
+    # the service would replace distlaunch's handler for SIGTERM
     jax.config.update("jax_enable_preemption_service", False)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # the launcher bypasses proxies between tasks: see `cluster.proxies`
+    # the launcher already bypasses proxies between tasks, see `cluster.proxies`
     jax.config.update("jax_check_proxy_envs", False)
     host, _, port = addresses[0].rpartition(":")
     try:
         jax.distributed.initialize(
             addresses[0],
-            # a loopback address is not offered to other machines
+            # do not listen on other interfaces if the address is local
             coordinator_bind_address=f"{host}:{port}" if host == "127.0.0.1" else f"[::]:{port}",
             num_processes=len(addresses),
             process_id=rank,
             cluster_detection_method="deactivate",  # the launcher determines the processes, not Slurm or MPI
-            initialization_timeout=int(start_timeout_s) + _HEARTBEAT_S,  # the launcher's ends first, with more details
+            initialization_timeout=int(start_timeout_s) + _HEARTBEAT_S,  # after the launcher's timeout, which says more
             heartbeat_timeout_seconds=_HEARTBEAT_S,
         )
     except jax.errors.JaxRuntimeError as error:
         if "Failed to start RPC server" not in str(error):
             raise
-        message = f"cannot listen on {addresses[0]}, the first worker's address: is port {port} in use?"
-        raise UsageError(f"{message} free it, or choose another in TF_CONFIG") from None
+        message = f"cannot listen on {addresses[0]}, the first worker's address; port {port} may be in use"
+        raise UsageError(f"{message}: free it, or choose another in TF_CONFIG") from None
     return Peers(len(addresses), rank, JaxStore(), addresses[0])

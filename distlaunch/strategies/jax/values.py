@@ -1,4 +1,4 @@
-"""The values of a model's variables on a JAX mesh: placed for a step, and as host arrays for a checkpoint."""
+"""Values of a model's variables on a JAX mesh: on the devices for a step, and as host arrays for a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from distlaunch.strategies.variables import state_variables
 
 
 class Values:
-    """Values of a model's variables, which are placed on the mesh at construction.
+    """Values of a model's variables, which the constructor puts on the mesh.
 
     Args:
         layouts: axes of the weights that are split, by path.
         peers: the processes whose devices form the mesh.
 
     Attributes:
-        groups: variables of a step: trainable, not trainable, of the optimizer, of metrics.
+        groups: the four groups of a step's variables: trainable, non-trainable, optimizer, metrics.
         shardings: shardings of the values of each group.
     """
 
@@ -44,8 +44,13 @@ class Values:
         )
         trainable, others, slots, metrics = self.groups
         weights = model.weights
-        of_slots = [self._sharding(slot_layout(slot, weights, layouts)) for slot in slots]
-        self.shardings: Any = (self._own(trainable), self._own(others), of_slots, [self._whole for _ in metrics])
+        slot_shardings = [self._sharding(slot_layout(slot, weights, layouts)) for slot in slots]
+        self.shardings: Any = (
+            self._weight_shardings(trainable),
+            self._weight_shardings(others),
+            slot_shardings,
+            [self._whole for _ in metrics],
+        )
         self._sharding_of = {
             id(variable): sharding
             for group, shardings in zip(self.groups, self.shardings, strict=True)
@@ -64,14 +69,14 @@ class Values:
                 ways.append(axes)
         return found
 
-    def _own(self, variables: list[Any]) -> list[NamedSharding]:
+    def _weight_shardings(self, variables: list[Any]) -> list[NamedSharding]:
         return [self._sharding(self._layouts.get(variable.path, ())) for variable in variables]
 
     def _sharding(self, axes: Axes) -> NamedSharding:
         return NamedSharding(self._mesh, PartitionSpec(*axes)) if axes else self._whole
 
     def read(self) -> TrainState:
-        """Return the placed values of all variables; a value that a callback assigned is placed first."""
+        """Return the values of all variables on the mesh; a value that a callback has assigned is put there first."""
         read = [
             [place(variable.value, sharding) for variable, sharding in zip(group, shardings, strict=True)]
             for group, shardings in zip(self.groups, self.shardings, strict=True)
@@ -84,24 +89,24 @@ class Values:
                 variable.assign(value)
 
     def put(self, variable: Any, value: np.ndarray) -> None:
-        """Assign a value, of which only the blocks for this process's devices are read."""
+        """Assign a value; only the blocks for this process's devices are read from it."""
         sharding = self._sharding_of.get(id(variable))
         same_type = value.dtype.name == variable.dtype
         variable.assign(place(value, sharding) if sharding is not None and same_type else value)
 
     def copy(self, variable: Any) -> np.ndarray:
-        """Return a copy of the whole value; if processes hold parts of it, all must call it."""
+        """Return a copy of the whole value; if several processes hold parts of it, every process must call this."""
         value: Any = variable.value
         if self._peers.number > 1 and not value.is_fully_replicated and not value.is_fully_addressable:
             value = self._gather(value)
-        return _copied(value)
+        return _copy_to_host(value)
 
     def local_copy(self, variable: Any) -> np.ndarray | None:
         """Return a copy of the whole value, or None if other processes hold parts of it."""
         value: Any = variable.value
         if not value.is_fully_replicated and not value.is_fully_addressable:
             return None
-        return _copied(value)
+        return _copy_to_host(value)
 
     def stored(self) -> dict[str, StoredVariable]:
         """Return each variable of a snapshot with the block that each device holds."""
@@ -115,20 +120,22 @@ class Values:
             return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 
         def value_of(block: Block) -> np.ndarray:
-            return _copied(next(shard.data for shard in value.addressable_shards if block_of(shard.index) == block))
+            return _copy_to_host(
+                next(shard.data for shard in value.addressable_shards if block_of(shard.index) == block)
+            )
 
         if getattr(value.sharding, "mesh", None) == self._mesh:
             indices = value.sharding.devices_indices_map(shape)
             devices = [(device.process_index, block_of(index)) for device, index in indices.items()]
-        else:  # it is not used in steps: each process has a whole copy
+        else:  # a variable that steps do not use, of which each process has a whole copy
             devices = [(rank, tuple((0, size) for size in shape)) for rank in range(self._peers.number)]
         return StoredVariable(shape, value.dtype.itemsize, devices, value_of)
 
     def placement(self) -> list[dict[str, Any]]:
         """See `Program.placement`."""
-        return [self._placed(name, variable) for name, variable in state_variables(self._model).items()]
+        return [self._describe_placement(name, variable) for name, variable in state_variables(self._model).items()]
 
-    def _placed(self, name: str, variable: Any) -> dict[str, Any]:
+    def _describe_placement(self, name: str, variable: Any) -> dict[str, Any]:
         value: Any = variable.value
         shape = [int(size) for size in value.shape]
         spec = getattr(value.sharding, "spec", ())
@@ -141,8 +148,8 @@ class Values:
         return variable_placement(name, shape, value.dtype, axes, devices)
 
 
-def _copied(value: jax.Array) -> np.ndarray:
+def _copy_to_host(value: jax.Array) -> np.ndarray:
     array = np.asarray(value)
-    # an array may share a host buffer with JAX; one that was assembled or came from a device is a copy
+    # only an array of a value on the CPU can share memory with JAX
     shared = not array.flags.owndata and all(device.platform == "cpu" for device in value.devices())
     return array.copy() if shared else array

@@ -1,8 +1,8 @@
-"""The functional step: it takes the old state and returns the new one, and assigns nothing.
+"""Functional steps, which take the old state and return the new one without assigning anything.
 
-Keras's own JAX trainer has such a step; this one differs where Keras on JAX differs from Keras on TensorFlow (a mask of
-the predictions reaches the metrics too), and it serves `loop: custom`. It keeps Keras's calling convention, so that a
-model's own `train_step(state, data)` can replace it.
+Keras's own JAX trainer has such steps. These differ where Keras on JAX differs from Keras on TensorFlow, such as for
+masks of predictions, which metrics get too, and they support `loop: custom`. They have Keras's signatures, so that a
+model's own `train_step(state, data)` can replace them.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ TestState = tuple[Values, Values, Values]
 """Values of the trainable, the other and the metrics' variables."""
 FunctionalLogs = dict[str, Any]
 LossOf = Callable[[Any, Any, Any, Any], Any]
-"""Maps (x, y, predictions, sample_weight) to the loss of the whole batch."""
+"""Function of (x, y, predictions, sample_weight) that returns the loss of the global batch."""
 
 
 class FunctionalStep:
     """One training step and one evaluation step of a compiled model as pure functions.
 
     Args:
-        loss: the loss to minimize; None for Keras's own loss, as in `fit`, whose mean is the metric `loss`.
+        loss: the loss to minimize; None for the compiled loss, as in `fit`, whose mean is the metric `loss`.
     """
 
     def __init__(self, model: keras.Model, loss: LossOf | None = None) -> None:
-        self._model, self._own_loss = model, loss
+        self._model, self._custom_loss = model, loss
         average_over_batches(model)
 
     def train_step(self, state: TrainState, data: Batch) -> tuple[FunctionalLogs, TrainState]:
         """Return the logs of a training step, and the new state."""
         trainable, others, slots, metrics = state
         number = len(self._model.optimizer.variables)
-        slots, unused = slots[:number], slots[number:]  # those of other optimizers, which this step does not use
+        slots, unused = slots[:number], slots[number:]  # `unused` belongs to other optimizers than the compiled one
         model, optimizer = self._model, self._model.optimizer
 
         def loss_of(trainable: Values) -> Any:
-            scaling = zip(optimizer.variables, slots, strict=True)  # a LossScaleOptimizer's factor is among them
+            scaling = zip(optimizer.variables, slots, strict=True)  # includes the factor of a LossScaleOptimizer
             with self._scope((trainable, others, metrics), scaling) as scope:
                 loss, predictions = self._forward(data, training=True)
-                # float16: gradients of the loss itself would underflow. `apply` divides by the same factor
+                # in float16, unscaled gradients would underflow; `apply` divides them by the same factor
                 scaled = optimizer.scale_loss(loss)
-            # masks are attributes of tensors, and differentiation returns new tensors
+            # masks are attributes of tensors, and are lost because differentiation returns new tensors
             masks = [mask_of(leaf) for leaf in tree.flatten(predictions)]
-            # for a loss with a value per row, TensorFlow differentiates the sum, and JAX raises an error
+            # TensorFlow would sum a loss with one value per row, and JAX would raise an error
             scaled = ops.sum(scaled) if ops.ndim(scaled) else scaled
             return scaled, (loss, predictions, masks, *self._others_and_metrics(scope))
 
@@ -69,10 +69,10 @@ class FunctionalStep:
         loss, predictions, masks, others, metrics = aux
         _set_masks(predictions, masks)
         trainable, slots = _apply(optimizer, gradients, model.trainable_variables, trainable, slots)
-        tracked = loss if self._own_loss is None else None
+        tracked = loss if self._custom_loss is None else None
         logs, others, metrics = self._update_metrics((trainable, others, metrics), data, predictions, tracked)
-        if self._own_loss is not None:
-            # a custom loop reports the mean of its own loss, as under every strategy
+        if self._custom_loss is not None:
+            # `loop: custom` reports its own loss under every strategy
             logs = {"loss": loss}
         return logs, (trainable, others, [*slots, *unused], metrics)
 
@@ -86,17 +86,21 @@ class FunctionalStep:
         return logs, (trainable, others, metrics)
 
     def _forward(self, data: Batch, *, training: bool) -> tuple[Any, Any]:
-        """Return loss and predictions, within a stateless scope."""
+        """Return the loss and the predictions; call this within a stateless scope."""
         model = self._model
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         arguments = {"training": training} if call_takes_training(model) else {}
         predictions = model(x, **arguments)
-        if training and self._own_loss is not None:
-            return self._own_loss(x, y, predictions, sample_weight), predictions
+        if training and self._custom_loss is not None:
+            return self._custom_loss(x, y, predictions, sample_weight), predictions
         return compute_loss(model, x, y, predictions, sample_weight, training=training), predictions
 
     def _update_metrics(self, state: TestState, data: Batch, predictions: Any, loss: Any) -> Any:
-        """Return the logs, and the new values of the other variables and the metrics; None: no loss to track."""
+        """Return the logs, and the new values of the non-trainable variables and the metrics.
+
+        Args:
+            loss: the loss to track, or None.
+        """
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         rows = next(leaf for leaf in tree.flatten(x) if leaf is not None).shape[0]
         with self._scope(state) as scope:
@@ -117,11 +121,10 @@ class FunctionalStep:
 
 
 def predictions_of(model: keras.Model, trainable: Values, others: Values, batch: Batch) -> tuple[Any, Values]:
-    """Predict with these values of the model's variables; a `predict_step` of its own is used.
+    """Predict with these values of the model's variables, by the model's `predict_step`.
 
     Returns:
-        The predictions, and new values of the other variables: layers may draw random numbers, or count, in predictions
-            too.
+        The predictions, and new values of the non-trainable variables, which layers may change in predictions too.
     """
     # on JAX, Keras's `predict_step` takes the state
     if keras.backend.backend() == "jax":
@@ -140,7 +143,7 @@ def extra_log_names(steps: Steps, logs: Iterable[str]) -> list[str]:
 
 
 def extra_test_logs(model: keras.Model, logs: FunctionalLogs) -> FunctionalLogs:
-    """Return the logs of an evaluation step that replace the model's metrics; empty if it reports the metrics."""
+    """Return the logs of an evaluation step that replace the model's metrics; empty if they are the metrics."""
     return {} if set(logs) == set(metric_results(model)) else logs
 
 
@@ -173,16 +176,16 @@ def average(per_example: Any, sample_weight: Any = None) -> Any:
         per_example = ops.mean(per_example, axis=tuple(range(1, len(per_example.shape))))
     if sample_weight is not None:
         per_example = per_example * ops.cast(ops.reshape(sample_weight, per_example.shape), per_example.dtype)
-    # on a mesh, a step sees all rows of the global batch
+    # on a mesh, a step gets all rows of the global batch
     return ops.sum(per_example) / per_example.shape[0]
 
 
 def _apply(
     optimizer: Any, gradients: Values, variables: Sequence[Any], trainable: Values, slots: Values
 ) -> tuple[Values, Values]:
-    """Apply the optimizer; return the new values of the variables and of the optimizer's own."""
+    """Apply the optimizer, and return the new values of the variables and of the optimizer's variables."""
     if keras.backend.backend() == "jax" and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        # its `apply` assigns within the branches of a condition, and these values cannot leave it on JAX
+        # `apply` assigns within branches of a condition, and on JAX these values cannot be used outside
         applied: Any = optimizer.stateless_apply(slots, gradients, trainable)
         return applied
     mapping = [*zip(variables, trainable, strict=True), *zip(optimizer.variables, slots, strict=True)]
@@ -192,7 +195,7 @@ def _apply(
 
 
 def _value_and_grad(function: Callable[[Values], Any]) -> Callable[[Values], Any]:
-    """Return a function for the value and gradients of a function that returns (loss, anything else)."""
+    """Return a function that computes value and gradients of a function that returns (loss, auxiliary values)."""
     if keras.backend.backend() == "tensorflow":
         return _value_and_grad_by_tape(function)
     import jax
@@ -209,7 +212,7 @@ def _value_and_grad_by_tape(function: Callable[[Values], Any]) -> Callable[[Valu
             loss, aux = function(values)
         # zeros instead of None, as JAX returns
         gradients = tape.gradient(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        # dense, as on other backends: DTensor cannot place the updates of single rows
+        # dense, as on JAX, because DTensor does not support sparse updates
         return (loss, aux), [tf.convert_to_tensor(gradient) for gradient in gradients]
 
     return differentiate

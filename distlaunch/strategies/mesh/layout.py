@@ -1,6 +1,6 @@
-"""Layout rules: from regular expressions on variable paths to the mesh axis of each dimension.
+"""Layout rules, which map regular expressions for variable paths to the mesh axis of each dimension.
 
-Independent of JAX and DTensor: a layout is a tuple with a mesh axis, or None, for each dimension.
+The module does not depend on JAX or DTensor. A layout is a tuple with a mesh axis, or None, for each dimension.
 """
 
 from __future__ import annotations
@@ -31,40 +31,39 @@ def choose_layouts(
 ) -> tuple[dict[str, Axes], list[str]]:
     """Return the layout by path of the weights that are split, and notes about the choice.
 
-    The config's rules take precedence over layouts in the model's code (`distlaunch.layouts`), and these over the
-    proposals of `auto`.
+    Rules in the config take precedence over layouts in the model's code (`distlaunch.layouts`), which take precedence
+    over the proposals of `auto`.
 
     Args:
         whole: types of layers that `auto` does not split.
 
     Raises:
-        ConfigError: a rule matches no weight, or one that it does not fit.
+        ConfigError: a rule matches no weight, or does not fit a weight that it matches.
     """
     in_code, notes = layouts_in_code(model, mesh)
     if layout != "auto":
-        return _split_ones({**in_code, **layouts_of(model, layout, mesh)}), notes
+        return _only_split({**in_code, **layouts_of(model, layout, mesh)}), notes
     rules = {_pattern(path): list(axes) for path, axes in in_code.items()}
-    # a layout in the code replaces the proposal for that variable
     rules = {**proposed_rules(model, mesh, whole), **rules}
-    return _split_ones(layouts_of(model, rules, mesh)), [*notes, f"`layout: auto` is the same as\n{as_yaml(rules)}"]
+    return _only_split(layouts_of(model, rules, mesh)), [*notes, f"`layout: auto` is the same as\n{as_yaml(rules)}"]
 
 
 def notes_of_processes(layouts: Mapping[str, Axes], is_whole_here: Callable[[str], bool]) -> list[str]:
-    """Return notes on limitations if no process holds all of a variable.
+    """Return notes on limitations if no process holds the whole of some variable.
 
     Args:
-        is_whole_here: returns whether this process's devices cover a whole mesh axis.
+        is_whole_here: returns whether the devices of this process cover a mesh axis completely.
     """
     axes = {axis for split in layouts.values() for axis in split if axis is not None}
     apart = sorted(axis for axis in axes if not is_whole_here(axis))
     if not apart:
         return []
-    what = f"axis '{apart[0]}' splits variables over processes, so callbacks that read weights fail, such as"
-    callbacks = "ModelCheckpoint, or EarlyStopping with restore_best_weights"
-    return [f"{what} {callbacks}; let the first axis of the mesh split examples"]
+    what = f"axis '{apart[0]}' splits variables over processes, so callbacks that read weights fail"
+    callbacks = "such as ModelCheckpoint, or EarlyStopping with restore_best_weights"
+    return [f"{what}, {callbacks}; to avoid this, split examples by the first axis of the mesh"]
 
 
-def _split_ones(layouts: Mapping[str, Axes]) -> dict[str, Axes]:
+def _only_split(layouts: Mapping[str, Axes]) -> dict[str, Axes]:
     return {path: axes for path, axes in layouts.items() if any(axes)}
 
 
@@ -72,15 +71,15 @@ def whole_batch_notes(axis: str | None, mesh: Mesh) -> list[str]:
     """Return a note if no axis splits the examples."""
     if axis is not None or all(size == 1 for size in mesh.values()):
         return []
-    named = f"none of the mesh's axes ({', '.join(mesh)}) is named 'batch', and `input_layout` gives examples no axis"
-    return [f"every device computes the whole batch: {named}"]
+    reason = f"no axis of the mesh ({', '.join(mesh)}) is named 'batch', and `input_layout` does not split examples"
+    return [f"every device computes the whole batch, because {reason}"]
 
 
 def layouts_of(model: keras.Model, rules: Rules, mesh: Mesh) -> dict[str, Axes]:
     """Return the layout by path of the weights that a rule matches; the first matching rule applies.
 
     Raises:
-        ConfigError: a rule matches no weight, or one that it does not fit.
+        ConfigError: a rule matches no weight, or does not fit a weight that it matches.
     """
     weights = model.weights
     paths = [weight.path for weight in weights]
@@ -88,13 +87,13 @@ def layouts_of(model: keras.Model, rules: Rules, mesh: Mesh) -> dict[str, Axes]:
     problems: dict[str, Problem] = {}
     unused = dict.fromkeys(rules)
     for weight in weights:
-        # both as Keras names it, and as plans and checkpoints do
+        # by the path in Keras, and by the path in plans and checkpoints
         matching = [p for p in rules if re.search(p, weight.path) or re.search(p, f"model/{weight.path}")]
         for pattern in matching:
             unused.pop(pattern, None)
         if matching:
             axes = tuple(rules[matching[0]])
-            problem = _misfit(weight.path, tuple(weight.shape), axes, mesh)
+            problem = _why_not_applicable(weight.path, tuple(weight.shape), axes, mesh)
             if problem is not None:
                 problems.setdefault(matching[0], Problem(("strategy", "layout", matching[0]), problem))
             layouts[weight.path] = axes
@@ -106,9 +105,7 @@ def layouts_of(model: keras.Model, rules: Rules, mesh: Mesh) -> dict[str, Axes]:
 
 
 def layouts_in_code(model: keras.Model, mesh: Mesh) -> tuple[dict[str, Axes], list[str]]:
-    """Return the layout by path of weights for which the model's code has one, and notes.
-
-    A note lists axes that the mesh does not have.
+    """Return the layout by path of weights for which the model's code has one, and a note on axes that do not exist.
 
     Raises:
         ConfigError: a layer has no such variable, or the layout does not fit it.
@@ -122,36 +119,37 @@ def layouts_in_code(model: keras.Model, mesh: Mesh) -> tuple[dict[str, Axes], li
             if isinstance(variable, keras.Variable):
                 known = tuple(axis if axis in mesh else None for axis in axes)
                 missing.update(dict.fromkeys(axis for axis in axes if axis is not None and axis not in mesh))
-                problem = _misfit(variable.path, tuple(variable.shape), known, mesh)
+                problem = _why_not_applicable(variable.path, tuple(variable.shape), known, mesh)
                 layouts[variable.path] = known
             else:
                 problem = f"has no variable '{name}'"
             if problem is not None:
                 where = f"with_layout({name}={list(axes)}) of {getattr(part, 'name', type(part).__name__)}"
                 raise ConfigError(Problem(("model", "function"), f"{where}: {problem}"))
-    notes = [f"the model's code splits over {', '.join(map(repr, missing))}, which the mesh does not have: kept whole"]
+    names = ", ".join(map(repr, missing))
+    notes = [f"the model's code splits over {names}, but the mesh has no such axis, so these dimensions are not split"]
     return layouts, notes if missing else []
 
 
-def _misfit(path: str, shape: tuple[int, ...], axes: Axes, mesh: Mesh) -> str | None:
+def _why_not_applicable(path: str, shape: tuple[int, ...], axes: Axes, mesh: Mesh) -> str | None:
     if len(axes) != len(shape):
         text = f"names {len(axes)} axes, but '{path}' has {count(len(shape), 'dimension')}, {list(shape)}"
-        return f"{text}; write one axis or ~ for each, or an expression that does not match this variable"
+        return f"{text}; write an axis or ~ for each dimension, or an expression that does not match this variable"
     for dimension, (size, axis) in enumerate(zip(shape, axes, strict=True)):
         if axis is not None and size % mesh[axis]:
-            text = f"dimension {dimension} of '{path}' has size {size}, which axis '{axis}' of size {mesh[axis]}"
-            return f"{text} does not divide; split another dimension, or write ~ for this one"
+            text = f"dimension {dimension} of '{path}' has size {size}, which is not divisible by the size of axis"
+            return f"{text} '{axis}', {mesh[axis]}; split another dimension, or write ~ for this one"
     return None
 
 
 def _nearest(pattern: str, paths: list[str]) -> str:
-    # below difflib's default of 0.6: a pattern has characters that no path has
+    # lower than difflib's default of 0.6, because a pattern has characters that no path has
     near = difflib.get_close_matches(pattern, paths, n=_NEAREST, cutoff=0.3) or paths[:_NEAREST]
     return f"the nearest paths are {', '.join(repr(path) for path in near)}" if near else "the model has no variables"
 
 
 def slot_layout(slot: Any, weights: Sequence[Any], layouts: Mapping[str, Axes]) -> Axes:
-    """Return the layout of an optimizer's variable: that of the weight it belongs to, if the shapes are equal.
+    """Return the layout of an optimizer's variable: the layout of its weight if the shapes are equal, else ().
 
     Keras names a slot after its weight: `adam/dense_kernel_momentum` belongs to `dense/kernel`.
     """
@@ -162,15 +160,14 @@ def slot_layout(slot: Any, weights: Sequence[Any], layouts: Mapping[str, Axes]) 
         and tuple(weight.shape) == tuple(slot.shape)
         and f"{weight.path.replace('/', '_')}_" in slot.path.rpartition("/")[2]
     ]
-    # `a/kernel` is also the end of `b_a_kernel_momentum`, which belongs to `b_a/kernel`
+    # the longest path, since `b_a_kernel_momentum` contains `a_kernel_`, but belongs to `b_a/kernel`
     return layouts[max(owners, key=len)] if owners else ()
 
 
 def dividing_axes(shape: Sequence[int], axes: Axes, mesh: Mesh) -> list[str | None]:
-    """Return the axis of each dimension of an input; the first dimension is not split if its axis does not divide it.
+    """Return the axis of each dimension of an input; the first dimension is not split if it is not divisible.
 
-    XLA and DTensor would pad such examples, and XLA's partitioner then computes wrong results for operations between
-    rows.
+    XLA and DTensor would pad the examples, and XLA's partitioner would then compute operations between rows wrongly.
 
     Raises:
         ConfigError: an axis does not divide another dimension.
@@ -182,14 +179,14 @@ def dividing_axes(shape: Sequence[int], axes: Axes, mesh: Mesh) -> list[str | No
         if dimension == 0:
             chosen[0] = None
             continue
-        text = f"axis '{axis}' of size {mesh[axis]} does not divide dimension {dimension} of an input"
-        text = f"{text} of shape {list(shape)}; write ~ for it"
+        text = f"dimension {dimension} of an input of shape {list(shape)} is not divisible by the size of axis"
+        text = f"{text} '{axis}', {mesh[axis]}; write ~ for this dimension"
         raise ConfigError(Problem(("strategy", "input_layout"), text))
     return chosen
 
 
 def map_batch(action: Callable[[Any, Axes], Any], batch: Batch, axes: Axes) -> Batch:
-    """Apply `action(leaf, its axes)`: inputs are split by all axes, labels and weights by the first one."""
+    """Apply `action(leaf, axes)` to the leaves of a batch, with all axes for inputs and the first for the others."""
     parts = batch if isinstance(batch, tuple) else (batch,)
     first, *others = parts
     mapped = (
@@ -205,14 +202,14 @@ def map_batch(action: Callable[[Any, Axes], Any], batch: Batch, axes: Axes) -> B
 def proposed_rules(model: keras.Model, mesh: Mesh, whole: tuple[type, ...] = ()) -> dict[str, list[str | None]]:
     """Return rules that split the large layers over the axis `model`, in pairs.
 
-    After a Dense layer that is split by its outputs, the next one is split by its inputs, so that only its result has
-    to be summed over devices. Dimensions that the axis does not divide are not split.
+    After a Dense layer that is split by its outputs, the next one is split by its inputs, so that devices need to sum
+    only the result of the second layer. Dimensions that are not divisible by the axis are not split.
     """
     size = mesh[AUTO_AXIS]
     rules: dict[str, list[str | None]] = {}
     by_inputs = False
     layer: Any
-    for layer in _leaves(model):
+    for layer in _leaf_layers(model):
         if isinstance(layer, whole):
             continue
         if isinstance(layer, keras.layers.Dense):
@@ -234,13 +231,13 @@ def proposed_rules(model: keras.Model, mesh: Mesh, whole: tuple[type, ...] = ())
     return rules
 
 
-def _leaves(layer: Any) -> Iterator[Any]:
-    """Yield layers without sublayers, in order; an attention layer is one of them."""
+def _leaf_layers(layer: Any) -> Iterator[Any]:
+    """Yield layers without sublayers, in order, and attention layers without their sublayers."""
     for part in layer.layers if hasattr(layer, "layers") else layers_directly_in(layer):
         if isinstance(part, keras.layers.MultiHeadAttention) or not layers_directly_in(part):
             yield part
         else:
-            yield from _leaves(part)
+            yield from _leaf_layers(part)
 
 
 def _split(variable: Any, preferred: Sequence[int], size: int) -> int | None:
@@ -256,9 +253,9 @@ def _rules(layer: Any, kernel: Any, split: int | None, outputs: tuple[int, ...])
     """Return a rule for the kernel, and one for the bias if the kernel is split by its outputs."""
     if split is None:
         return {}
-    rules = {_exactly(kernel): [AUTO_AXIS if d == split else None for d in range(_rank(kernel))]}
+    rules = {_exact_pattern(kernel): [AUTO_AXIS if d == split else None for d in range(_rank(kernel))]}
     if split in outputs and layer.bias is not None:
-        rules[_exactly(layer.bias)] = [AUTO_AXIS]
+        rules[_exact_pattern(layer.bias)] = [AUTO_AXIS]
     return rules
 
 
@@ -267,16 +264,16 @@ def _attention(layer: Any, size: int) -> dict[str, list[str | None]]:
     rules: dict[str, list[str | None]] = {}
     for part in attention_inputs(layer):
         if part.kernel.shape[1] % size == 0:  # (features, heads, features of a head)
-            rules[_exactly(part.kernel)] = [None, AUTO_AXIS, None]
+            rules[_exact_pattern(part.kernel)] = [None, AUTO_AXIS, None]
             if part.bias is not None:
-                rules[_exactly(part.bias)] = [AUTO_AXIS, None]
+                rules[_exact_pattern(part.bias)] = [AUTO_AXIS, None]
     joining = attention_output(layer).kernel
     if joining.shape[0] % size == 0:
-        rules[_exactly(joining)] = [AUTO_AXIS, None, None]
+        rules[_exact_pattern(joining)] = [AUTO_AXIS, None, None]
     return rules
 
 
-def _exactly(variable: Any) -> str:
+def _exact_pattern(variable: Any) -> str:
     return _pattern(variable.path)
 
 

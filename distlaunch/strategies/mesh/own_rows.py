@@ -1,4 +1,4 @@
-"""Batches with process-local rows: which process has which rows."""
+"""Puts batches of process-local rows on a mesh, if the processes have different numbers of rows."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class RowCounts:
     """Number of rows of a global batch in each process.
 
     Attributes:
-        counts: by rank; 0 if the process's data has ended.
+        counts: number of rows by rank; 0 if the process's data has ended.
         rank: rank of this process.
-        parts: number of equal parts that its devices split its rows into.
+        parts: number of equal parts into which the devices of a process split its rows.
     """
 
     counts: tuple[int, ...]
@@ -38,7 +38,7 @@ class RowCounts:
 
     @property
     def even(self) -> bool:
-        """Whether all devices can have the same number of rows, each from its own process."""
+        """Whether each device can get the same number of rows from its own process."""
         return len(set(self.counts)) == 1 and self.counts[0] % self.parts == 0
 
     @property
@@ -48,7 +48,7 @@ class RowCounts:
 
     @property
     def padded(self) -> int:
-        """Number of rows per process that makes the batch even."""
+        """Number of rows to which each process pads its rows to make the batch even."""
         return -(-max(self.counts) // self.parts) * self.parts
 
     def place(
@@ -61,20 +61,20 @@ class RowCounts:
         """Return the global batch on the mesh, made of this process's rows.
 
         Args:
-            put: `(rows, start, total)` puts rows on the devices; they include all rows that the devices here need.
+            put: function `(rows, start, total)` that puts all rows that this process's devices need on the devices.
             gathered: returns a leaf of a batch from all devices; every process calls it.
-            leaf_of: converts an array to what `put` takes.
+            leaf_of: converts an array to the type that `put` takes.
         """
         if self.even:
             return put(batch, self.start, self.total)
-        # rows of one process on devices of another, which happens only near the end of a pass
+        # some devices need rows of another process, which happens only near the end of a pass
         padded = tf.nest.map_structure(lambda leaf: leaf_of(self._pad(np.asarray(leaf))), batch)
         split = put(padded, self.rank * self.padded, len(self.counts) * self.padded)
         whole = tf.nest.map_structure(lambda leaf: leaf_of(self._select(gathered(leaf))), split)
         return put(whole, 0, self.total)
 
     def _pad(self, rows: np.ndarray) -> np.ndarray:
-        """Return this process's rows, padded with zeros; a stand-in row is left out."""
+        """Return this process's rows, without a stand-in row, padded with zeros."""
         mine = rows[: self.counts[self.rank]]
         return np.concatenate([mine, np.zeros((self.padded - len(mine), *rows.shape[1:]), rows.dtype)])
 

@@ -1,4 +1,4 @@
-"""The state of a mesh over several processes in parts: which process writes which block, and which it needs."""
+"""State of a mesh in parts: which blocks of variables each process writes to a checkpoint, and which it needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StoredVariable:
     """A variable and the block that each device holds; only `value_of` differs between processes.
 
     Attributes:
-        devices: the rank of the process of each device, and its block.
+        devices: for each device, the rank of its process and its block.
         value_of: returns a copy of a block that this process holds.
     """
 
@@ -30,7 +30,7 @@ class StoredVariable:
     value_of: Callable[[Block], np.ndarray]
 
 
-class PartedProgram(Protocol):
+class MeshProgram(Protocol):
     """A program on a mesh."""
 
     def stored(self) -> dict[str, StoredVariable]:
@@ -45,7 +45,7 @@ class PartedProgram(Protocol):
 class MeshParts:
     """Implementation of `Parts` for meshes."""
 
-    def __init__(self, peers: Peers, program: PartedProgram) -> None:
+    def __init__(self, peers: Peers, program: MeshProgram) -> None:
         self._program = program
         self.rank, self.number = peers.rank, peers.number
         self.post, self.collect = peers.post, peers.collect
@@ -53,7 +53,7 @@ class MeshParts:
     def snapshot(self) -> tuple[State, Mapping[str, ShardSlice]]:
         stored = self._program.stored()
         state: State = self._program.log_state() if self.rank == 0 else {}
-        cuts = {}
+        slices = {}
         for name, block in assign_blocks(stored, self.number)[self.rank]:
             one = stored[name]
             if _is_whole(block, one.shape):
@@ -61,8 +61,8 @@ class MeshParts:
                 continue
             part = f"{name}[{','.join(f'{start}:{stop}' for start, stop in block)}]"
             state[part] = one.value_of(block)
-            cuts[part] = ShardSlice(name, one.shape, tuple(start for start, _ in block))
-        return state, cuts
+            slices[part] = ShardSlice(name, one.shape, tuple(start for start, _ in block))
+        return state, slices
 
     def needed_blocks(self) -> Mapping[str, list[tuple[slice, ...]]]:
         found = {}

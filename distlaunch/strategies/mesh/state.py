@@ -1,4 +1,4 @@
-"""The state of a model on a mesh, in the form of checkpoints and plans; the same for DTensor and JAX."""
+"""State of a model on a mesh, in the form of checkpoints and plans, for DTensor and JAX."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import (
     checked_value,
     named_metrics,
-    plain_state,
-    restore_plain,
+    restore_untracked,
     saved_values,
     state_variables,
+    untracked_state,
 )
 
 Bounds = list[list[int]]
@@ -26,7 +26,7 @@ Bounds = list[list[int]]
 def state_of(
     model: keras.Model, sums: Mapping[str, Any], steps_in_epoch: int, value_of: Callable[[Any], np.ndarray]
 ) -> State:
-    """Return a snapshot.
+    """Return a snapshot of the whole state.
 
     Args:
         sums: sums, by name, of the scalars that the step returns in addition to the model's metrics.
@@ -44,13 +44,13 @@ def snapshot_variables(model: keras.Model) -> dict[str, Any]:
 def log_state(model: keras.Model, sums: Mapping[str, Any], steps_in_epoch: int) -> State:
     """Return the values of a snapshot that are not variables on the mesh."""
     state = {f"log/{name}": np.array(value) for name, value in sums.items()}
-    return {**plain_state(model), **state, "log/steps_in_epoch": np.array(steps_in_epoch, np.int64)}
+    return {**untracked_state(model), **state, "log/steps_in_epoch": np.array(steps_in_epoch, np.int64)}
 
 
 def restore_state(
     model: keras.Model, state: State, assign: Callable[[Any, np.ndarray], None] = lambda one, value: one.assign(value)
 ) -> tuple[dict[str, np.ndarray], int]:
-    """Restore a snapshot into the model's variables; return the sums and the steps of the epoch.
+    """Restore a snapshot into the model's variables, and return the sums of logs and the steps of the epoch.
 
     Args:
         assign: sets the value of a variable.
@@ -60,8 +60,8 @@ def restore_state(
     """
     for variable, value in saved_values(model, state):
         assign(variable, value)
-    restore_plain(model, state)
-    # a checkpoint of a model with other metrics is allowed: they start from their initial values
+    restore_untracked(model, state)
+    # the checkpoint may have other metrics; the model's metrics then keep their initial values
     model.reset_metrics()
     metrics = named_metrics(model)
     if all(name in state for name in metrics):

@@ -1,4 +1,4 @@
-"""The common base of mesh strategies: placement of a model's variables and inputs, and notes about it."""
+"""Base class of mesh strategies, which chooses the layouts of a model's variables and inputs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MeshStrategy(MultiProcessStrategy):
             sizes: sizes of the mesh's axes.
 
         Raises:
-            ConfigError: a rule matches no weight, or one that it does not fit.
+            ConfigError: a rule matches no weight, or does not fit a weight that it matches.
         """
         layouts, notes = choose_layouts(self._config.layout, model, sizes, self._whole)
         axis = self._config.batch_axis
@@ -51,13 +51,13 @@ class MeshStrategy(MultiProcessStrategy):
         first, here = self._parts_here(axis)
         if axis is None or here * number != self.num_replicas:
             message = f"got {'no axis' if axis is None else repr(axis)} for the batch"
-            why = f"so that several of the {number} processes need the same rows, and each must read the same data"
+            why = f"so several of the {number} processes need the same rows, and all must read the same data"
             hint = "use `data.sharding: rows` without `data.streams`, or a mesh whose first axis splits the batch"
             raise ConfigError(Problem(("strategy", "mesh"), f"{message}, {why}; {hint}"))
         return Share(first // here, number)
 
     def _parts_here(self, axis: str | None) -> tuple[int, int]:
-        """Return the first of the parts along an axis that this process's devices hold, and their span."""
+        """Return the index of the first part along an axis that this process's devices hold, and how many they hold."""
         raise NotImplementedError
 
     def notes(self) -> list[str]:

@@ -1,6 +1,6 @@
-"""Global batches by number, for the workers of a parameter-server cluster.
+"""Reads global batches by number, for the workers of a parameter-server cluster.
 
-Number k of the training data is the batch that one device would train on in step k, whichever worker requests it.
+Batch number k of the training data is the batch that one device would use in step k, whichever worker requests it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from distlaunch.data.read_ahead import batches_ahead
 from distlaunch.data.source import Split, make_split
 from distlaunch.data.splits import Splits, read_splits
 from distlaunch.patches.tensorflow_iterators import untuned
-from distlaunch.strategies.parameter_server.worker_batches import Offered, offer
+from distlaunch.strategies.parameter_server.worker_batches import OfferedSplit, offer
 
 _ZERO = np.int64(0)
 _SEED_STEP = 7_919  # between the seeds of two workers
 
 
 class Reader:
-    """Reads any batch of a split; fast if rows can be picked, or if the numbers come in ascending order.
+    """Reads any batch of a split by its number.
+
+    This is fast if rows can be picked by number, or if the batches are read in ascending order.
 
     Args:
-        once: read the first pass only; otherwise one pass follows another without end.
+        once: read the first pass only, instead of an endless sequence of passes.
     """
 
     def __init__(self, split: Split, *, once: bool) -> None:
@@ -44,7 +46,7 @@ class Reader:
         self._position = 0
         self._pass = 0
         self._end: int | None = None
-        """Number after the last batch of the only pass, once it was seen."""
+        """Number of batches in the only pass, once its end was reached."""
         self.first_pass = FirstPass(split.num_batches)
 
     def read(self, number: int) -> Batch:
@@ -57,7 +59,7 @@ class Reader:
         if split.num_batches is not None and self._once and number >= split.num_batches:
             return split.empty
         if split.by_number:
-            assert split.num_batches is not None, "rows that can be picked can be counted"
+            assert split.num_batches is not None, "data whose rows can be picked has a known length"
             return tf.constant(split.pick(*divmod(number, split.num_batches)))
         if self._end is not None and number >= self._end:
             return split.empty
@@ -90,7 +92,7 @@ class Reader:
         self._iterator = self._open(self._pass, start)
 
     def _open(self, number_of_pass: int, start: int) -> Iterator[Any]:
-        # in a graph, as in training_source, where shuffling derives its seed differently
+        # in a graph, as in `training_source`, because shuffling derives other seeds outside a graph
         position = tf.data.Dataset.from_tensors((np.int64(number_of_pass), np.int64(start)))
         batches = position.flat_map(lambda *at: self._split.batches(*at))
         batches = batches.map(lambda *parts: pack(parts))
@@ -98,14 +100,14 @@ class Reader:
         return iter(batches.prefetch(ahead).with_options(untuned()))
 
 
-class OwnReader:
+class ProcessLocalReader:
     """Reads the next batch of a worker's process-local data, whatever the requested number.
 
     Attributes:
-        first_pass: unknown, since other workers may have more or fewer batches.
+        first_pass: empty, because workers may have different numbers of batches.
 
     Args:
-        num_workers: number of workers that share the numbers.
+        num_workers: number of workers that share the batch numbers.
     """
 
     first_pass = FirstPass()
@@ -115,22 +117,23 @@ class OwnReader:
         self._next: int | None = None
 
     def read(self, number: int) -> Batch:
-        # a resumed run continues about where the worker was
+        # a resumed run continues at about the same place in the worker's data
         at = number // self._num_workers if self._next is None else self._next
         self._next = at + 1
         return self._reader.read(at)
 
 
-class EachReader:
-    """A reader for each worker of this process, created when it is first used.
+class WorkerReaders:
+    """Readers for the workers of this process, each created when it is first used.
 
     Args:
-        timed: whether waits for it count as waits of training.
+        make: returns the reader of a worker.
+        timed: whether waiting for batches counts as waiting of training steps.
     """
 
-    def __init__(self, make: Callable[[int], Reader | OwnReader], *, timed: bool = True) -> None:
+    def __init__(self, make: Callable[[int], Reader | ProcessLocalReader], *, timed: bool = True) -> None:
         self._make, self._timed = make, timed
-        self._readers: dict[int, Reader | OwnReader] = {}
+        self._readers: dict[int, Reader | ProcessLocalReader] = {}
 
     def read(self, worker: int, number: int) -> Batch:
         if worker not in self._readers:
@@ -141,45 +144,45 @@ class EachReader:
     def first_pass(self, worker: int) -> FirstPass:
         return self._readers[worker].first_pass if worker in self._readers else FirstPass()
 
-    def offered(self, split: Split, length: int | None) -> Offered:
-        return Offered(self.read, length, split.describe, self.first_pass)
+    def as_offered_split(self, split: Split, length: int | None) -> OfferedSplit:
+        return OfferedSplit(self.read, length, split.describe, self.first_pass)
 
 
 def offer_splits(
     config: RunConfig, splits: Splits, train: Split, validation: Split | None, context: WorkerContext | None = None
 ) -> None:
-    """Let workers in this process read the splits by number, each in the order that the config asks for.
+    """Make the splits readable by number for workers in this process, in the order that the config asks for.
 
     Args:
-        context: the worker that the splits belong to, with `data.sharding: function`.
+        context: with `data.sharding: function`, the worker whose data the splits are.
     """
     length = None if config.data.sharding == "function" else train.num_batches
-    offer("train", _train_readers(config, splits, train, context).offered(train, length))
+    offer("train", _train_readers(config, splits, train, context).as_offered_split(train, length))
     ordered = train.in_order()
-    once = EachReader(lambda _: Reader(ordered, once=True), timed=False)
-    offer("train:once", once.offered(ordered, ordered.num_batches))
+    once = WorkerReaders(lambda _: Reader(ordered, once=True), timed=False)
+    offer("train:once", once.as_offered_split(ordered, ordered.num_batches))
     if validation is not None:
-        readers = EachReader(lambda _: Reader(validation, once=True), timed=False)
-        offer("validation:once", readers.offered(validation, validation.num_batches))
+        readers = WorkerReaders(lambda _: Reader(validation, once=True), timed=False)
+        offer("validation:once", readers.as_offered_split(validation, validation.num_batches))
 
 
-def _train_readers(config: RunConfig, splits: Splits, train: Split, context: WorkerContext | None) -> EachReader:
+def _train_readers(config: RunConfig, splits: Splits, train: Split, context: WorkerContext | None) -> WorkerReaders:
     def drawing(worker: int) -> Reader:
-        # never the run's own seed, which determines the common order
+        # never the run's seed, which determines the order that all workers share
         seed = config.seed + _SEED_STEP * (worker + 1)
         return Reader(
             make_split(splits.train, config.data, seed=seed, training=True, preprocessing=splits.preprocessing),
             once=False,
         )
 
-    def own(worker: int) -> OwnReader:
+    def own(worker: int) -> ProcessLocalReader:
         assert context is not None, "only workers of a coordinator read by number"
         split = train
         if worker != context.worker:  # one of several in this process
             other = read_splits(config.data, replace(context, worker=worker))
             layer = splits.preprocessing
             split = make_split(other.train, config.data, seed=config.seed, training=True, preprocessing=layer)
-        return OwnReader(split, context.num_workers)
+        return ProcessLocalReader(split, context.num_workers)
 
     make = {"function": own, "shuffled": drawing}.get(config.data.sharding, lambda _: Reader(train, once=False))
-    return EachReader(make)
+    return WorkerReaders(make)

@@ -1,10 +1,10 @@
 """Variables split by rows over parameter servers.
 
-A Keras layer keeps one variable (`layer.kernel`), whose value is joined from its shards wherever it is read; the
-layer's list of trainable variables holds the shards. So gradients, optimizers with their slots, clipping by the global
-norm and regularization work on the shards in place, without change. Embedding tables are looked up in the shards and
-never joined. Shards have the sizes of TensorFlow's "div" strategy: equal, except that the first ones may have one more
-row.
+A Keras layer keeps one variable, such as `layer.kernel`. When the variable is read, its value is joined from its
+shards. The layer's list of trainable variables contains the shards. So gradients, optimizers with their slots, clipping
+by the global norm and regularization work on the shards without change. Rows of embedding tables are looked up in the
+shards, which are never joined. The shards have equal sizes, except that the first ones may have one more row, as in
+TensorFlow's "div" strategy.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from distlaunch.patches.keras_private import (
 )
 from distlaunch.strategies.stand_in import StandIn
 
-# these use means, norms or products over a whole variable
+# optimizers that compute means, norms or products over a whole variable
 _WHOLE_TENSOR_OPTIMIZERS = ("Adafactor", "Lamb", "Muon")
-# the sum of these over shards equals their value for the whole variable
+# regularizers whose sum over the shards equals their value for the whole variable
 _ADDITIVE = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
 
 class Shards(StandIn):
-    """The value of a variable that is split by rows; as a tensor, the joined shards."""
+    """Value of a variable that is split by rows; used as a tensor, it is the joined shards."""
 
     def __init__(self, variables: Sequence[Any]) -> None:
         self.variables = list(variables)
@@ -53,43 +53,43 @@ class Shards(StandIn):
 
     @property
     def value(self) -> Shards:
-        """Itself: a Keras variable's value is found here."""
+        """This object, because code reads the value of a Keras variable here."""
         return self
 
     @property
     def _unique_id(self) -> str:
-        """Raise ConfigError: an optimizer is built for this variable.
+        """Raise ConfigError, because an optimizer is built for the whole variable.
 
-        Keras's optimizers read this attribute when they are built. The compiled optimizer gets the shards instead.
+        Keras's optimizers read this attribute when they are built. The compiled optimizer is built for the shards.
         """
         message = "the model's function builds an optimizer itself, for variables that would be split"
         raise ConfigError(Problem(("strategy", "partitioner"), f"{message}; use `partitioner: null` for this model"))
 
     def assign(self, value: Any) -> None:
-        """Assign a whole value shard by shard, so that no message holds all of it."""
+        """Assign a whole value shard by shard, so that no network message contains all of it."""
         for variable, start, stop in zip(self.variables, self.offsets, self.offsets[1:], strict=False):
             variable.assign(value[start:stop])
 
     def as_tensor(self) -> tf.Tensor:
-        return tf.concat([tf.convert_to_tensor(_raw(variable)) for variable in self.variables], 0)
+        return tf.concat([tf.convert_to_tensor(_tensorflow_variable(variable)) for variable in self.variables], 0)
 
     def numpy(self) -> np.ndarray:
-        return np.concatenate([np.asarray(keras.ops.convert_to_numpy(_raw(v))) for v in self.variables])
+        return np.concatenate([np.asarray(keras.ops.convert_to_numpy(_tensorflow_variable(v))) for v in self.variables])
 
     def lookup(self, ids: Any) -> tf.Tensor:
-        """Return rows by id, gathered on the servers that hold them."""
-        return tf.nn.embedding_lookup([_raw(v) for v in self.variables], ids)
+        """Return rows by id, which the servers that hold them look up."""
+        return tf.nn.embedding_lookup([_tensorflow_variable(v) for v in self.variables], ids)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype)
 
 
-def _raw(variable: Any) -> Any:
+def _tensorflow_variable(variable: Any) -> Any:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def make_partitioner(config: Partitioner) -> Any:
-    """Return TensorFlow's partitioner of that name: (shape, dtype) -> number of parts of each dimension."""
+    """Return a TensorFlow partitioner: a function (shape, dtype) that returns the number of parts of each dimension."""
     partitioners = tf.distribute.experimental.partitioners
     if config.kind == "fixed_shards":
         return partitioners.FixedShardsPartitioner(config.num_shards)
@@ -123,7 +123,7 @@ def is_split(variable: Any) -> bool:
 
 
 def whole_path(shard: Any) -> str | None:
-    """Return the path of the variable that a Keras variable is a shard of, or None if it is not a shard."""
+    """Return the path of the split variable to which a shard belongs, or None for a variable that is not a shard."""
     return getattr(shard, "_distlaunch_whole", None)
 
 
@@ -135,7 +135,7 @@ def show_shards(model: keras.Model) -> None:
     """
     for layer in layers_of(model):
         variables = trainable_list(layer)
-        # from the end, since a replacement moves the variables after it
+        # backwards, because a replacement changes the indices of later variables
         for index in reversed(range(len(variables))):
             if is_split(variables[index]):
                 variables[index : index + 1] = _shard_variables(variables[index])
@@ -145,7 +145,7 @@ def show_shards(model: keras.Model) -> None:
 
 
 def join_shards(variables: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield variables by path; the shards of a split variable count as one, in the place of the first."""
+    """Yield variables with their paths; the shards of a split variable are joined, in the position of the first."""
     shards: dict[str, list[Any]] = {}
     for variable in variables:
         if (whole := whole_path(variable)) is not None:
@@ -154,7 +154,6 @@ def join_shards(variables: Sequence[Any]) -> Iterator[tuple[str, Any]]:
         whole = whole_path(variable)
         if whole is None:
             yield variable.path, variable
-        # yielded at its first shard, and removed for the others
         elif whole in shards:
             yield whole, Shards(shards.pop(whole))
 
@@ -163,7 +162,7 @@ def _shard_variables(whole: Any) -> list[Any]:
     _check_parts(whole)
     made = []
     for index, raw in enumerate(value_of(whole).variables):
-        # Keras asks TensorFlow for a new variable, and gets the existing shard
+        # makes Keras use the existing shard when it creates a TensorFlow variable
         with tf.variable_creator_scope(lambda _, raw=raw, **kwargs: raw):
             shard = keras.Variable(
                 initializer="zeros",
@@ -196,12 +195,12 @@ def _check_parts(whole: Any) -> None:
 
 def _check_lookup(layer: keras.layers.Embedding) -> None:
     if layer.lora_enabled or layer.quantization_mode:
-        message = f"splits {layer.path}, whose LoRA or quantisation needs it whole"
+        message = f"splits {layer.path}, whose LoRA or quantization needs the whole variable"
         raise ConfigError(Problem(("strategy", "partitioner"), message))
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Raise ConfigError if an optimizer works on whole variables, which a shard cannot replace."""
+    """Raise ConfigError if an optimizer needs whole variables, and cannot work on shards."""
     name = type(optimizer).__name__
     if getattr(optimizer, "clipnorm", None) is not None:
         message = f"{name}(clipnorm=...) needs the norm of whole variables, but they are split; use global_clipnorm"

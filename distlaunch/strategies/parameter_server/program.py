@@ -1,9 +1,9 @@
 """Assigns steps to the workers of a parameter-server cluster.
 
-The unit of work is a block: a few consecutive global batches, which one worker trains on inside one graph call.
-Variables are on the servers and updated in place. A block's contribution to the metrics is its result, and is counted
-when it arrives: a block that a dead worker held is repeated by another worker, and counts once. The coordinator counts
-the steps; `optimizer.iterations` follows it, since workers that increment it together lose counts.
+The unit of work is a block: a few consecutive global batches, on which one worker trains in one graph call. Variables
+are on the servers, and workers update them in place. A block returns its contribution to the metrics, which the
+coordinator adds when it arrives. If a worker dies, another worker repeats its block, which therefore counts once. The
+coordinator counts the steps and sets `optimizer.iterations`, because increments by several workers would get lost.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.data.batches import Source
 from distlaunch.data.graph_clock import now, read_timed, time_row, time_rows
 from distlaunch.patches.keras_private import put_value, raw_counter, value_of
-from distlaunch.strategies.final_weights import put_final_weights
+from distlaunch.strategies.final_weights import set_final_weights
 from distlaunch.strategies.finite import losses_are_finite
-from distlaunch.strategies.local_model import LocalModel, plain_values
+from distlaunch.strategies.local_model import LocalModel, tensorflow_values
 from distlaunch.strategies.parameter_server.partition import placement_of
 from distlaunch.strategies.parameter_server.worker_batches import (
     FirstPasses,
@@ -40,30 +40,30 @@ from distlaunch.strategies.parameter_server.worker_batches import (
 )
 from distlaunch.strategies.patches.keras_replica_metrics import is_known_to_add_up, single_metrics
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, ProgramDefaults, Steps, Vote
-from distlaunch.strategies.replica.trial import MAX_ROWS, metrics_with_memory
+from distlaunch.strategies.replica.trial import MAX_ROWS, metrics_that_do_not_add_up
 from distlaunch.strategies.stand_in import StandIn
 from distlaunch.strategies.state import State
 from distlaunch.strategies.step_times import StepTimes
 from distlaunch.strategies.variables import (
     flat_logs,
     host_value,
+    logs_to_host,
     metric_results,
     metric_variables,
     named_metrics,
     optimizers_of,
     overrides_method,
-    plain_logs,
-    plain_state,
-    restore_plain,
+    restore_untracked,
     saved_values,
     state_variables,
+    untracked_state,
 )
 
-BLOCKS_PER_WORKER = 4  # per call: few, to make them long; enough that a slow worker does not delay the others
+BLOCKS_PER_WORKER = 4  # per call; fewer would let a slow worker delay the others, and more would make blocks too short
 EVALUATION_BLOCK = 16  # steps
-_STALL_S = 30.0  # a call takes about half a second; after this time a message is printed
+_STALL_S = 30.0  # time after which a message is printed; a call usually takes about half a second
 _POLL_S = 0.002  # largest delay in noticing the end of a call
-_pause = threading.Event()  # never set
+_never_set = threading.Event()  # never set
 
 
 class CoordinatorProgram(ProgramDefaults):
@@ -73,37 +73,39 @@ class CoordinatorProgram(ProgramDefaults):
         self._strategy, self._coordinator, self._steps, self._num_workers = strategy, coordinator, steps, num_workers
         self._model = steps.model
         self._metrics = metric_variables(self._model)
-        self._counters = [raw_counter(optimizer) for optimizer in optimizers_of(self._model) if _counts(optimizer)]
+        self._counters = [
+            raw_counter(optimizer) for optimizer in optimizers_of(self._model) if _counts_every_step(optimizer)
+        ]
         self._increments = [0] * len(self._counters)
         self._counts = [int(host_value(counter)) for counter in self._counters]
-        self._refuse_metrics_with_memory()
+        self._check_metrics_add_up()
         self._model.reset_metrics()
-        # read after the reset: the initial value of a metric need not be 0
+        # read after the reset, because the initial value of a metric may not be 0
         self._zeros = [host_value(variable) for variable in self._metrics]
-        self._totals = self._fresh_totals()
+        self._totals = self._initial_totals()
         self._log_names: list[str] | None = None
         self._test_log_names: list[str] = []
         self._log_sums: dict[str, float] = {}
-        self._local = LocalModel(self._model, *plain_values())
+        self._local = LocalModel(self._model, *tensorflow_values())
         self._steps_in_epoch = 0
         self._source: Source | None = None
         self._next_batch = 0
         self._train_call: Any = None
         self._test_calls: dict[str, Any] = {}
         self._first_passes = FirstPasses()
-        self._times: list[StepTimes] = []  # of workers in this process; others report theirs themselves
+        self._times: list[StepTimes] = []  # of workers in this process; other workers report their times themselves
         report_times(self._times.append)
 
-    def _refuse_metrics_with_memory(self) -> None:
+    def _check_metrics_add_up(self) -> None:
         steps, metrics = self._steps, list(single_metrics(self._model.metrics))
         doubtful = [metric for metric in metrics if not is_known_to_add_up(metric)]
         undeclared = [metric for metric in doubtful if getattr(metric, "additive", None) is None]
         wrong = [metric for metric in metrics if getattr(metric, "additive", None) is False]
         if undeclared and steps.test is not None and steps.sample is not None:
-            wrong += metrics_with_memory(self._model, steps.test, undeclared, steps.sample(MAX_ROWS))
+            wrong += metrics_that_do_not_add_up(self._model, steps.test, undeclared, steps.sample(MAX_ROWS))
         if wrong:
             message = f"metric '{wrong[0].name}' does not add up over batches, which workers compute independently"
-            hint = "leave it out, and compute it with `distlaunch evaluate`, which uses one device"
+            hint = "remove it, and compute it with `distlaunch evaluate`, which uses one device"
             raise ConfigError(Problem(("compile", "metrics"), f"{message}; {hint}"))
 
     # data
@@ -111,7 +113,7 @@ class CoordinatorProgram(ProgramDefaults):
     def set_train_data(self, source: Source) -> None:
         check_data(source, self._num_workers)
         self._source, self._next_batch = source, source.first
-        # the graph contains the source's name and length
+        # traced again, because the graph contains the source's name and length
         self._train_call = None
 
     # steps
@@ -148,13 +150,13 @@ class CoordinatorProgram(ProgramDefaults):
             check_data(source, self._num_workers)
             self._test_log_names = self._find_test_log_names(source)
             self._test_calls[source.name] = self._make_call(self._steps.test, source, self._test_log_names)
-        totals, last = self._fresh_totals(), []
+        totals, last = self._initial_totals(), []
         limit = min((n for n in (source.num_batches, max_steps) if n is not None), default=None)
-        at, at_once = 0, EVALUATION_BLOCK * BLOCKS_PER_WORKER * self._num_workers if hooks is None else 1
+        at, steps_per_call = 0, EVALUATION_BLOCK * BLOCKS_PER_WORKER * self._num_workers if hooks is None else 1
         while limit is None or at < limit:
             if should_stop():
                 return None
-            wanted = at_once if limit is None else min(at_once, limit - at)
+            wanted = steps_per_call if limit is None else min(steps_per_call, limit - at)
             if hooks is not None:
                 hooks.begin(at)
             blocks = self._distribute_blocks(self._test_calls[source.name], source, at, wanted, EVALUATION_BLOCK)
@@ -168,20 +170,25 @@ class CoordinatorProgram(ProgramDefaults):
         return self._test_logs(totals, last)
 
     def _distribute_blocks(self, call: Any, source: Source, first: int, num_steps: int, size: int) -> list[Block]:
-        """Distribute a range of batches in blocks to whichever worker is free, and wait for all of them."""
+        """Distribute a range of batches in blocks to the workers, and wait until all blocks are done."""
         results = []
         for start in range(0, num_steps, size):
-            # blocks run in any order: each gets the optimizer's counter at its first step
-            counts = [count + start * more for count, more in zip(self._counts, self._increments, strict=True)]
+            # each block gets the optimizers' counters at its first step, because blocks run in any order
+            counts = [
+                count + start * more for count, more in zip(self._counts, self._increments, strict=True)
+            ]
             order = np.array([first + start, min(size, num_steps - start), *counts], np.int64)
             results.append(self._coordinator.schedule(call, args=(tf.constant(order),)))
         _wait_for_blocks(self._coordinator)
-        blocks = [_unpacked(result.fetch(), self._zeros) for result in results]
+        blocks = [_unpack_block(result.fetch(), self._zeros) for result in results]
         self._first_passes.add(source, [block.first_pass for block in blocks])
         return blocks
 
     def _make_call(self, step: Callable[..., Any], source: Source, log_names: list[str]) -> Any:
-        """Return the graph of a block: int64 [first batch, number of steps, iterations ...] -> one float64 vector."""
+        """Return the graph function of a block, which returns one float64 vector.
+
+        Its argument is an int64 vector: number of the first batch, number of steps, and the optimizers' counters.
+        """
         spec = batch_spec(source.elements, source.load)
         trains = step is self._steps.train
         mean = self._steps.logs == "mean" and trains
@@ -189,7 +196,10 @@ class CoordinatorProgram(ProgramDefaults):
 
         @tf.autograph.experimental.do_not_convert
         def one_step(batch: Any, counts: Any, metrics: Any, logs: Any) -> Any:
-            with _as_cells(self._counters, counts) as counters, _as_cells(self._metrics, metrics) as cells:
+            with (
+                _with_replaced_values(self._counters, counts) as counters,
+                _with_replaced_values(self._metrics, metrics) as cells,
+            ):
                 returned = self._strategy.run(step, args=(batch,))
                 returned = flat_logs(returned) if isinstance(returned, dict) else {}
             if trains:
@@ -228,7 +238,7 @@ class CoordinatorProgram(ProgramDefaults):
             return tf.concat(parts, 0)
 
         with self._strategy.scope():
-            # traced here, so that the increments per step are known before the first block is scheduled
+            # the trace finds the counters' increments per step, which the first block needs
             return tf.function(call).get_concrete_function(tf.TensorSpec([2 + len(self._counters)], tf.int64))
 
     def _find_log_names(self, source: Source) -> list[str]:
@@ -256,7 +266,7 @@ class CoordinatorProgram(ProgramDefaults):
         def trace(batch: Any) -> Any:
             counts = [tf.cast(0, counter.dtype) for counter in self._counters]
             metrics = [tf.constant(zero) for zero in self._zeros]
-            with _as_cells(self._counters, counts), _as_cells(self._metrics, metrics):
+            with _with_replaced_values(self._counters, counts), _with_replaced_values(self._metrics, metrics):
                 return self._strategy.run(step, args=(batch,))
 
         with self._strategy.scope():
@@ -265,24 +275,26 @@ class CoordinatorProgram(ProgramDefaults):
         return sorted(names) if always or names != set(self._logs(self._zeros, own=False)) else []
 
     def _count(self, done: int) -> None:
-        self._counts = [count + done * more for count, more in zip(self._counts, self._increments, strict=True)]
+        self._counts = [
+            count + done * more for count, more in zip(self._counts, self._increments, strict=True)
+        ]
         for counter, count in zip(self._counters, self._counts, strict=True):
             counter.assign(count)
 
     # metrics
 
-    def _fresh_totals(self) -> list[np.ndarray]:
-        # float64: counts above 2**24 are not exact in float32
+    def _initial_totals(self) -> list[np.ndarray]:
+        # in float64, because counts above 2**24 are not exact in float32
         return [np.array(zero, np.float64) for zero in self._zeros]
 
     def _add(self, blocks: list[Block], totals: list[np.ndarray]) -> None:
         for block in blocks:
             for total, value, zero in zip(totals, block.metrics, self._zeros, strict=True):
-                total += value - zero  # each block starts with initial values, which must count only once
+                total += value - zero  # each block starts with the initial values
 
     def _logs(self, totals: list[np.ndarray], *, own: bool) -> Logs:
         tensors = [tf.constant(t, v.dtype) for t, v in zip(totals, self._metrics, strict=True)]
-        with tf.device("CPU:0"), _as_cells(self._metrics, tensors):
+        with tf.device("CPU:0"), _with_replaced_values(self._metrics, tensors):
             results = metric_results(self._model)
             values = {name: np.asarray(tf.convert_to_tensor(value)) for name, value in results.items()}
         if own and self._log_names and self._steps.logs == "last":
@@ -290,31 +302,31 @@ class CoordinatorProgram(ProgramDefaults):
         if own:
             scale = max(self._steps_in_epoch, 1) if self._steps.logs == "mean" else 1
             values.update({name: np.asarray(value / scale) for name, value in self._log_sums.items()})
-        return plain_logs(values)
+        return logs_to_host(values)
 
     def _test_logs(self, totals: list[np.ndarray], last: list[float]) -> Logs:
         # as in Keras, the step's own results for the last batch replace the metrics
         own = dict(zip(self._test_log_names, last, strict=True)) if last else {}
-        return plain_logs(own) if own else self._logs(totals, own=False)
+        return logs_to_host(own) if own else self._logs(totals, own=False)
 
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> None:
-        raise UsageError("parameter servers do not predict: `distlaunch predict` reads their checkpoints on one device")
+        raise UsageError("parameter servers cannot predict; `distlaunch predict` uses their checkpoints on one device")
 
     def reset_metrics(self) -> None:
-        self._steps_in_epoch, self._log_sums, self._totals = 0, {}, self._fresh_totals()
+        self._steps_in_epoch, self._log_sums, self._totals = 0, {}, self._initial_totals()
 
     # state
 
     def finalize(self) -> None:
         with self._strategy.scope():
-            put_final_weights(self._model)
+            set_final_weights(self._model)
 
     def placement(self) -> list[dict[str, Any]]:
         return placement_of(state_variables(self._model))
 
     def snapshot(self) -> State:
         state = {name: host_value(variable) for name, variable in state_variables(self._model).items()}
-        state.update(plain_state(self._model))
+        state.update(untracked_state(self._model))
         for (name, variable), total in zip(named_metrics(self._model).items(), self._totals, strict=True):
             state[name] = total.astype(tf.as_dtype(variable.dtype).as_numpy_dtype)
         for name, value in self._log_sums.items():
@@ -325,7 +337,7 @@ class CoordinatorProgram(ProgramDefaults):
     def restore(self, state: State) -> None:
         for variable, value in saved_values(self._model, state):
             variable.assign(value)
-        restore_plain(self._model, state)
+        restore_untracked(self._model, state)
         self._counts = [int(host_value(counter)) for counter in self._counters]
         self.reset_metrics()
         for (name, _), total in zip(named_metrics(self._model).items(), self._totals, strict=True):
@@ -339,8 +351,11 @@ class CoordinatorProgram(ProgramDefaults):
         self._steps_in_epoch = int(state.get("log/steps_in_epoch", 0))
 
 
-def _counts(optimizer: Any) -> bool:
-    """Return whether every step counts; an optimizer that scales losses skips some, and allows one worker only."""
+def _counts_every_step(optimizer: Any) -> bool:
+    """Return whether an optimizer counts every step.
+
+    A LossScaleOptimizer skips some steps; it is allowed with one worker only, which counts by itself.
+    """
     return not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
@@ -350,10 +365,10 @@ class Block:
 
     Attributes:
         done: number of steps done.
-        nonfinite: the first of its steps, from 1, whose loss was not finite; 0 if there is none.
-        first_pass: the worker's report on its data, see `worker_batches.first_pass`.
-        metrics: values of the metrics' variables after it.
-        logs: the step's own logs.
+        nonfinite: the first step of the block, from 1, whose loss was not finite; 0 if there is none.
+        first_pass: the worker's report on its data; see `worker_batches.first_pass`.
+        metrics: values of the metrics' variables after the block.
+        logs: values that the step returns in addition to the metrics.
     """
 
     done: int
@@ -363,8 +378,8 @@ class Block:
     logs: list[float]
 
 
-def _unpacked(vector: np.ndarray, fresh: list[np.ndarray]) -> Block:
-    """Return the block from a vector with its parts one after the other.
+def _unpack_block(vector: np.ndarray, fresh: list[np.ndarray]) -> Block:
+    """Return the block that a graph call has returned as a vector.
 
     Args:
         fresh: values of the metrics before any step.
@@ -381,22 +396,21 @@ def _wait_for_blocks(coordinator: Any) -> None:
     began = time.monotonic()
     try:
         while not coordinator.done():
-            _pause.wait(_POLL_S)
+            _never_set.wait(_POLL_S)
             waited = time.monotonic() - began
             if waited > report_after_s:
-                # with growing intervals
                 report_after_s *= 2
                 print(f"waiting for the workers' steps for {waited:.0f} s; one may be suspended", flush=True)
         coordinator.join()
     except tf.errors.OpError:
-        # the error of a data function in this process; TensorFlow's error has only its text
+        # TensorFlow's error has only the text of an error in a data function
         if (error := read_failure()) is not None:
             raise error from None
         raise
 
 
-class _Cell(StandIn):
-    """Value of a Keras variable while a block is traced: it holds a tensor, and an assignment replaces the tensor."""
+class _ReplacedValue(StandIn):
+    """Value of a Keras variable while a block is traced: a tensor, which an assignment replaces by another tensor."""
 
     def __init__(self, tensor: tf.Tensor, name: str) -> None:
         self.tensor, self._name = tensor, name
@@ -415,7 +429,7 @@ class _Cell(StandIn):
         return self.tensor
 
     def assign(self, value: Any) -> None:
-        # a tensor of a branch or a loop body cannot be used outside of it
+        # a tensor of a branch or a loop body cannot be used outside
         if _current_graph() is not self._graph:
             message = (
                 f"the step updates '{self._name}' inside a condition or loop, which parameter_server does not support"
@@ -430,10 +444,10 @@ def _current_graph() -> Any:
 
 
 @contextlib.contextmanager
-def _as_cells(variables: list[Any], tensors: list[tf.Tensor]) -> Iterator[list[_Cell]]:
+def _with_replaced_values(variables: list[Any], tensors: list[tf.Tensor]) -> Iterator[list[_ReplacedValue]]:
     """Use cells with these tensors as the values of the variables, in this context."""
     kept = [value_of(variable) for variable in variables]
-    cells = [_Cell(tensor, variable.path) for variable, tensor in zip(variables, tensors, strict=True)]
+    cells = [_ReplacedValue(tensor, variable.path) for variable, tensor in zip(variables, tensors, strict=True)]
     for variable, cell in zip(variables, cells, strict=True):
         put_value(variable, cell)
     try:

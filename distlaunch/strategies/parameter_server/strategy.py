@@ -34,19 +34,19 @@ from distlaunch.strategies.parameter_server.partition import (
     whole_path,
 )
 from distlaunch.strategies.parameter_server.program import CoordinatorProgram
-from distlaunch.strategies.patches.keras_whole_weights import give_whole_weights
+from distlaunch.strategies.patches.keras_whole_weights import join_split_weights
 from distlaunch.strategies.protocol import Steps, StrategyDefaults
-from distlaunch.strategies.variables import chain, optimizers_of
+from distlaunch.strategies.variables import optimizers_of, with_wrapped_optimizers
 
 _in_process: dict[tuple[int, int], Any] = {}
-"""Servers of this process by numbers of workers and ps; they cannot be stopped, so a second run reuses them."""
+"""Servers in this process, by the numbers of workers and ps. They cannot be stopped, so a second run reuses them."""
 
 
 class ParameterServer(StrategyDefaults):
     """The coordinator of the strategy `parameter_server`."""
 
     kind = "parameter_server"
-    num_replicas = 1  # one worker takes a step, on a whole global batch
+    num_replicas = 1  # one worker runs a step on a whole global batch
     is_chief = True
 
     def __init__(self, config: ParameterServerConfig, task: Task, cluster: Cluster) -> None:
@@ -68,16 +68,16 @@ class ParameterServer(StrategyDefaults):
         self._load = [0] * len(self._anchors)
 
     @contextlib.contextmanager
-    def _placing(self) -> Iterator[None]:
+    def _creation_scope(self) -> Iterator[None]:
         with self._strategy.scope(), tf.variable_creator_scope(self._create):
             yield
 
     def scope(self) -> AbstractContextManager[Any]:
-        return self._placing()
+        return self._creation_scope()
 
     def _create(self, next_creator: Any, **kwargs: Any) -> Any:
-        """Create a variable on the server that holds least so far; split it if the partitioner says so."""
-        # an optimizer's slot, which is placed with its variable
+        """Create a variable on the server with the least data so far, or split it if the partitioner says so."""
+        # slots of optimizers are colocated with their variables
         if kwargs.get("colocate_with") is not None:
             return next_creator(**kwargs)
         initial = kwargs["initial_value"]
@@ -107,19 +107,19 @@ class ParameterServer(StrategyDefaults):
     def adopt(self, model: keras.Model) -> None:
         if self._partitioner is not None:
             show_shards(model)
-            give_whole_weights(model)
+            join_split_weights(model)
         for optimizer in optimizers_of(model):
             if any(whole_path(variable) for variable in model.trainable_variables):
                 check_optimizer(optimizer)
             check_branches(optimizer)
             self._check_loss_scale(optimizer)
-            _keep_slots_beside_variables(optimizer)
+            _colocate_slots(optimizer)
 
     def _check_loss_scale(self, optimizer: Any) -> None:
         if self._num_workers > 1 and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             message = (
-                "float16 scales the loss, and several workers cannot share one scale and one count of skipped steps; "
-                "use the policy mixed_bfloat16, or one worker"
+                "with float16 the loss is scaled, and several workers cannot share one scale and one count of skipped "
+                "steps; use the policy mixed_bfloat16, or one worker"
             )
             raise ConfigError(Problem(("cluster", "workers"), message))
 
@@ -129,16 +129,16 @@ class ParameterServer(StrategyDefaults):
 
 def check_branches(optimizer: Any) -> None:
     """Raise ConfigError for options that depend on a count of steps, which each worker would keep separately."""
-    for part in chain(optimizer):
+    for part in with_wrapped_optimizers(optimizer):
         if option := next((name for name in BRANCHES if getattr(part, name, None)), None):
-            message = f"{type(part).__name__}({option}=...) works on every strategy but parameter_server; remove it"
+            message = f"{type(part).__name__}({option}=...) is not supported by parameter_server; remove it"
             raise ConfigError(Problem(("compile", "optimizer"), message))
 
 
-def _keep_slots_beside_variables(optimizer: Any) -> None:
+def _colocate_slots(optimizer: Any) -> None:
     """Create an optimizer's slots on the server of their variable, where the update is computed."""
 
-    def beside(variable: Any) -> AbstractContextManager[Any]:
+    def colocated_with(variable: Any) -> AbstractContextManager[Any]:
         anchor = getattr(variable, "value", variable)
 
         def create(next_creator: Any, **options: Any) -> Any:
@@ -151,7 +151,7 @@ def _keep_slots_beside_variables(optimizer: Any) -> None:
             flat, flat_whole = (path.replace("/", "_") for path in (variable.path, whole))
             slot._distlaunch_whole = slot.path.replace(flat, flat_whole, 1)
 
-    make_slots_in(optimizer, beside, name_whole)
+    make_slots_in(optimizer, colocated_with, name_whole)
 
 
 def _num_bytes(variable: Any) -> int:
@@ -182,9 +182,9 @@ def _in_process_cluster(cluster: Cluster) -> Any:
 
 
 def start_server(spec: tf.train.ClusterSpec, task: Task, *, num_workers: int = 1) -> Any:
-    """Return a TensorFlow server in this process; it serves until the process ends."""
+    """Start a TensorFlow server in this process, which serves until the process ends, and return it."""
     options = tf.compat.v1.ConfigProto()
-    # Each worker in this process may wait inside an operation; without a free thread the servers would hang.
+    # Each worker in this process may block a thread while it waits. Without a free thread, the servers would hang.
     # Source: TensorFlow's guide to parameter server training.
     if num_visible_cores() < num_workers + 1:
         options.inter_op_parallelism_threads = num_workers + 1

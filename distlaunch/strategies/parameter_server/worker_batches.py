@@ -1,9 +1,9 @@
-"""Global batches by number, read in the worker's own process and passed to the graph that runs there.
+"""Reads global batches by number in a worker's process, and passes them to the graph that runs there.
 
-A parameter-server worker executes graphs that the coordinator sends, but reads its data itself: its process calls the
-config's data function, and the graph requests batches by number. So any worker can process any batch: another one takes
-over the batches of a dead worker, with the same examples. Nothing in memory is sent over the network, and Python
-generators work.
+A parameter-server worker executes graphs that the coordinator sends, but reads its data itself. Its process calls the
+config's data function, and the graph requests batches by number. Any worker can process any batch, so another worker
+can take over the batches of a dead one, with the same examples. No examples are sent over the network, and Python
+generators can be used.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from distlaunch.patches.tensorflow_py_function import answer
 from distlaunch.strategies.step_times import StepTimes
 
 Read = Callable[[int, int], Batch]
-"""Maps worker index and batch number to the batch; a batch without rows marks the end."""
+"""Function of worker index and batch number that returns the batch; a batch without rows marks the end."""
 
 
 @dataclass(frozen=True)
-class Offered:
+class OfferedSplit:
     """A split that this process can read.
 
     Attributes:
-        num_batches: None if unknown.
-        describe: see `data/fingerprints.py`.
-        first_pass: maps a worker index to what its reader knows about the length of its data.
+        read: returns a batch.
+        num_batches: number of batches; None if unknown.
+        describe: returns the data's description, see `data/fingerprints.py`.
+        first_pass: function of a worker index that returns what the worker's reader knows about its data's length.
     """
 
     read: Read
@@ -45,60 +46,60 @@ class Offered:
     first_pass: Callable[[int], FirstPass] = lambda _: FirstPass()
 
 
-# in all processes
+# the same in all processes
 _TOKEN, _DATA_TOKEN, _TIMES_TOKEN = "distlaunch_batch", "distlaunch_data", "distlaunch_times"
 _PASS_TOKEN = "distlaunch_pass"
 _UNKNOWN = -1
-_readers: dict[str, Offered] = {}
+_readers: dict[str, OfferedSplit] = {}
 _lock = threading.Lock()
 _failed: list[Exception] = []
 _on_failure: list[Callable[[Exception], None]] = []
 _on_times: list[Callable[[StepTimes], None]] = []
 
 
-def offer(split: str, what: Offered) -> None:
-    """Let graphs that run in this process read a split."""
+def offer(split: str, what: OfferedSplit) -> None:
+    """Make a split readable for graphs that run in this process."""
     with _lock:
         _readers[split] = what
-        # module functions, since TensorFlow's table holds weak references
+        # module functions, because TensorFlow holds only weak references to them
         answer(_TOKEN, _read)
-        answer(_DATA_TOKEN, _data)
-        answer(_TIMES_TOKEN, _times)
+        answer(_DATA_TOKEN, _describe_data)
+        answer(_TIMES_TOKEN, _receive_times)
         answer(_PASS_TOKEN, _first_pass)
 
 
-def offered_split(split: str) -> Offered:
-    """Return the readable form of a split.
+def offered_split(split: str) -> OfferedSplit:
+    """Return a split that was passed to `offer`.
 
     Raises:
-        KeyError: the split is not offered_split.
+        KeyError: the split was not offered.
     """
     return _readers[split]
 
 
 def report_failures(to: Callable[[Exception], None]) -> None:
-    """Set a function that gets errors of reading.
+    """Set the function that is called with an error of reading.
 
-    The graph that requested the batch then waits for the end of this process.
+    After the call, the graph that requested the batch waits until this process ends.
     """
     _on_failure[:] = [to]
 
 
 def report_times(to: Callable[[StepTimes], None]) -> None:
-    """Set a function that gets the times of the steps of each block."""
+    """Set the function that is called with the times of the steps of each block."""
     _on_times[:] = [to]
 
 
 def read_failure() -> Exception | None:
-    """Return and forget the first error of reading in this process, or None."""
+    """Remove and return the first error of reading in this process, or return None."""
     return _failed.pop(0) if _failed else None
 
 
 def fetch(source: Source, worker: tf.Tensor, number: tf.Tensor, spec: Any) -> tuple[Batch, tf.Tensor]:
-    """In a graph, return a batch from the process that runs it.
+    """Return a batch, in a graph, from the process that runs the graph.
 
     Args:
-        source: as the coordinator knows it.
+        source: the source as the coordinator knows it.
         worker: int64 scalar.
         number: int64 scalar.
         spec: the batch's type specs.
@@ -108,7 +109,7 @@ def fetch(source: Source, worker: tf.Tensor, number: tf.Tensor, spec: Any) -> tu
     """
     parts = tf.nest.flatten(spec, expand_composites=True)
     length = _UNKNOWN if source.num_batches is None else source.num_batches
-    # the operation identifies its function by a token, for which every process has its own function
+    # the operation identifies a function by a token, and every process has its own function for the token
     values = tf.raw_ops.PyFunc(
         input=[tf.constant(source.name), worker, number, tf.constant(length, tf.int64)],
         token=_TOKEN,
@@ -120,17 +121,17 @@ def fetch(source: Source, worker: tf.Tensor, number: tf.Tensor, spec: Any) -> tu
         # the results of a Python function have no static shape
         component.set_shape(part.shape)
     batch = tf.nest.pack_sequence_as(spec, components, expand_composites=True)
-    # the process that reads it has no model; see `Source.check`
+    # checked here, because the process that reads the batch has no model; see `Source.check`
     return (batch if source.check is None else source.check(batch)), rows
 
 
 def send_times(rows: tf.Tensor) -> tf.Operation:
-    """In a graph, send the times of its steps to the process that runs it; see `StepTimes.of`."""
+    """Send the times of a graph's steps to the process that runs the graph; see `StepTimes.of`."""
     return tf.raw_ops.PyFunc(input=[rows], token=_TIMES_TOKEN, Tout=[])
 
 
 def first_pass(source: Source, worker: tf.Tensor) -> tf.Tensor:
-    """In a graph, after reading, return the worker and its `FirstPass`, as three int64; see `FirstPasses`."""
+    """Return the worker and its `FirstPass` as three int64, in a graph, after reading; see `FirstPasses`."""
     [seen] = tf.raw_ops.PyFunc(input=[tf.constant(source.name), worker], token=_PASS_TOKEN, Tout=[tf.int64])
     return tf.concat([[worker], tf.ensure_shape(seen, [2])], 0)
 
@@ -145,7 +146,7 @@ class FirstPasses:
         """Add the results of `first_pass`.
 
         Raises:
-            DataError: the data of a worker ends where another's continues.
+            DataError: the data of a worker has ended, but another worker has read more.
         """
         seen = self._seen.setdefault(source.name, {})
         for worker, length, read in reports:
@@ -156,7 +157,7 @@ class FirstPasses:
 
 
 def check_data(source: Source, num_workers: int) -> None:
-    """Compare the data of all workers; the lengths of those that cannot answer now are checked with each batch.
+    """Compare the data of all workers that can answer now; the lengths of the others are checked with each batch.
 
     Raises:
         ConfigError: a worker's data differs from the coordinator's.
@@ -168,14 +169,14 @@ def check_data(source: Source, num_workers: int) -> None:
             with tf.device(f"/job:worker/task:{worker}"):
                 [described] = tf.raw_ops.PyFunc(input=[tf.constant(source.name)], token=_DATA_TOKEN, Tout=[tf.string])
             length, description, process = json.loads(described.numpy())
-        # a worker that is being restarted, or has not offered_split its data yet
+        # a worker that is being restarted, or has not called `offer` yet
         except tf.errors.OpError:
             continue
         if source.num_batches is not None:
             _check_length(source.name, worker, length, source.num_batches)
         seen = json.loads(description)
         others[process] = f"worker:{worker}", seen
-        # of process-local data, the coordinator knows only the types
+        # for process-local data, the coordinator knows only the types
         seen = {name: fact for name, fact in seen.items() if name in facts}
         if wrong := different_data({"chief": {what: json.dumps(facts)}, f"worker:{worker}": {what: json.dumps(seen)}}):
             raise ConfigError(Problem(("data",), wrong))
@@ -189,12 +190,12 @@ def batch_spec(elements: Any, load: Callable[[Any], Batch]) -> Any:
     return elements.map(lambda *parts: load(parts[0] if len(parts) == 1 else parts)).element_spec
 
 
-def _data(split: Any) -> bytes:
+def _describe_data(split: Any) -> bytes:
     found = offered_split(_text(split))
     return json.dumps([found.num_batches, found.describe(), f"{socket.gethostname()}:{os.getpid()}"]).encode()
 
 
-def _times(rows: np.ndarray) -> None:
+def _receive_times(rows: np.ndarray) -> None:
     for report in _on_times:
         report(StepTimes.of(rows))
 
@@ -216,17 +217,17 @@ def _read(split: Any, worker: np.ndarray, number: np.ndarray, length: np.ndarray
         _check_length(name, int(worker), found.num_batches, int(length))
         batch = found.read(int(worker), int(number))
     except Exception as error:
-        # TensorFlow would pass on the text without the user's lines
+        # kept, because TensorFlow's error would not contain the lines of the user's code
         _failed.append(error)
         if _on_failure:
             _on_failure[0](error)
-            threading.Event().wait()  # this process ends with the reason
+            threading.Event().wait()  # `_on_failure` ends this process
         raise
     return [np.int64(num_rows(batch)), *(np.asarray(part) for part in tf.nest.flatten(batch, expand_composites=True))]
 
 
 def _check_length(name: str, worker: int, own: int | None, expected: int) -> None:
-    """Raise ConfigError if the number of batches known here differs from the coordinator's."""
+    """Raise ConfigError if a worker and the coordinator have different numbers of batches."""
     if expected not in (own, _UNKNOWN):
         has = f"chief has {expected:,} global batches for {kind_of(name)}"
         has = f"{has}; worker:{worker} has {own or 'an unknown number'}"

@@ -1,4 +1,4 @@
-"""Runs a model before training only to create the variables of its layers."""
+"""Runs a model before training, only to create the variables of its layers."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ PATCH = Patch(
         Symbol(f"{_OPTIMIZER}.apply", "(self, grads, trainable_variables=None)"),
         Symbol("keras.optimizers.LossScaleOptimizer.apply", "(self, grads, trainable_variables=None)"),
     ),
-    why="Keras creates variables while it traces the first step, which fails under tf.distribute, so the model is run "
-    "before; its changes (seeds, counters, the state of recurrent layers) would affect training. And only a "
-    "train_step of the user's knows which inputs its model takes.",
+    why="Keras creates variables while it traces the first step, which fails under tf.distribute. So the model is run "
+    "once before, and its changes (seeds, counters, the state of recurrent layers) must not affect training. For a "
+    "model with its own train_step, that step is run, since only the step knows which inputs the model takes.",
     until="Keras builds a model with its own training step before the first trace.",
 )
 
 
-def make_variables_by(model: keras.Model, rows: Any) -> None:
-    """Call a model's own training step without its effects: no variable keeps a new value, no optimizer is applied.
+def create_variables_by_step(model: keras.Model, rows: Any) -> None:
+    """Create variables by calling a model's own training step, without changing values or applying optimizers.
 
     Errors of the step are ignored here; the first real step reports them.
 
     Args:
         rows: a few rows, in the structure of a batch.
     """
-    # random numbers without a seed take it from a variable as well
+    # random numbers without a seed come from a generator whose state is a variable too
     share_generator(model)
-    with undo_assignments(), _optimizers_idle(), contextlib.suppress(Exception):
+    with undo_assignments(), _skip_optimizers(), contextlib.suppress(Exception):
         model.train_step(keras.tree.map_structure(tf.convert_to_tensor, rows))
 
 
@@ -50,7 +50,7 @@ def make_variables_by(model: keras.Model, rows: Any) -> None:
 def undo_assignments() -> Iterator[None]:
     """Restore the values of Keras variables that are assigned in this context.
 
-    That includes assignments of layers while they are built, as when `fit` builds them.
+    This includes assignments that layers make while they are built.
     """
     PATCH.check()
     variable = internal(_VARIABLE)
@@ -72,8 +72,8 @@ def undo_assignments() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _optimizers_idle() -> Iterator[None]:
-    # only classes with their own `apply`: others would keep the replacement
+def _skip_optimizers() -> Iterator[None]:
+    # only the classes that define `apply`, so that the original can be restored
     optimizers = (internal(_OPTIMIZER), keras.optimizers.LossScaleOptimizer)
     applies = [cls.apply for cls in optimizers]
 

@@ -1,4 +1,4 @@
-"""Passes gradients to an optimizer after they are summed over replicas, so that clipping and accumulation are right."""
+"""Sums gradients over replicas before the optimizer gets them, so that clipping and accumulation are correct."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import keras
 import tensorflow as tf
 
 from distlaunch.patches.symbols import Patch, Symbol
-from distlaunch.strategies.replica.share import ReplicaShare, current
-from distlaunch.strategies.variables import chain
+from distlaunch.strategies.replica.share import ReplicaShare, current_replica_share
+from distlaunch.strategies.variables import with_wrapped_optimizers
 
 PATCH = Patch(
     symbols=(
@@ -18,7 +18,7 @@ PATCH = Patch(
         Symbol("keras.optimizers.LossScaleOptimizer.apply", "(self, grads, trainable_variables=None)"),
         Symbol("keras.optimizers.Optimizer._all_reduce_sum_gradients", "(self, grads_and_vars)"),
     ),
-    why="Keras clips and accumulates each replica's own gradients, and sums them over replicas afterwards.",
+    why="Keras clips and accumulates the gradients of each replica separately, and then sums them over replicas.",
     until="Keras sums gradients before it clips and accumulates them.",
 )
 
@@ -36,23 +36,24 @@ def sum_gradients_first(optimizer: keras.optimizers.Optimizer, place: int) -> No
     PATCH.check()
 
     def apply_summed(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        context, at = tf.distribute.get_replica_context(), current()
+        context, share = tf.distribute.get_replica_context(), current_replica_share()
         if context is None or context.num_replicas_in_sync == 1:
             return apply(self, grads, trainable_variables)
         grads = list(grads)
-        if at is not None and at.trial is not None:
-            at.trial.note_gradients(self, grads)
+        if share is not None and share.trial is not None:
+            share.trial.record_gradients(self, grads)
             return None
-        # None: the loss does not depend on the variable. `all_reduce` takes tensors only
+        # a gradient is None if the loss does not depend on the variable, and `all_reduce` takes only tensors
         present = [index for index, gradient in enumerate(grads) if gradient is not None]
         self._distlaunch_sparse |= any(isinstance(grads[index], tf.IndexedSlices) for index in present)
-        parts = [_weighed(grads[index], at) for index in present]
-        same = set() if at is None else at.kind.adding_up.same_rows
+        parts = [_weight_by_rows(grads[index], share) for index in present]
+        same = set() if share is None else share.kind.reductions.same_rows
         same = {index for index in present if (place, index) in same and isinstance(grads[index], tf.IndexedSlices)}
-        # Sparse gradients of several replicas are joined, and an optimizer that squares each entry would square the
-        # parts of a row apart. One device has one entry for a row that all examples share, such as a position.
+        # Sparse gradients of several replicas are concatenated, and an optimizer that squares each entry would square
+        # the parts of a row separately. If all replicas have the same rows, such as positions, their values are summed
+        # instead, as one device has a single entry for such a row.
         values = [part.values if index in same else part for index, part in zip(present, parts, strict=True)]
-        # one call with the whole list, so that TensorFlow can pack them: the number of all-reduces costs, not their
+        # one call for the whole list, so that TensorFlow can pack it: the number of all-reduces costs time, not their
         # size
         summed = context.all_reduce(tf.distribute.ReduceOp.SUM, values)
         for index, part, gradient in zip(present, parts, summed, strict=True):
@@ -61,24 +62,24 @@ def sum_gradients_first(optimizer: keras.optimizers.Optimizer, place: int) -> No
         return apply(self, grads, trainable_variables)
 
     optimizer._distlaunch_sparse = False
-    for part in chain(optimizer):
-        # Keras sums again inside the update, which would multiply gradients by the number of replicas
+    for part in with_wrapped_optimizers(optimizer):
+        # another sum inside the update would multiply gradients by the number of replicas
         part._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
     apply = optimizer.apply.__func__  # may be `keras_branches`'s replacement
     optimizer.apply = types.MethodType(apply_summed, optimizer)
     optimizer._distlaunch_sums_first = True
 
 
-def _weighed(gradient: Any, at: ReplicaShare | None) -> Any:
-    """Return the gradient of a replica's mean, weighted as its part of the whole batch's gradient."""
-    if at is None or not at.kind.weighs_gradients:
+def _weight_by_rows(gradient: Any, share: ReplicaShare | None) -> Any:
+    """Return a replica's gradient, weighted by its rows if its step has not weighted the loss."""
+    if share is None or not share.kind.weighs_gradients:
         return gradient
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(_weighed(gradient.values, at), gradient.indices, gradient.dense_shape)
-    # the gradient of a stand-in row, even nan, must not count
-    return tf.math.multiply_no_nan(gradient, tf.cast(at.share, gradient.dtype))
+        return tf.IndexedSlices(_weight_by_rows(gradient.values, share), gradient.indices, gradient.dense_shape)
+    # the gradient of a stand-in row must not count, even if it is nan
+    return tf.math.multiply_no_nan(gradient, tf.cast(share.row_fraction, gradient.dtype))
 
 
 def has_sparse_gradients(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Return whether a step traced with `sum_gradients_first` gathers sparse gradients (of embeddings)."""
+    """Return whether a step traced with `sum_gradients_first` has sparse gradients, as those of embeddings."""
     return getattr(optimizer, "_distlaunch_sparse", False)

@@ -1,7 +1,7 @@
-"""Makes the losses of several replicas add up to exactly the loss of one device; see `strategies.replica.share`.
+"""Makes the losses of several replicas add up to exactly the loss of one device; see `strategies.replica.row_fraction`.
 
-It also replaces the moments of synchronized BatchNorm, in which a replica without rows would count its stand-in row.
-tests/parity compares every case with one device, so that a change in Keras is noticed.
+It also replaces the moments of synchronized BatchNorm, so that a replica without rows does not count its stand-in row.
+tests/parity compares every case with one device, which also detects changes in Keras.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from distlaunch.patches.keras_private import layers_of, mask_of, put_mask
 from distlaunch.patches.symbols import Patch, Symbol, internal
-from distlaunch.strategies.replica.share import Adds, ReplicaShare, current, has_rows
+from distlaunch.strategies.replica.share import Reduction, ReplicaShare, current_replica_share, zero_without_rows
 
 _LOSSES = "keras.src.losses.loss"
 _COMPILE_LOSS = "keras.src.trainers.compile_utils.CompileLoss"
@@ -41,9 +41,9 @@ PATCH = Patch(
         Symbol("keras.Layer._get_own_losses", "(self)"),
         Symbol(f"{_NN}._compute_moments_sync", "(x, axes, keepdims)"),
     ),
-    why="Keras divides a replica's mean loss by the number of replicas, which is right only if all replicas have "
-    "the same number of rows, divides masked or weighted means by the replica's own count, and counts a loss that is a "
-    "scalar already once per replica.",
+    why="Keras divides a replica's mean loss by the number of replicas, which is correct only if all replicas have "
+    "the same number of rows. It divides masked or weighted means by the count of the replica instead of all rows, and "
+    "adds a loss that is already a scalar once for each replica.",
     until="Keras weights a replica's loss by its share of the global batch.",
 )
 
@@ -52,7 +52,7 @@ _local = threading.local()  # each replica is traced in a separate thread
 
 @functools.cache
 def install() -> None:
-    """Replace Keras's scaling of losses for replicas by the exact one; a second call does nothing."""
+    """Replace Keras's scaling of losses for replicas by the exact scaling; a second call does nothing."""
     PATCH.check()
     _replace_scaling()
     _replace_reduction()
@@ -67,21 +67,21 @@ def _replace_scaling() -> None:
     compile_loss_call, compile_loss_build = compile_loss.call, compile_loss.build
 
     def scale_by_share(value: Any) -> Any:
-        at = current()
-        return scale(value) if at is None else at.scaled(value)
+        share = current_replica_share()
+        return scale(value) if share is None else share.scale_mean(value)
 
     def unscale_by_share(value: Any) -> Any:
-        """Return the value for a tracker, which is weighted by rows, or by batches in `CompileLoss`."""
-        at = current()
-        if at is None:
+        """Return the value for a loss tracker, which weights by rows, or in `CompileLoss` by batches."""
+        share = current_replica_share()
+        if share is None:
             return unscale(value)
-        if at.is_whole:
+        if share.has_all_rows:
             return value
-        if at.kind.scale == "mean":
-            return value if _is_in_compile_loss() else _tracked_total(value, at)
-        if _is_in_compile_loss():  # losses of single outputs are tracked without weights, as a mean over replicas
+        if share.kind.scale == "mean":
+            return value if _is_in_compile_loss() else _tracked_total(value, share)
+        if _is_in_compile_loss():  # losses of each output are tracked without weights, as a mean over replicas
             return value * tf.cast(tf.distribute.get_replica_context().num_replicas_in_sync, value.dtype)
-        return tf.math.divide_no_nan(value, tf.cast(at.share, value.dtype))  # the tracker weights by the rows
+        return tf.math.divide_no_nan(value, tf.cast(share.row_fraction, value.dtype))  # the tracker weights by the rows
 
     def build_compile_loss(self: Any, y_true: Any, y_pred: Any) -> None:
         compile_loss_build(self, y_true, y_pred)
@@ -110,16 +110,16 @@ def _in_compile_loss() -> Iterator[None]:
         _local.in_compile_loss = False
 
 
-def _tracked_total(value: Any, at: ReplicaShare) -> Any:
-    """Undo the changes that `compute_total` made to a loss for its gradient; in the convention `mean`."""
+def _tracked_total(value: Any, share: ReplicaShare) -> Any:
+    """Undo the scaling that `compute_total` has applied to a loss for its gradient, in the convention `mean`."""
     if value.shape.rank:
-        # a value per row, whose mean the tracker computes
-        return value if not at.kind.weighs_gradients else value * tf.cast(at.share, value.dtype)
-    return value if at.kind.weighs_gradients else at.from_part(value)
+        # one value per row; the tracker computes their mean
+        return value if not share.kind.weighs_gradients else value * tf.cast(share.row_fraction, value.dtype)
+    return value if share.kind.weighs_gradients else share.scale_sum(value)
 
 
 def _wrap_losses(compile_loss: Any) -> None:
-    """Wrap each compiled loss, so that it adds up over replicas; do nothing if that has been done."""
+    """Wrap each compiled loss, so that it adds up over replicas; a second call does nothing."""
     if not compile_loss.built or any(isinstance(entry.loss, CompiledLoss) for entry in compile_loss._flat_losses):
         return
     entries = enumerate(compile_loss._flat_losses)
@@ -141,27 +141,27 @@ class CompiledLoss:
         return getattr(self.loss, name)
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        at = current()
-        if at is None or not at.keeps_scale:
+        share = current_replica_share()
+        if share is None or not share.uses_mean_convention:
             return self.loss(y_true, y_pred, sample_weight)
-        adds = at.kind.adding_up.losses.get(self.place, Adds.MEAN)
-        if adds is Adds.WHOLE:
-            arguments = [keras.tree.map_structure(at.gathered, part) for part in (y_true, y_pred)]
-            _gather_masks(at, y_pred, arguments[1])
-            weights = keras.tree.map_structure(at.gathered, sample_weight)
-            with at.computing_whole():
+        reduction = share.kind.reductions.losses.get(self.place, Reduction.MEAN)
+        if reduction is Reduction.WHOLE:
+            arguments = [keras.tree.map_structure(share.gather_rows, part) for part in (y_true, y_pred)]
+            _gather_masks(share, y_pred, arguments[1])
+            weights = keras.tree.map_structure(share.gather_rows, sample_weight)
+            with share.as_one_device():
                 return self.loss(*arguments, weights)
         value = self.loss(y_true, y_pred, sample_weight)
-        if at.trial is not None:
-            at.trial.note_loss(self.place, value)
-        # without a reduction there is a value per row; differentiating the total sums them
-        return at.from_part(value) if adds is Adds.SUM and not value.shape.rank else value
+        if share.trial is not None:
+            share.trial.record_loss(self.place, value)
+        # a loss without reduction has one value per row; these are summed when the total is differentiated
+        return share.scale_sum(value) if reduction is Reduction.SUM and not value.shape.rank else value
 
 
-def _gather_masks(at: ReplicaShare, parts: Any, gathered: Any) -> None:
+def _gather_masks(share: ReplicaShare, parts: Any, gathered: Any) -> None:
     for part, whole in zip(keras.tree.flatten(parts), keras.tree.flatten(gathered), strict=True):
         if (mask := mask_of(part)) is not None:
-            put_mask(whole, at.gathered(mask))
+            put_mask(whole, share.gather_rows(mask))
 
 
 def _replace_reduction() -> None:
@@ -176,14 +176,14 @@ def _replace_reduction() -> None:
         reduction: Any = "sum_over_batch_size",
         dtype: Any = None,
     ) -> Any:
-        at = current()
-        divisor = None if at is None or at.is_whole else _local_divisor(sample_weight, mask, reduction)
-        if at is None or divisor is None:
+        share = current_replica_share()
+        divisor = None if share is None or share.has_all_rows else _local_divisor(sample_weight, mask, reduction)
+        if share is None or divisor is None:
             return reduce_weighted(values, sample_weight, mask, reduction, dtype)
         # a replica whose only row is a stand-in contributes nothing
-        divisor = divisor * tf.cast(at.rows > 0, tf.float32)
-        # with masks or weights, the share is not proportional to rows: a replica may hold most of the weight
-        with at.weighted_by(tf.math.divide_no_nan(divisor, at.sum_over_replicas(divisor))):
+        divisor = divisor * tf.cast(share.rows > 0, tf.float32)
+        # with masks or weights, a replica's share is not proportional to its rows
+        with share.weighted_by(tf.math.divide_no_nan(divisor, share.sum_over_replicas(divisor))):
             return reduce_weighted(values, sample_weight, mask, reduction, dtype)
 
     losses.reduce_weighted_values = reduce_globally
@@ -207,20 +207,23 @@ def _replace_added_losses() -> None:
     aggregate = trainer._aggregate_additional_loss
 
     def aggregate_in_scale(self: Any, loss: Any) -> Any:
-        value, at = aggregate(self, loss), current()
-        if at is None or not at.keeps_scale:
+        value, share = aggregate(self, loss), current_replica_share()
+        if share is None or not share.uses_mean_convention:
             return value
-        place = added_place(self, loss)
-        if at.trial is not None and place is not None:
-            at.trial.note_added(place, value)
-        adds = Adds.MEAN if place is None else at.kind.adding_up.added.get(place, Adds.MEAN)
-        return at.from_part(value) if adds is Adds.SUM else value
+        place = added_loss_index(self, loss)
+        if share.trial is not None and place is not None:
+            share.trial.record_added_loss(place, value)
+        reduction = Reduction.MEAN if place is None else share.kind.reductions.added.get(place, Reduction.MEAN)
+        return share.scale_sum(value) if reduction is Reduction.SUM else value
 
     trainer._aggregate_additional_loss = aggregate_in_scale
 
 
-def added_place(model: keras.Model, loss: Any) -> tuple[str, int] | None:
-    """Return the path of the layer that has added a loss, and the loss's index in it; None for a regularizer."""
+def added_loss_index(model: keras.Model, loss: Any) -> tuple[str, int] | None:
+    """Return the path of the layer that has added a loss, and the loss's index in that layer.
+
+    The result is None for the loss of a regularizer.
+    """
     for layer in layers_of(model):
         for number, own in enumerate(layer._get_own_losses()):
             if own is loss:
@@ -236,21 +239,21 @@ def _replace_total() -> None:
         self: Any, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> Any:
         """Compute the loss in Keras's own step; a user's step calls `compute_loss`."""
-        at = current()
-        if at is None or not at.keeps_scale:
+        share = current_replica_share()
+        if share is None or not share.uses_mean_convention:
             return compute(self, x, y, y_pred, sample_weight, training)
-        adds = at.kind.adding_up.total
-        if adds is Adds.WHOLE:
-            parts = [keras.tree.map_structure(at.gathered, part) for part in (x, y, y_pred, sample_weight)]
-            with at.computing_whole():
+        reduction = share.kind.reductions.total
+        if reduction is Reduction.WHOLE:
+            parts = [keras.tree.map_structure(share.gather_rows, part) for part in (x, y, y_pred, sample_weight)]
+            with share.as_one_device():
                 value = compute(self, *parts, training)
         else:
             value = compute(self, x, y, y_pred, sample_weight, training)
-            if at.trial is not None:
-                at.trial.note_total(value, y_pred)
-            if adds is Adds.SUM or value.shape.rank:
-                value = at.from_part(value)
-        return value if at.kind.weighs_gradients else value * tf.cast(at.share, value.dtype)
+            if share.trial is not None:
+                share.trial.record_total(value, y_pred)
+            if reduction is Reduction.SUM or value.shape.rank:
+                value = share.scale_sum(value)
+        return value if share.kind.weighs_gradients else value * tf.cast(share.row_fraction, value.dtype)
 
     trainer._compute_loss = compute_total
 
@@ -260,18 +263,18 @@ def _replace_moments() -> None:
     moments = nn._compute_moments_sync
 
     def moments_of_rows(x: Any, axes: Any, keepdims: bool) -> Any:
-        at = current()
-        # outside of a training step, as when the user calls the model
-        if at is None or at.is_whole or tf.distribute.get_replica_context() is None:
+        share = current_replica_share()
+        # outside a training step, for instance if the user calls the model
+        if share is None or share.has_all_rows or tf.distribute.get_replica_context() is None:
             return moments(x, axes, keepdims)
         local = [tf.reduce_sum(part, axes, keepdims=True) for part in (x, tf.square(x), tf.ones_like(x))]
         # three separate sums, as in Keras, because NCCL needs the same order in each replica
-        total, squares, count = (at.sum_over_replicas(has_rows(part)) for part in local)
+        total, squares, count = (share.sum_over_replicas(zero_without_rows(part)) for part in local)
         mean = total / count
-        # rounding of E[x^2] - E[x]^2 may leave a tiny negative number
+        # E[x^2] - E[x]^2 may be slightly negative because of rounding
         variance = tf.maximum(squares / count - tf.square(mean), 0.0)
-        if at.trial is not None:
-            # in a trial, a part uses the moments of the whole, so that no gradients flow through them
+        if share.trial is not None:
+            # in a trial, the moments of all rows are constants for a part
             mean, variance = tf.stop_gradient(mean), tf.stop_gradient(variance)
         return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
 

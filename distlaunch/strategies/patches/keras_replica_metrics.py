@@ -1,4 +1,4 @@
-"""Makes the metrics of several replicas add up to those of one device; see `strategies.replica.share`."""
+"""Makes the metrics of several replicas add up to those of one device; see `strategies.replica.row_fraction`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from distlaunch.patches.keras_overrides import insert_class
 from distlaunch.patches.symbols import Patch, Symbol
-from distlaunch.strategies.replica.share import current
+from distlaunch.strategies.replica.share import current_replica_share
 
 PATCH = Patch(
     symbols=(
@@ -19,27 +19,27 @@ PATCH = Patch(
         Symbol("keras.metrics.MeanMetricWrapper"),
         Symbol("keras.Metric"),
     ),
-    why="A mean that gets one value per batch, such as the loss, would count it once per replica, whatever the number "
-    "of rows; and Keras adds up the states of all metrics, even of those that are not sums.",
+    why="A mean that gets one value per batch, such as the loss, would weight all replicas equally, whatever their "
+    "number of rows. Keras also adds up the states of all metrics, even of those that are not sums.",
     until="Keras weights such a value by the replica's rows, and lets metrics define how their states are merged.",
 )
 
 
 @functools.cache
 def install() -> None:
-    """Make `Mean` weight a value of a whole batch by the replica's share of the rows; a second call does nothing."""
+    """Make `Mean` weight a value per batch by the replica's fraction of the rows; a second call does nothing."""
     PATCH.check()
     update = keras.metrics.Mean.update_state
 
     @functools.wraps(update)
     def update_by_share(self: Any, values: Any, sample_weight: Any = None) -> None:
-        at = current()
-        if at is not None and at.keeps_scale:
+        share = current_replica_share()
+        if share is not None and share.uses_mean_convention:
             values = tf.convert_to_tensor(values)
             if values.shape.rank == 0 and sample_weight is None:
-                # one device counts the batch once: here each replica counts by its share
-                sample_weight = at.share
-                values = tf.where(at.rows > 0, values, tf.zeros_like(values))
+                # together the replicas count the batch once, as one device does
+                sample_weight = share.row_fraction
+                values = tf.where(share.rows > 0, values, tf.zeros_like(values))
         return update(self, values, sample_weight)
 
     keras.metrics.Mean.update_state = update_by_share
@@ -69,7 +69,7 @@ def is_known_to_add_up(metric: Any) -> bool:
 def watch_updates(
     metric: Any, watch: Callable[[Any, Callable[..., None], tuple[Any, ...], dict[str, Any]], None]
 ) -> None:
-    """Call a function in place of each update of a metric, with the update itself and its arguments."""
+    """Call a function instead of each update of a metric, with the original update and its arguments."""
     PATCH.check()
 
     class Watched:

@@ -1,7 +1,7 @@
-"""Returns the weights of split models as whole arrays: code that reads or sets them does not know of shards.
+"""Makes Keras read, set and save the weights of split models as whole arrays.
 
-So `get_weights` and `set_weights` (EarlyStopping's best weights), `save_weights` and `save` (ModelCheckpoint) are those
-of the model that is not split.
+`get_weights` and `set_weights`, which EarlyStopping uses, and `save_weights` and `save`, which ModelCheckpoint uses,
+then work as for a model that is not split.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ PATCH = Patch(
 )
 
 _BY_POSITION = (keras.Layer.save_own_variables, keras.optimizers.Optimizer.save_own_variables)
-"""Keras's methods that write variables from a list; others use attribute names, which are whole variables."""
+"""Keras's methods that save a list of variables; other methods save attributes, which are whole variables already."""
 
 
-def give_whole_weights(model: keras.Model) -> None:
-    """Replace the methods of layers and optimizers. Call it when shards are in the layers' lists."""
+def join_split_weights(model: keras.Model) -> None:
+    """Replace the methods of layers and optimizers. Call this after `show_shards`."""
     PATCH.check()
     for layer in layers_of(model):
         if any(whole_path(variable) is not None for variable in layer.weights):
@@ -73,7 +73,7 @@ def _save_whole(owner: Any, own_variables: Callable[[], Sequence[Any]]) -> None:
             store[str(index)] = host_value(variable)
 
     def load_own_variables(self: Any, store: Any) -> None:
-        # before anything is assigned: a half-loaded layer would be worse than an error
+        # checked before the first assignment, so that no layer is loaded by half
         check(self, store)
         for index, (_, variable) in enumerate(join_shards(own_variables())):
             variable.assign(store[str(index)])
@@ -82,9 +82,9 @@ def _save_whole(owner: Any, own_variables: Callable[[], Sequence[Any]]) -> None:
         if len(store.keys()) != (number := len(list(join_shards(own_variables())))):
             raise ValueError(f"got {len(store.keys())} values for the {number} variables of {self.name}")
 
-    if isinstance(owner, keras.Layer):  # also for layers that use attribute names: they count their variables, too
+    if isinstance(owner, keras.Layer):  # layers that save attributes count their variables too
         owner._check_load_own_variables = types.MethodType(check, owner)
-    # Embedding and others have their own method with attribute names, which are whole variables already
+    # Embedding and some other layers have their own method, which saves attributes
     if type(owner).save_own_variables in _BY_POSITION:
         owner.save_own_variables = types.MethodType(save_own_variables, owner)
         owner.load_own_variables = types.MethodType(load_own_variables, owner)

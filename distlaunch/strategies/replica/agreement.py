@@ -1,6 +1,6 @@
-"""Agreement between replica processes: before a step with process-local data, and after each graph call.
+"""Agreement between replica processes, before a step with process-local data and after each graph call.
 
-Before a step it takes one small all-reduce, which is made only where needed. After a call it is a ballot.
+Before a step, it is one small all-reduce, only if the data needs it. After a call, the processes exchange ballots.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _VOTE = 4  # stop, finish, save, next_steps
 
 @tf.autograph.experimental.do_not_convert
 def ended_anywhere(strategy: Any, ended: tf.Tensor) -> tf.Tensor:
-    """Return whether the data of any process has ended; called before each step if lengths are unknown."""
+    """Return whether the data of any process has ended; needed before each step if lengths are unknown."""
 
     def local() -> tf.Tensor:
         context = tf.distribute.get_replica_context()
@@ -46,11 +46,11 @@ def count_rows(strategy: Any, element: Any) -> Any:
 
 
 class Ballots:
-    """The values that replica processes exchange with the all-reduce at the end of each graph call.
+    """Values that replica processes exchange in the all-reduce at the end of each graph call.
 
-    A ballot is a float64 vector: the vote (stop, finish, save, next steps), then for each process the first step of the
-    call whose loss was not finite (0 if none), then for each process whether its data has ended. Each process fills its
-    own entries, so that the sum contains all of them.
+    A ballot is a float64 vector of three parts: the vote (stop, finish, save, next steps); for each process, the first
+    step of the call whose loss was not finite, or 0; and for each process, whether its data has ended. A process fills
+    only its own entries of the last two parts, so that the sum contains the values of all processes.
     """
 
     def __init__(self, peers: Peers) -> None:
@@ -58,15 +58,15 @@ class Ballots:
         self.size = _VOTE + 2 * peers.number
 
     def cast(self, vote: Vote) -> tf.Tensor:
-        """Return a ballot with the vote alone; `save` and `next_steps` are the chief's."""
-        # ballots are summed, so only the chief may vote for these
+        """Return a ballot with only the vote in it; `save` and `next_steps` are 0 unless this is the chief."""
+        # ballots are summed, so that these values must come from one process only
         save, next_steps = (vote.save, vote.next_steps) if self._peers.is_chief else (False, 0)
         return tf.constant([vote.stop, vote.finish, save, next_steps] + [0.0] * (self.size - _VOTE), tf.float64)
 
     @tf.autograph.experimental.do_not_convert
     def with_results(self, ballot: Any, nonfinite: Any, ended: Any) -> Any:
-        """In a graph, return the ballot with this process's results of the call."""
-        # the entries of the other processes stay zero, so that the sum contains each number separately
+        """Return the ballot with this process's results of the call, in a graph."""
+        # the entries of the other processes stay zero, so that the sum contains the number of each process
         here = tf.one_hot(self._peers.rank, self._peers.number, dtype=tf.float64)
         seen = [here * tf.cast(nonfinite, tf.float64), here * tf.cast(ended, tf.float64)]
         return ballot + tf.concat([tf.zeros([_VOTE], tf.float64), *seen], 0)

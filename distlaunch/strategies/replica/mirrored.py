@@ -27,7 +27,7 @@ class Mirrored(StrategyDefaults):
     is_chief = True
 
     def __init__(self, config: MirroredConfig, task: Task, cluster: Cluster | None = None) -> None:
-        del cluster  # the number of devices, or TF_CONFIG, determines the size
+        del cluster  # the number of replicas depends on the devices only
         self.task = task
         tensorflow_scalars.install()
         self._strategy = mirrored_strategy(_devices(config.replicas))

@@ -1,4 +1,4 @@
-"""`multi_worker_mirrored`: several processes in lockstep, gradients summed over all of them."""
+"""`multi_worker_mirrored`: several processes in lockstep, with gradients summed over all of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MultiWorkerMirrored(MultiProcessStrategy):
     kind = "multi_worker_mirrored"
 
     def __init__(self, config: MultiWorkerMirroredConfig, task: Task, cluster: Cluster | None = None) -> None:
-        del cluster  # the number of devices, or TF_CONFIG, determines the size
+        del cluster  # TF_CONFIG determines the number of workers
         self.task = task
         tensorflow_scalars.install()
         _check_local_replicas(config.replicas_per_worker)
@@ -61,6 +61,6 @@ def _check_local_replicas(wanted: int | str) -> None:
     gpus = len(tf.config.list_physical_devices("GPU"))
     have = max(gpus, 1)  # without a GPU, the CPU is one replica
     if wanted != "auto" and wanted != have:
-        what = f"{gpus} GPUs, one replica on each" if gpus else "no GPU, and TensorFlow gives it one CPU replica"
+        what = f"{gpus} GPUs, with one replica on each" if gpus else "no GPU, and TensorFlow uses one replica on a CPU"
         message = f"got {wanted}, but this worker has {what}; write 'auto'"
         raise ConfigError(Problem(("strategy", "replicas_per_worker"), message))

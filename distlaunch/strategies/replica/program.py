@@ -1,7 +1,7 @@
-"""The replica step: Keras's own `train_step` (or the user's) under `strategy.run`, with many steps per graph call.
+"""Program that runs Keras's own `train_step`, or the user's, under `strategy.run`, with many steps per graph call.
 
-Serves every tf.distribute strategy whose replicas work in lockstep. The inner loop is in the graph, the outer loop in
-Python.
+All tf.distribute strategies whose replicas work in lockstep use it. The inner loop over steps is in the graph, and the
+outer loop in Python.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from distlaunch.data.rows import split_rows
 from distlaunch.patches import tensorflow_iterators
 from distlaunch.patches.keras_branches import branch_together
 from distlaunch.patches.keras_private import layers_of, other_list
-from distlaunch.strategies.final_weights import put_final_weights
+from distlaunch.strategies.final_weights import set_final_weights
 from distlaunch.strategies.finite import losses_are_finite, weights_are_finite
-from distlaunch.strategies.local_model import LocalModel, plain_values
+from distlaunch.strategies.local_model import LocalModel, tensorflow_values
 from distlaunch.strategies.patches import keras_losses, keras_replica_metrics
 from distlaunch.strategies.patches.keras_gradient_sums import has_sparse_gradients, sum_gradients_first
 from distlaunch.strategies.patches.keras_replica_metrics import is_known_to_add_up, single_metrics, watch_updates
@@ -37,16 +37,15 @@ from distlaunch.strategies.replica.share import ReplicaShare, StepKind, replica_
 from distlaunch.strategies.replica.sums import Replicas, Sums
 from distlaunch.strategies.replica.trial import (
     MAX_ROWS,
-    Watch,
-    find_adding_up,
+    MetricWatch,
+    adopt_findings,
+    find_reductions,
+    findings_to_json,
     needs_trial,
-    take_text,
-    to_text,
 )
 from distlaunch.strategies.state import State
 from distlaunch.strategies.step_times import StepTimes
 from distlaunch.strategies.variables import (
-    chain,
     checked_value,
     flat_logs,
     host_value,
@@ -54,10 +53,11 @@ from distlaunch.strategies.variables import (
     metric_variables,
     optimizers_of,
     overrides_method,
-    plain_state,
-    restore_plain,
+    restore_untracked,
     saved_values,
     state_variables,
+    untracked_state,
+    with_wrapped_optimizers,
 )
 
 EVALUATION_CALL = 16  # steps per evaluation call: few enough to stop soon, many enough to be fast
@@ -70,64 +70,64 @@ class ReplicaProgram(ProgramDefaults):
         self._strategy, self._steps, self._replicas = strategy, steps, replicas
         self._model = steps.model
         self._optimizers = optimizers_of(self._model)
-        self._local = LocalModel(self._model, *plain_values())
+        self._local = LocalModel(self._model, *tensorflow_values())
         self._steps_in_epoch = 0
         self._ballots = Ballots(replicas.peers)
         self.notes: list[str] = []
         tensorflow_iterators.install()
-        # Replicas gather sparse gradients, which must have the same shape within one graph call. An uneven last batch
-        # has another shape. Whether there are any is known when the first step is traced.
-        self._one_by_one = replicas.total > 1
+        # Sparse gradients must have the same shape in all steps of a graph call, but an uneven last batch changes it.
+        # So each call runs one step, until the first trace shows that there are no sparse gradients.
+        self._runs_single_steps = replicas.total > 1
         for optimizer in self._optimizers:
-            for part in chain(optimizer):
+            for part in with_wrapped_optimizers(optimizer):
                 branch_together(part)
         is_own = steps.logs == "last" and overrides_method(self._model, "train_step")
         self._train_kind = StepKind("mean" if steps.logs == "last" else "part", weighs_gradients=is_own)
-        self._test_kind = StepKind("mean", adding_up=self._train_kind.adding_up, is_test=True)
-        self._doubtful: list[Any] = []
+        self._test_kind = StepKind("mean", reductions=self._train_kind.reductions, is_test=True)
+        self._unverified_metrics: list[Any] = []
         whole: list[Any] = []
         if replicas.total > 1:
             keras_losses.install()
             keras_replica_metrics.install()
             for place, optimizer in enumerate(self._optimizers):
                 sum_gradients_first(optimizer, place)
-            whole = self._find_adding_up()
+            whole = self._find_reductions()
             if self._model.compiled and self._model.jit_compile is True:
                 self.notes.append(
-                    "jit_compile is ignored on replicas; random layers such as Dropout draw other numbers with XLA, so "
-                    "that one device with jit_compile uses other dropout masks"
+                    "jit_compile is ignored on replicas; since random layers such as Dropout draw other numbers with "
+                    "XLA, one device with jit_compile uses other dropout masks"
                 )
-        self._whole, self._gathers = whole, self._train_kind.adding_up.gathers
+        self._gathered_metrics, self._gathers = whole, self._train_kind.reductions.gathers
         self._sums = Sums(strategy, steps, replicas, self._ballots, self._train_kind, self._test_kind, whole)
         trackers = {id(variable) for variable in loss_trackers(self._model)} if steps.logs == "mean" else set()
-        # values that all replicas compute from all rows are valid in a replica without rows too
+        # metrics that all replicas compute from all rows are valid in a replica without rows too
         kept = trackers | {id(variable) for metric in whole for variable in metric.variables}
-        self._of_rows = [variable for variable in metric_variables(self._model) if id(variable) not in kept]
+        self._row_variables = [variable for variable in metric_variables(self._model) if id(variable) not in kept]
         self._statistics = Statistics(strategy, self._model)
         self._iterator: Any = None
-        self._ends = self._own = False
+        self._may_end_elsewhere = self._is_process_local = False
         self._distributed: tuple[Source, bool, Any] | None = None
         self._train_call: Callable[..., Any] | None = None
         self._test_call: Callable[..., Any] | None = None
 
-    def _find_adding_up(self) -> list[Any]:
+    def _find_reductions(self) -> list[Any]:
         """Find out how values add up over replicas; return the metrics that need the rows of all replicas."""
         steps, metrics = self._steps, list(single_metrics(self._model.metrics))
         if steps.sample is None or not needs_trial(self._model, metrics):
             return []
-        watch = Watch(metrics)
+        watch = MetricWatch(metrics)
         for metric in metrics:
             if not is_known_to_add_up(metric) or getattr(metric, "additive", None) is False:
                 watch_updates(metric, watch.update)
         was_tried = self._try_steps(metrics)
         kinds = [self._train_kind, self._test_kind]
-        # processes may read other rows, or round differently, but must agree on what they exchange
-        take_text(kinds, self._replicas.peers.from_chief(to_text(kinds)))
+        # processes may read different rows or round differently, but must exchange the same values
+        adopt_findings(kinds, self._replicas.peers.from_chief(findings_to_json(kinds)))
         self._model.reset_metrics()
-        found = self._train_kind.adding_up.metrics
+        found = self._train_kind.reductions.metrics
         others = (metric for index, metric in enumerate(metrics) if index not in found)
         unsure = [one for one in others if not is_known_to_add_up(one) and getattr(one, "additive", None) is None]
-        self._doubtful = metrics if unsure and was_tried else []
+        self._unverified_metrics = metrics if unsure and was_tried else []
         return [metrics[index] for index in sorted(found)]
 
     def _try_steps(self, metrics: list[Any]) -> bool:
@@ -141,14 +141,14 @@ class ReplicaProgram(ProgramDefaults):
         try:
             rows = steps.sample(MAX_ROWS)
             if int(num_rows(rows)) < 2:
-                return False  # a batch with one row belongs to one replica, and the others count nothing
+                return False  # one row cannot be split into parts
             for step, kind in tried:
-                _, notes = find_adding_up(self._strategy, self._model, step, kind, metrics, rows)
+                _, notes = find_reductions(self._strategy, self._model, step, kind, metrics, rows)
                 self.notes.extend(note for note in notes if note not in self.notes)
             return True
         except ConfigError:
             raise
-        # the user's step may raise anything on a part of a batch that replicas may never have
+        # the user's step may raise any error on a part of a batch, and replicas may never get such a part
         except Exception as error:
             reason = reason_of(error)
             self.notes.append(
@@ -161,7 +161,7 @@ class ReplicaProgram(ProgramDefaults):
 
     def set_train_data(self, source: Source) -> None:
         self._iterator = iter(self._distribute(source))
-        self._ends, self._own = self._may_differ(source), source.is_process_local
+        self._may_end_elsewhere, self._is_process_local = self._may_differ(source), source.is_process_local
 
     def _may_differ(self, source: Source) -> bool:
         """Return whether other processes may reach the end of their data at another step."""
@@ -170,10 +170,10 @@ class ReplicaProgram(ProgramDefaults):
     def _distribute(self, source: Source, *, whole: bool = False) -> Any:
         kept = self._distributed
         if kept is None or kept[0] is not source or kept[1] != whole:
-            # cached: validations read the same source, and tracing its functions takes 0.03 s or more
+            # kept for the next validation with the same source, because tracing its functions takes 0.03 s or more
             number, first = (1, 0) if whole else (self._replicas.total, self._replicas.first)
             parts = split_rows(source, first_replica=first, num_local=self._replicas.local, num_replicas=number)
-            # not `experimental_distribute_dataset`, which would split the batches itself
+            # `experimental_distribute_dataset` would split the batches itself
             kept = source, whole, self._strategy.distribute_datasets_from_function(lambda _: parts)
             self._distributed = kept
         return kept[2]
@@ -187,21 +187,25 @@ class ReplicaProgram(ProgramDefaults):
             self._train_call = self._make_call(self._train_step, list(self._sums.extras.values()), stops=stops)
         done, votes, logs, extras, nonfinite, times = 0, None, {}, [], None, StepTimes()
         while done < num_steps:
-            wanted = 1 if self._one_by_one else num_steps - done
-            # a Python int would be a constant in the graph: one trace for each number of steps
+            wanted = 1 if self._runs_single_steps else num_steps - done
+            # a NumPy number, because a Python int would cause one trace for each number of steps
             made, votes, logs, extras, rows = self._train_call(
-                self._iterator, np.int32(wanted), self._ballots.cast(vote), self._ends, self._own
+                self._iterator,
+                np.int32(wanted),
+                self._ballots.cast(vote),
+                self._may_end_elsewhere,
+                self._is_process_local,
             )
-            self._one_by_one = self._gathers or any(map(has_sparse_gradients, self._optimizers))
+            self._runs_single_steps = self._gathers or any(map(has_sparse_gradients, self._optimizers))
             if nonfinite is None and (first := self._ballots.first_nonfinite(votes)):
                 nonfinite = done + first
             done += int(made)
-            times += StepTimes.of(rows.numpy()[: int(made)])  # later rows belong to steps that were not made
+            times += StepTimes.of(rows.numpy()[: int(made)])  # the other rows are of steps that did not run
             self._ballots.check_ends(votes, self._steps_in_epoch + done, "training")
             if int(made) < wanted or (nonfinite and self._steps.stop_at_nonfinite):
                 break
         self._steps_in_epoch += done
-        # a call that ended with a nonfinite loss does not show whether the data has ended
+        # unknown if the call has ended because of a loss that is not finite
         ended = done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite)
         logs = self._sums.to_logs(logs, extras, self._steps_in_epoch)
         return CallResult(done, ended, logs, self._ballots.vote(votes), nonfinite, times)
@@ -213,7 +217,7 @@ class ReplicaProgram(ProgramDefaults):
         should_stop: Callable[[], bool],
         hooks: BatchHooks | None = None,
     ) -> Logs | None:
-        # process-local rows cannot be evaluated by other processes
+        # other processes cannot read process-local rows
         whole = self._test_kind.takes_whole_batches and not source.is_process_local
         if self._test_call is None:
             self._make_test_extras(iter(self._distribute(source, whole=whole)))
@@ -221,23 +225,23 @@ class ReplicaProgram(ProgramDefaults):
                 self._test_step, list(self._sums.test_extras.values()), stops=False, whole=whole
             )
         if self._train_call is not None:
-            self._statistics.take_first()
+            self._statistics.copy_first()
         self._reset_metrics()
         iterator = iter(self._distribute(source, whole=whole))
         remaining, at = max_steps, 0
         if hooks is not None and source.num_batches is not None:
-            # a call beyond the last batch is harmless, but its hook must not be called
+            # so that no hook is called after the last batch
             remaining = min(source.num_batches, remaining or source.num_batches)
         while True:
-            at_once = EVALUATION_CALL if hooks is None and not self._gathers else 1
-            wanted = at_once if remaining is None else min(at_once, remaining)
+            steps_per_call = EVALUATION_CALL if hooks is None and not self._gathers else 1
+            wanted = steps_per_call if remaining is None else min(steps_per_call, remaining)
             if hooks is not None:
                 hooks.begin(at)
             ballot = self._ballots.cast(Vote(stop=should_stop()))
             how = self._may_differ(source), source.is_process_local
             done, votes, logs, extras, _ = self._test_call(iterator, np.int32(wanted), ballot, *how)
             if self._ballots.vote(votes).stop:
-                # all processes have the same sum of votes, so all of them return here
+                # in all processes, since they have the same sum of votes
                 return None
             self._ballots.check_ends(votes, at + int(done), kind_of(source.name))
             if hooks is not None and int(done):
@@ -258,9 +262,9 @@ class ReplicaProgram(ProgramDefaults):
         batches: list[Any] = []
         for element in map(with_counts, self._distribute(source)):
             ended = int(strategy.experimental_local_results(element[2])[0]) == 0  # every replica has the same total
-            if replicas.peers.is_over(source, ended=ended, steps=len(batches), unknown=self._may_differ(source)):
+            if replicas.peers.has_data_ended(source, ended=ended, steps=len(batches), unknown=self._may_differ(source)):
                 break
-            # not before each batch, since a vote costs an all-reduce
+            # not before each batch, because a vote needs an all-reduce
             if len(batches) % EVALUATION_CALL == 0 and self.agree(Vote(stop=should_stop())).stop:
                 return None
             batches.append(call(element))
@@ -274,33 +278,35 @@ class ReplicaProgram(ProgramDefaults):
 
     def _reset_metrics(self) -> None:
         self._model.reset_metrics()
-        if self._whole:
-            # across replicas, TensorFlow would divide an initial value other than 0 by their number
-            self._strategy.run(tf.function(lambda: [metric.reset_state() for metric in self._whole], autograph=False))
+        if self._gathered_metrics:
+            # in each replica, because in the cross-replica context TensorFlow divides the initial value by their number
+            self._strategy.run(
+                tf.function(lambda: [metric.reset_state() for metric in self._gathered_metrics], autograph=False)
+            )
 
-    def second_look(self) -> list[str]:
-        steps, metrics = self._steps, self._doubtful
+    def recheck_metrics(self) -> list[str]:
+        steps, metrics = self._steps, self._unverified_metrics
         if not metrics or steps.sample is None:
             return []
-        # on the changed predictions, a metric that has added up may not do so
+        # the trained model predicts other values, for which a metric may no longer add up
         kind = self._train_kind if steps.logs == "last" else self._test_kind
-        found = set(kind.adding_up.metrics)
-        kind = replace(kind, adding_up=deepcopy(kind.adding_up), logs={})
+        found = set(kind.reductions.metrics)
+        kind = replace(kind, reductions=deepcopy(kind.reductions), logs={})
         step = steps.train if kind.is_test is False else steps.test
         assert step is not None, "it was tried before"
-        late, _ = find_adding_up(self._strategy, self._model, step, kind, metrics, steps.sample(MAX_ROWS))
+        late, _ = find_reductions(self._strategy, self._model, step, kind, metrics, steps.sample(MAX_ROWS))
         names = [metrics[index].name for index in sorted(late.metrics - found)]
         return [
-            f"metric '{name}' does not add up over replicas after all, so its values are wrong; set "
-            "additive: false for it in compile.metrics"
+            f"metric '{name}' does not add up over replicas, as its values after the first epoch show, so they are "
+            "wrong; set additive: false for it in compile.metrics"
             for name in names
         ]
 
     def agree(self, vote: Vote) -> Vote:
         return self._sums.agree(vote)
 
-    def _by_xla(self, replica_step: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-        # the step alone: the loop around it reads from the iterator, which XLA does not support
+    def _compile_with_xla(self, replica_step: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+        # only the step, because the loop around it reads from the iterator, which XLA does not support
         wanted = self._replicas.total == 1 and self._model.compiled and self._model.jit_compile is True
         return tf.function(replica_step, jit_compile=True) if wanted else replica_step
 
@@ -310,11 +316,12 @@ class ReplicaProgram(ProgramDefaults):
         """Return a graph function for several steps.
 
         Args:
-            replica_step: returns whether its losses are finite.
+            replica_step: the step of a replica, which returns whether its losses are finite.
+            extras: variables that are summed in addition to the metrics.
             stops: whether the call ends after the first step whose losses are not finite.
             whole: whether each replica computes whole batches.
         """
-        strategy, replica_step = self._strategy, self._by_xla(replica_step)
+        strategy, replica_step = self._strategy, self._compile_with_xla(replica_step)
 
         @tf.autograph.experimental.do_not_convert
         def run(element: Any) -> tf.Tensor:
@@ -325,11 +332,11 @@ class ReplicaProgram(ProgramDefaults):
         def totals(element: Any) -> Any:
             return strategy.experimental_local_results(element[2])
 
-        # losses differ between processes, but all must leave the loop at the same step: several processes decide by
-        # the weights, which are the same in all
+        # All processes must leave the loop after the same step. Several processes decide by the weights, which are the
+        # same in all of them, and not by the losses, which differ.
         alone = self._replicas.peers.number == 1
 
-        # AutoGraph converts `while` and `break` on tensors here; the called functions are marked not to be converted
+        # AutoGraph converts `while` and `break` here, but not the functions that are called
         @tf.function(reduce_retracing=True)
         def call(iterator: Any, num_steps: tf.Tensor, ballot: tf.Tensor, may_differ: bool, own: bool) -> Any:
             done, nonfinite, ended = tf.constant(0), tf.constant(0), tf.constant(False)
@@ -339,17 +346,17 @@ class ReplicaProgram(ProgramDefaults):
                 if own:
                     element = count_rows(strategy, element)
                 ended = totals(element)[0] == 0
-                # a Python bool, so that the usual graph contains no such all-reduce
+                # `may_differ` is a Python bool, so that the usual graph does not contain this all-reduce
                 if ended_anywhere(strategy, ended) if may_differ else ended:
                     break
                 finite = run(element)
                 done += 1
-                sound = weights_are_finite(self._model.trainable_variables) if stops else tf.constant(True)
-                nonfinite = tf.where((finite & sound) | (nonfinite > 0), nonfinite, done)  # keep the first one
+                weights_finite = weights_are_finite(self._model.trainable_variables) if stops else tf.constant(True)
+                nonfinite = tf.where((finite & weights_finite) | (nonfinite > 0), nonfinite, done)  # keep the first one
                 began, at = at, now(nonfinite)
                 rows = strategy.experimental_local_results(element[1])
                 times = times.write(done - 1, time_row(waited, began, at, rows))
-                if stops and not (finite & sound if alone else sound):
+                if stops and not (finite & weights_finite if alone else weights_finite):
                     break
             summed = self._sums.collect(self._ballots.with_results(ballot, nonfinite, ended), extras, whole=whole)
             return done, *summed, times.stack()
@@ -365,30 +372,30 @@ class ReplicaProgram(ProgramDefaults):
 
     def _tracing(self, step: Callable[[Any], Any], kind: StepKind) -> Callable[[Any], Any]:
         def trace(iterator: Any) -> Any:
-            element = next(iterator)  # process-local rows are sufficient, since only shapes matter
-            return self._strategy.run(lambda *element: self._with_share(step, kind, *element), args=element)
+            element = next(iterator)  # without the row counts of other processes, since only shapes matter here
+            return self._strategy.run(lambda *element: self._run_with_share(step, kind, *element), args=element)
 
         return trace
 
     def _train_step(self, batch: Any, rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
-        returned = self._with_share(self._steps.train, self._train_kind, batch, rows, total, start)
+        returned = self._run_with_share(self._steps.train, self._train_kind, batch, rows, total, start)
         returned = flat_logs(returned) if isinstance(returned, dict) else {}
         if self._steps.logs == "last":
-            self._sums.keep(returned, rows, total)
+            self._sums.store_results(returned, rows, total)
         else:
             for name, variable in self._sums.extras.items():
                 variable.assign_add(tf.cast(tf.reduce_mean(returned[name]), variable.dtype))
-        # the loss of a stand-in row may be anything
+        # the loss of a stand-in row does not count
         return losses_are_finite(returned) | (rows == 0)
 
     def _test_step(self, batch: Any, rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
         assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
-        returned = self._with_share(self._steps.test, self._test_kind, batch, rows, total, start)
+        returned = self._run_with_share(self._steps.test, self._test_kind, batch, rows, total, start)
         if self._sums.test_extras:
-            self._sums.keep(flat_logs(returned), rows, total, test=True)
+            self._sums.store_results(flat_logs(returned), rows, total, test=True)
         return tf.constant(True)
 
-    def _with_share(
+    def _run_with_share(
         self,
         step: Callable[[Any], Any],
         kind: StepKind,
@@ -399,11 +406,11 @@ class ReplicaProgram(ProgramDefaults):
     ) -> Any:
         if self._replicas.total == 1:
             return step(batch)
-        before = [tf.identity(variable.value) for variable in self._of_rows]
-        with replica_share(ReplicaShare(rows, total, start, kind, is_whole=kind.takes_whole_batches)):
+        before = [tf.identity(variable.value) for variable in self._row_variables]
+        with replica_share(ReplicaShare(rows, total, start, kind, has_all_rows=kind.takes_whole_batches)):
             returned = step(batch)
-        for variable, value in zip(self._of_rows, before, strict=True):
-            # a stand-in row (see stand_in.py) must have no effect; losses of single outputs count replicas, not rows
+        for variable, value in zip(self._row_variables, before, strict=True):
+            # a replica without rows computes a stand-in row, which must have no effect
             variable.assign(tf.where(rows > 0, tf.convert_to_tensor(variable.value), value))
         return returned
 
@@ -411,23 +418,23 @@ class ReplicaProgram(ProgramDefaults):
 
     def finalize(self) -> None:
         with self._strategy.scope():
-            put_final_weights(self._model)
+            set_final_weights(self._model)
 
     def snapshot(self) -> State:
         state = {name: host_value(variable) for name, variable in state_variables(self._model).items()}
-        state.update(plain_state(self._model))
+        state.update(untracked_state(self._model))
         state.update(self._sums.values())
         state["log/steps_in_epoch"] = np.array(self._steps_in_epoch, np.int64)
         return state
 
     def restore(self, state: State) -> None:
         if self._steps.logs == "mean" and self._iterator is not None:
-            self._make_extras()  # the state contains their values
+            self._make_extras()  # creates the variables whose values the state contains
         for variable, value in saved_values(self._model, state):
             variable.assign(value)
-        restore_plain(self._model, state)
+        restore_untracked(self._model, state)
         partial = self._sums.partial_variables()
-        # if the saved step logged other values, the means of this epoch start again
+        # if the step has logged other values before, the means of this epoch start at zero
         known = all(name in state for name in partial)
         sums = state if known else {name: np.zeros(v.shape) for name, v in partial.items()}
         for name, variable in partial.items():
@@ -438,31 +445,31 @@ class ReplicaProgram(ProgramDefaults):
 class Statistics:
     """Statistics of batches in layers, such as the moving averages of BatchNormalization, in each replica.
 
-    A checkpoint has those of the first replica, so an evaluation during training uses them too. Otherwise it would
-    evaluate a model that is never saved, and another one after a restart.
+    A checkpoint contains the first replica's statistics. An evaluation during training uses the same, because it would
+    otherwise evaluate a model that is never saved.
     """
 
     def __init__(self, strategy: Any, model: keras.Model) -> None:
         self._strategy, self._model = strategy, model
-        self._call = tf.function(lambda: strategy.run(self._take_first), autograph=False)
+        self._call = tf.function(lambda: strategy.run(self._copy_first), autograph=False)
 
     @functools.cached_property
     def _variables(self) -> list[Any]:
-        # a frozen layer keeps no statistics, and may be large
+        # a frozen layer does not update its statistics, which may be large
         found = [variable for layer in layers_of(self._model) if layer.trainable for variable in other_list(layer)]
         floats = (variable for variable in found if keras.backend.is_float_dtype(variable.dtype))
         return list({id(variable): variable for variable in floats}.values())
 
-    def take_first(self) -> None:
+    def copy_first(self) -> None:
         """Copy the first replica's statistics to all replicas; every process must call it."""
         if self._variables and self._strategy.num_replicas_in_sync > 1:
             self._call()
 
-    def _take_first(self) -> None:
+    def _copy_first(self) -> None:
         context = tf.distribute.get_replica_context()
         is_first = tf.equal(context.replica_id_in_sync_group, 0)
         values = [tf.convert_to_tensor(variable.value) for variable in self._variables]
-        # the others add zeros, so that the sum is exactly the first replica's value
+        # the other replicas add zeros, so that the sum is exactly the first replica's value
         parts = [tf.where(is_first, value, tf.zeros_like(value)) for value in values]
         for variable, value in zip(self._variables, context.all_reduce(tf.distribute.ReduceOp.SUM, parts), strict=True):
             variable.assign(value)

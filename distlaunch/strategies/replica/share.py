@@ -1,15 +1,17 @@
-"""A replica's share of the global batch, so that losses and gradients add up to exactly those of one device.
+"""Scales a replica's losses and gradients by its share of the global batch, so that they add up to those of one device.
 
 There are two conventions for a loss within a replica's step.
 
-`mean` (Keras's steps, and a user's own `train_step`): a loss keeps the scale that it has on one device, so that its
-mean over the replicas, weighted by rows, is the loss of the global batch. A plain mean over the replica's rows already
-is such a value. Masked and weighted means are scaled to become one. Gradients are averaged with the same weights.
+`mean` (Keras's steps, and a user's own `train_step`): a loss has the same scale as on one device. Its mean over the
+replicas, weighted by rows, is the loss of the global batch. A mean over the replica's rows is such a value; masked and
+weighted means must be scaled. Gradients are averaged with the same weights.
 
-`part` (`loop: custom`): a loss is this replica's part of the loss of the global batch; parts and gradients are summed.
-Source: TensorFlow's guide to custom training with tf.distribute.Strategy, "sum over examples / global batch size".
+`part` (`loop: custom`): a loss is this replica's part of the loss of the global batch. The parts are summed, and so
+are the gradients. Source: TensorFlow's guide to custom training with tf.distribute.Strategy, "sum over examples /
+global batch size".
 
-`patches.keras_losses`, `patches.keras_replica_metrics` and `patches.keras_gradient_sums` make Keras follow them.
+`patches.keras_losses`, `patches.keras_replica_metrics` and `patches.keras_gradient_sums` make Keras follow these
+conventions.
 """
 
 from __future__ import annotations
@@ -23,50 +25,50 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tensorflow as tf
 
-from distlaunch.strategies.replica.row_random import RowPlace, numbers_for
+from distlaunch.strategies.replica.row_random import RowPlace, draw_for_rows
 
 if TYPE_CHECKING:
-    from distlaunch.strategies.replica.trial import Trial
+    from distlaunch.strategies.replica.trial import StepTrial
 
 _local = threading.local()  # each replica is traced in a separate thread
 
 
-class Adds(Enum):
-    """The way in which values of several replicas give that of the global batch."""
+class Reduction(Enum):
+    """The way in which the value of the global batch follows from the values of the replicas."""
 
     MEAN = "mean"
-    """Their mean, weighted by rows."""
+    """It is the mean of their values, weighted by rows."""
     SUM = "sum"
-    """Their sum."""
+    """It is the sum of their values."""
     WHOLE = "whole"
-    """Neither: the value has to be computed from the rows of all replicas."""
+    """It must be computed from the rows of all replicas."""
     RESULT = "result"
-    """A log that is the result of the metric of that name, whose state adds up."""
+    """It is a log that equals the result of the metric of the same name, whose state adds up."""
 
 
 @dataclass
-class AddingUp:
-    """How a model's losses, metrics and logs add up over replicas, if not by `Adds.MEAN`.
+class Reductions:
+    """How a model's losses, metrics and logs add up over replicas, if not by `Reduction.MEAN`.
 
     Attributes:
-        losses: compiled losses, by their index among those of the model's outputs.
+        losses: compiled losses, by the index of the model's output.
         added: losses added with `add_loss`, by the layer's path and the number of the call.
         total: the result of an overridden `compute_loss`.
-        metrics: metrics computed from the rows of all replicas, by their index among the model's.
-        same_rows: sparse gradients for which each replica has the same rows of a table, such as positions, by the
+        metrics: indices of the model's metrics that are computed from the rows of all replicas.
+        same_rows: sparse gradients in which all replicas have the same rows of a table, such as positions, by the
             indices of the optimizer and of the variable.
     """
 
-    losses: dict[int, Adds] = field(default_factory=dict)
-    added: dict[tuple[str, int], Adds] = field(default_factory=dict)
-    total: Adds = Adds.MEAN
+    losses: dict[int, Reduction] = field(default_factory=dict)
+    added: dict[tuple[str, int], Reduction] = field(default_factory=dict)
+    total: Reduction = Reduction.MEAN
     metrics: set[int] = field(default_factory=set)
     same_rows: set[tuple[int, int]] = field(default_factory=set)
 
     @property
     def gathers(self) -> bool:
         """Whether anything is computed from the rows of all replicas."""
-        return bool(self.metrics) or Adds.WHOLE in (self.total, *self.losses.values())
+        return bool(self.metrics) or Reduction.WHOLE in (self.total, *self.losses.values())
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,9 @@ class StepKind:
     """How a step treats losses and gradients.
 
     Attributes:
-        scale: the convention for losses, see the module.
-        weighs_gradients: gradients are those of losses in the convention `mean`, so that each replica's are weighted by
-            its rows; otherwise Keras's own step weights the loss before differentiation.
+        scale: the convention for losses; see the module.
+        weighs_gradients: whether gradients must be weighted by the replica's rows, because a user's `train_step` has
+            differentiated a loss in the convention `mean`. Keras's own step weights the loss before differentiation.
         adding_up: how the model's values add up.
         is_test: whether this is an evaluation step.
         logs: how the values that the step returns add up, by name.
@@ -84,14 +86,14 @@ class StepKind:
 
     scale: Literal["mean", "part"]
     weighs_gradients: bool = False
-    adding_up: AddingUp = field(default_factory=AddingUp)
+    reductions: Reductions = field(default_factory=Reductions)
     is_test: bool = False
-    logs: dict[str, Adds] = field(default_factory=dict)
+    logs: dict[str, Reduction] = field(default_factory=dict)
 
     @property
     def takes_whole_batches(self) -> bool:
         """Whether each replica evaluates whole batches, because values of the step do not add up."""
-        return self.is_test and Adds.WHOLE in self.logs.values()
+        return self.is_test and Reduction.WHOLE in self.logs.values()
 
 
 @dataclass(frozen=True)
@@ -99,13 +101,13 @@ class ReplicaShare:
     """A replica's rows of the global batch, and how its step treats losses.
 
     Attributes:
-        rows: examples of this replica, a float32 scalar; 0 for a replica without any (its row is a stand-in).
-        total: examples of the global batch, a float32 scalar.
-        start: index of the replica's first example in it, an int64 scalar.
+        rows: number of this replica's examples, a float32 scalar; 0 if its only row is a stand-in.
+        total: number of examples of the global batch, a float32 scalar.
+        start: index of the replica's first example in the global batch, an int64 scalar.
         kind: how the step treats losses.
-        weight: the replica's part of a mask or of weights, for a mean over them instead of over rows.
+        weight: this replica's fraction of the sum of a mask or of weights, for a mean over these instead of over rows.
         trial: set while parts of a batch are computed one after the other, to find out how values add up.
-        is_whole: whether all rows are here, as on one device.
+        is_whole: whether this replica has all rows, as one device would.
     """
 
     rows: tf.Tensor
@@ -113,53 +115,52 @@ class ReplicaShare:
     start: tf.Tensor
     kind: StepKind
     weight: tf.Tensor | None = None
-    trial: Trial | None = None
-    is_whole: bool = False
+    trial: StepTrial | None = None
+    has_all_rows: bool = False
 
     @property
-    def share(self) -> tf.Tensor:
-        """The replica's part of the rows, float32."""
+    def row_fraction(self) -> tf.Tensor:
+        """The replica's fraction of the rows of the global batch, float32."""
         return self.rows / self.total
 
     @property
-    def keeps_scale(self) -> bool:
+    def uses_mean_convention(self) -> bool:
         """Whether losses follow the convention `mean`."""
-        return self.kind.scale == "mean" and not self.is_whole
+        return self.kind.scale == "mean" and not self.has_all_rows
 
-    def scaled(self, value: Any) -> Any:
-        """Return a mean over this replica's rows (or mask, or weights) in the convention of the step."""
-        if self.is_whole:
+    def scale_mean(self, value: Any) -> Any:
+        """Return a mean over this replica's rows, mask or weights, scaled as the step's convention requires."""
+        if self.has_all_rows:
             return value
         if self.kind.scale == "part":
-            return value * tf.cast(self.share if self.weight is None else self.weight, value.dtype)
+            return value * tf.cast(self.row_fraction if self.weight is None else self.weight, value.dtype)
         if self.weight is None:
             return value
-        return value * tf.cast(tf.math.divide_no_nan(self.weight, self.share), value.dtype)
+        return value * tf.cast(tf.math.divide_no_nan(self.weight, self.row_fraction), value.dtype)
 
-    def from_part(self, value: Any) -> Any:
-        """Return a value that is summed over replicas, such as a sum over rows, in the convention `mean`."""
-        return tf.math.divide_no_nan(value, tf.cast(self.share, value.dtype))
+    def scale_sum(self, value: Any) -> Any:
+        """Return this replica's part of a sum over replicas, scaled for the convention `mean`."""
+        return tf.math.divide_no_nan(value, tf.cast(self.row_fraction, value.dtype))
 
     def sum_over_replicas(self, value: tf.Tensor) -> tf.Tensor:
         """Return the sum of a value over all replicas; all must call it in the same order."""
-        if self.is_whole:
+        if self.has_all_rows:
             return value
         if self.trial is not None:
             return self.trial.sum_over_replicas(value)
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
 
-    def gathered(self, value: Any) -> Any:
+    def gather_rows(self, value: Any) -> Any:
         """Return the rows of all replicas, in the order of the global batch.
 
-        Gradients reach this replica's rows only, scaled so that their mean over replicas, weighted by rows, is the
+        Only this replica's rows have a gradient. It is scaled, so that the mean over replicas, weighted by rows, is the
         gradient of one device.
 
         Args:
-            value: a tensor whose first dimension is the rows, or a multiple of them; anything else is returned
-                unchanged.
+            value: a tensor whose first dimension is the rows, or a multiple of them; a scalar is returned unchanged.
 
         Raises:
-            TypeError: a tensor of text, or one with rows of different lengths, which cannot be summed over replicas.
+            TypeError: the value is text or a ragged tensor, which cannot be summed over replicas.
         """
         if value is None or (isinstance(value, tf.Tensor) and not value.shape.rank):
             return value
@@ -167,16 +168,16 @@ class ReplicaShare:
             raise TypeError(f"{type(value).__name__} of {getattr(value, 'dtype', 'unknown type')}")
         rows, start, total = (tf.cast(number, tf.int64) for number in (self.rows, self.start, self.total))
         length = tf.shape(value, tf.int64)[0]
-        # rows may be merged with other dimensions; an empty replica has one stand-in row
+        # more than 1 if rows were merged with other dimensions; a replica without rows has one stand-in row
         times = length // tf.maximum(rows, 1)
-        own = _with_scaled_gradient(value[: rows * times], self.share)
+        own = _with_scaled_gradient(value[: rows * times], self.row_fraction)
         before, after = start * times, (total - start - rows) * times
         summable = tf.cast(own, tf.int32) if own.dtype == tf.bool else own
         rest = tf.shape(value, tf.int64)[1:]
         zeros = [tf.zeros(tf.concat([[number], rest], 0), summable.dtype) for number in (before, after)]
         padded = tf.concat([zeros[0], tf.stop_gradient(summable), zeros[1]], 0)
         whole = tf.stop_gradient(
-            self.trial.gathered(padded) if self.trial is not None else self.sum_over_replicas(padded)
+            self.trial.gather_rows(padded) if self.trial is not None else self.sum_over_replicas(padded)
         )
         whole = tf.cast(whole, own.dtype)
         result = tf.concat([whole[:before], own, whole[before + rows * times :]], 0)
@@ -184,63 +185,67 @@ class ReplicaShare:
         return result
 
     @contextlib.contextmanager
-    def computing_whole(self) -> Iterator[None]:
-        """Compute as on one device in this context."""
-        with _set(replace(self, is_whole=True)):
+    def as_one_device(self) -> Iterator[None]:
+        """Compute as one device with all rows would, in this context."""
+        with _set(replace(self, has_all_rows=True)):
             yield
 
     @contextlib.contextmanager
     def weighted_by(self, weight: tf.Tensor) -> Iterator[None]:
-        """Compute means over a mask or weights, of which this replica has the given part, in this context."""
+        """Compute means over a mask or weights in this context.
+
+        Args:
+            weight: this replica's fraction of their sum.
+        """
         with _set(replace(self, weight=weight)):
             yield
 
 
 @tf.custom_gradient
 def _with_scaled_gradient(value: tf.Tensor, share: tf.Tensor) -> Any:
-    def scaled(gradient: tf.Tensor) -> Any:
+    def scale_gradient(gradient: tf.Tensor) -> Any:
         return tf.math.divide_no_nan(gradient, tf.cast(share, gradient.dtype)), None
 
-    return tf.identity(value), scaled
+    return tf.identity(value), scale_gradient
 
 
 @contextlib.contextmanager
 def _set(share: ReplicaShare) -> Iterator[None]:
     before = getattr(_local, "current", None)
-    _local.current = share
+    _local.current_replica_share = share
     try:
         yield
     finally:
-        _local.current = before
+        _local.current_replica_share = before
 
 
 @contextlib.contextmanager
 def replica_share(share: ReplicaShare) -> Iterator[None]:
-    """Make Keras's losses, metrics and random numbers those of this replica's rows of the global batch."""
-    # at least 1: there is a stand-in row, and code divides by the number
+    """Make Keras's losses, metrics and random numbers fit this replica's rows of the global batch, in this context."""
+    # at least 1, for the stand-in row
     place = RowPlace(share.start, tf.maximum(tf.cast(share.rows, tf.int64), 1), tf.cast(share.total, tf.int64))
-    with _set(share), numbers_for(place):
+    with _set(share), draw_for_rows(place):
         yield
 
 
-def current() -> ReplicaShare | None:
-    """Return the share of the replica whose step is being traced in this thread, or None outside of one."""
+def current_replica_share() -> ReplicaShare | None:
+    """Return the share of the replica whose step is traced in this thread, or None outside a step."""
     return getattr(_local, "current", None)
 
 
-def current_share() -> tf.Tensor | None:
-    """Return this replica's part of the rows of the global batch, or None outside `replica_share`."""
-    share = current()
-    return None if share is None else share.share
+def current_row_fraction() -> tf.Tensor | None:
+    """Return this replica's fraction of the rows of the global batch, or None outside `replica_share`."""
+    share = current_replica_share()
+    return None if share is None else share.row_fraction
 
 
 def global_rows() -> tf.Tensor | None:
     """Return the number of examples of the global batch, or None outside `replica_share`."""
-    share = current()
+    share = current_replica_share()
     return None if share is None else share.total
 
 
-def has_rows(value: tf.Tensor) -> tf.Tensor:
+def zero_without_rows(value: tf.Tensor) -> tf.Tensor:
     """Return the value, or zero in a replica whose only row is a stand-in."""
-    share = current()
+    share = current_replica_share()
     return value if share is None else tf.where(share.rows > 0, value, tf.zeros_like(value))

@@ -1,4 +1,4 @@
-"""Values that the replicas of all processes add up: votes, metrics, and other results of a step."""
+"""Sums over the replicas of all processes: votes, metrics, and other results of a step."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import tensorflow as tf
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.protocol import Logs, Steps, Vote
 from distlaunch.strategies.replica.agreement import Ballots
-from distlaunch.strategies.replica.share import Adds, StepKind
+from distlaunch.strategies.replica.share import Reduction, StepKind
 from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import (
     flat_logs,
+    logs_to_host,
     metric_results,
     metric_variables,
     named_metrics,
     overrides_method,
-    plain_logs,
 )
 
 _PARTS = "parts/"
@@ -38,12 +38,12 @@ class Replicas:
 
 
 class Sums:
-    """One all-reduce for everything that replicas add up at the end of a graph call.
+    """Sums everything that replicas add up at the end of a graph call, with one all-reduce.
 
     Args:
         train: how the values of the training step add up.
         test: how the values of the evaluation step add up.
-        whole: metrics that each replica computes from all rows, so that one replica has the result.
+        whole: metrics that each replica computes from all rows, and that are therefore not summed.
 
     Attributes:
         extras: a variable for each scalar that the training step returns in addition to the model's metrics.
@@ -62,16 +62,16 @@ class Sums:
     ) -> None:
         self._strategy, self._steps, self._replicas, self._ballots = strategy, steps, replicas, ballots
         self._train, self._test = train, test
-        self._whole = {id(variable) for metric in whole or [] for variable in metric.variables}
+        self._gathered = {id(variable) for metric in whole or [] for variable in metric.variables}
         self._model = steps.model
         self._metrics = metric_variables(self._model)
         self.extras: dict[str, tf.Variable] = {}
         self.test_extras: dict[str, tf.Variable] = {}
         self._extras_made = self._test_extras_made = False
         self._sum_call = tf.function(lambda ballot: self.sum(ballot, []), autograph=False)
-        # traced again once the extras exist: a snapshot may come before the first step
+        # the argument causes another trace when the extras exist, since the first snapshot may precede the first step
         self._parts_call = tf.function(
-            lambda num_extras: self._parts([*self._metrics, *self.extras.values()]), autograph=False
+            lambda num_extras: self._values_per_replica([*self._metrics, *self.extras.values()]), autograph=False
         )
 
     def agree(self, vote: Vote) -> Vote:
@@ -79,9 +79,9 @@ class Sums:
         return self._ballots.vote(self._sum_call(self._ballots.cast(vote)))
 
     def values(self) -> State:
-        """Return the values of variables of which each replica holds a part, and the parts, by name below `parts/`.
+        """Return the sums of variables that replicas add up, and below `parts/` the value of each replica.
 
-        Their sum alone would be rounded, and a run resumed from it would log other last digits.
+        The sums are rounded. A run that resumed from them alone would log slightly different values.
         """
         named = self.partial_variables()
         if not named:
@@ -90,7 +90,7 @@ class Sums:
         ends = np.cumsum([int(np.prod(v.shape)) for v in named.values()])[:-1]
         for (name, variable), part in zip(named.items(), np.split(parts, ends, axis=1), strict=True):
             dtype = tf.as_dtype(variable.dtype).as_numpy_dtype
-            value = part[0] if id(variable) in self._whole else part.sum(axis=0)
+            value = part[0] if id(variable) in self._gathered else part.sum(axis=0)
             values[name] = value.reshape(variable.shape).astype(dtype)
             if self._replicas.total > 1:
                 values[f"{_PARTS}{name}"] = part.reshape(-1, *variable.shape).astype(dtype)
@@ -102,13 +102,13 @@ class Sums:
         The scalars are found by tracing the step once.
 
         Args:
-            trace: a step of all replicas, with the next element of the iterator.
+            trace: a function that runs the step in all replicas on the next element of an iterator.
         """
         if self._extras_made:
             return
-        # set even if none are found: a trace costs as much as that of a step
+        # set even if no scalars are found, because a trace is expensive
         self._extras_made = True
-        # Keras's own step returns the metrics, which are summed anyway
+        # Keras's own step returns only the metrics, which are summed anyway
         if self._steps.logs == "mean" or self._returns_more("train_step"):
             self.extras = self._extras_of(trace, iterator, "log", replaces=self._steps.logs == "last")
 
@@ -129,7 +129,7 @@ class Sums:
         names = set(flat_logs(returned)) if isinstance(returned, dict) else set()
         if replaces and names == set(metric_results(self._model)):
             return {}
-        # ON_READ: each replica writes its own copy, and they synchronize only at the end of the call
+        # ON_READ gives each replica its own copy, and the copies are summed at the end of the call
         with self._strategy.scope():
             return {
                 name: tf.Variable(
@@ -142,43 +142,43 @@ class Sums:
                 for name in sorted(names)  # the order of a set differs between processes
             }
 
-    def keep(self, returned: dict[str, Any], rows: tf.Tensor, total: tf.Tensor, *, test: bool = False) -> None:
-        """In a replica, keep the results of the latest step, so that the sum over replicas is the global value."""
+    def store_results(self, returned: dict[str, Any], rows: tf.Tensor, total: tf.Tensor, *, test: bool = False) -> None:
+        """Store the results of the latest step in the extras of this replica, so that their sum is the global value."""
         kind, extras = (self._test, self.test_extras) if test else (self._train, self.extras)
         for name, variable in extras.items():
-            # usually a scalar; a step may return a value per example
+            # a mean, because a step may return one value per example
             value = tf.cast(tf.reduce_mean(returned[name]), variable.dtype)
             if kind.takes_whole_batches:
                 value = tf.where(_is_first_replica(), value, tf.zeros_like(value))
-            elif kind.logs.get(name) is not Adds.SUM:
+            elif kind.logs.get(name) is not Reduction.SUM:
                 value = tf.math.multiply_no_nan(value, tf.cast(rows / total, value.dtype))
             variable.assign(tf.where(rows > 0, value, tf.zeros_like(value)))
 
     def sum(self, ballot: tf.Tensor, variables: list[Any], *, whole: bool = False) -> tf.Tensor:
-        """Return the ballots and the variables' values, one float64 vector, summed with one all-reduce.
+        """Return one float64 vector of the ballot and the variables' values, summed with one all-reduce.
 
         Args:
-            whole: whether each replica has the values of all, so that those of one are used.
+            whole: whether each replica has computed all rows, so that only the first replica's values are used.
         """
         extras = {id(variable) for variable in self.test_extras.values()}
 
         def local() -> tf.Tensor:
             context = tf.distribute.get_replica_context()
             voter = tf.equal(context.replica_id_in_sync_group, self._replicas.first)
-            # one local replica votes for the process, or it would count once for each of its replicas
+            # the first replica of each process votes, so that each process votes once
             parts = [ballot * tf.cast(voter, tf.float64)]
             for variable in variables:
                 value = tf.reshape(tf.cast(_tensor(variable), tf.float64), [-1])
-                is_whole = id(variable) in self._whole or (whole and id(variable) not in extras)
-                parts.append(tf.where(_is_first_replica(), value, tf.zeros_like(value)) if is_whole else value)
-            # the cost depends on the number of all-reduces, not on their size: between two workers, an MLP's gradients
-            # take 2.6 ms in one all-reduce, and 4.6 to 5.4 ms with one per tensor
+                has_all_rows = id(variable) in self._gathered or (whole and id(variable) not in extras)
+                parts.append(tf.where(_is_first_replica(), value, tf.zeros_like(value)) if has_all_rows else value)
+            # The number of all-reduces costs time, not their size: between two workers, an MLP's gradients take 2.6 ms
+            # in one all-reduce, and 4.6 to 5.4 ms in one for each tensor.
             vector = tf.concat(parts, 0)
             return vector if self._replicas.total == 1 else context.all_reduce(tf.distribute.ReduceOp.SUM, vector)
 
         return self._strategy.experimental_local_results(self._strategy.run(local))[0]
 
-    def _parts(self, variables: list[Any]) -> tf.Tensor:
+    def _values_per_replica(self, variables: list[Any]) -> tf.Tensor:
         """Return the variables' values in each replica; float64, shape [replicas, values]."""
         replicas = self._replicas.total
 
@@ -186,7 +186,7 @@ class Sums:
             context = tf.distribute.get_replica_context()
             own = tf.concat([tf.reshape(tf.cast(_tensor(v), tf.float64), [-1]) for v in variables], 0)
             here = tf.equal(tf.range(replicas), context.replica_id_in_sync_group)
-            rows = tf.where(here[:, None], own[None], tf.zeros([], tf.float64))  # a product would spread NaN
+            rows = tf.where(here[:, None], own[None], tf.zeros([], tf.float64))  # a product with zero would keep NaN
             return rows if replicas == 1 else context.all_reduce(tf.distribute.ReduceOp.SUM, rows)
 
         return self._strategy.experimental_local_results(self._strategy.run(local))[0]
@@ -203,10 +203,10 @@ class Sums:
     ) -> tuple[tf.Tensor, dict[str, Any], list[tf.Tensor]]:
         variables = [*self._metrics, *extras]
         votes, *values = self.split(self.sum(ballot, variables, whole=whole), variables)
-        # results are computed from the sums without assigning them: each replica continues with its own part
+        # the sums are not assigned, because each replica continues with its own value
         mapping = list(zip(self._metrics, values, strict=False))
         with keras.StatelessScope(state_mapping=mapping):
-            # a result may be the variable itself, which has another value outside of the scope
+            # converted here, because a result may be the variable itself, which has another value outside the scope
             logs = {name: tf.convert_to_tensor(value) for name, value in metric_results(self._model).items()}
         return votes, logs, values[len(self._metrics) :]
 
@@ -221,15 +221,15 @@ class Sums:
         """
         values = {name: value.numpy() for name, value in logs.items()}
         if not extras:
-            return plain_logs(values)
+            return logs_to_host(values)
         kind, names = (self._test, self.test_extras) if test else (self._train, self.extras)
         scale = max(steps_in_epoch, 1) if self._steps.logs == "mean" and not test else 1
         own = {name: value.numpy() / scale for name, value in zip(names, extras, strict=True)}
         if self._steps.logs == "mean" and not test:
-            return plain_logs({**values, **own})
-        # as in Keras, the step's own logs replace the metrics, some of which it may return
-        results = {name: values[name] for name in own if kind.logs.get(name) is Adds.RESULT and name in values}
-        return plain_logs({**own, **results})
+            return logs_to_host({**values, **own})
+        # as in Keras, the values that the step returns replace the metrics, unless they are results of metrics
+        results = {name: values[name] for name in own if kind.logs.get(name) is Reduction.RESULT and name in values}
+        return logs_to_host({**own, **results})
 
     def partial_variables(self) -> dict[str, Any]:
         """Return variables of which each replica holds a part, by name: metrics and logs."""
@@ -240,12 +240,12 @@ class Sums:
 
         Args:
             value: the sum.
-            state: contains the parts; if they come from another number of replicas, the first replica gets the sum.
+            state: contains the values of the replicas; if their number has changed, the first replica gets the sum.
         """
         parts = state.get(f"{_PARTS}{name}")
         if parts is None or parts.shape != (self._replicas.total, *value.shape):
-            # written by another number of replicas: only the sum can be restored, in the first
-            rest = value if id(variable) in self._whole else np.zeros_like(value)
+            # the number of replicas has changed
+            rest = value if id(variable) in self._gathered else np.zeros_like(value)
             parts = np.stack([value, *[rest] * (self._replicas.total - 1)])
 
         def local() -> None:

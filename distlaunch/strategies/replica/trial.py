@@ -1,8 +1,9 @@
 """Finds out how the losses, metrics and logs of a model add up over replicas, on rows of the first batch.
 
-The step is computed on all rows, then on two unequal parts of them, each as in a replica. A value adds up by its mean
-if the value of the whole is the mean of the parts' values, weighted by rows; by its sum if it is their sum; otherwise
-it needs all rows. Nothing is assigned: variables keep their values, and optimizers get no gradients.
+The step is computed on all rows, and then on two unequal parts of them, each as in a replica. If the value for all rows
+is the mean of the parts' values, weighted by rows, replicas use the mean. If it is the sum of the parts' values, they
+use the sum. Otherwise, it must be computed from all rows. Nothing is assigned: variables keep their values, and
+optimizers are not applied.
 """
 
 from __future__ import annotations
@@ -22,11 +23,18 @@ from distlaunch.data.batches import any_rows, num_rows, slice_rows
 from distlaunch.patches.keras_private import layers_of
 from distlaunch.strategies.collected_scope import CollectedScope
 from distlaunch.strategies.patches.keras_replica_metrics import is_known_to_add_up
-from distlaunch.strategies.replica.share import AddingUp, Adds, ReplicaShare, StepKind, current, replica_share
+from distlaunch.strategies.replica.share import (
+    Reduction,
+    Reductions,
+    ReplicaShare,
+    StepKind,
+    current_replica_share,
+    replica_share,
+)
 from distlaunch.strategies.variables import flat_logs, metric_results, optimizers_of, overrides_method
 
 TOLERANCE = 1e-5
-"""Relative deviation below which two values count as equal; rounding stays below it."""
+"""Relative deviation below which two values count as equal; larger than deviations by rounding."""
 TOLERANCE_16_BITS = 2e-2
 """The same tolerance for layers that compute in 16 bits."""
 GRADIENT_TOLERANCE = 1e-3
@@ -36,15 +44,15 @@ MAX_ROWS = 64
 Key = tuple[str, ...]
 
 
-class Trial:
-    """The values of one step, computed on the whole and on its parts; at most one step at a time."""
+class StepTrial:
+    """Values of a step that is computed on all rows and then on the parts."""
 
     def __init__(self, model: keras.Model) -> None:
         self.model = model
         self._optimizers = optimizers_of(model)
         self._sums: list[tf.Tensor] = []
         self._wholes: list[tf.Tensor] = []
-        self.is_whole = True
+        self.has_all_rows = True
         self._at_sum = self._at_whole = 0
         self._calls: dict[Key, int] = {}
         self.values: dict[Key, list[tf.Tensor]] = {}
@@ -52,24 +60,24 @@ class Trial:
         self.states: dict[Key, list[tf.Tensor]] = {}
         self.bytes_per_row: dict[int, int] = {}
 
-    def begin(self, *, is_whole: bool) -> None:
-        """Start with the whole, or with the next part."""
-        self.is_whole, self._at_sum, self._at_whole = is_whole, 0, 0
+    def begin(self, *, has_all_rows: bool) -> None:
+        """Begin the computation of all rows, or of the next part."""
+        self.has_all_rows, self._at_sum, self._at_whole = has_all_rows, 0, 0
         self._calls = {}
 
     # what replicas would exchange
 
     def sum_over_replicas(self, value: tf.Tensor) -> tf.Tensor:
-        """Return the sum over all parts, which the whole has computed at the same point."""
-        if self.is_whole:
+        """Return the sum over all parts, which the computation of all rows has recorded at the same point."""
+        if self.has_all_rows:
             self._sums.append(value)
             return value
         self._at_sum += 1
         return self._sums[self._at_sum - 1]
 
-    def gathered(self, padded: tf.Tensor) -> tf.Tensor:
-        """Return the rows of the whole."""
-        if self.is_whole:
+    def gather_rows(self, padded: tf.Tensor) -> tf.Tensor:
+        """Return all rows, which the computation of all rows has recorded at the same point."""
+        if self.has_all_rows:
             self._wholes.append(padded)
             return padded
         self._at_whole += 1
@@ -77,49 +85,56 @@ class Trial:
 
     # what the step computes
 
-    def note_loss(self, place: int, value: Any) -> None:
-        self._note(("loss", str(place)), value)
+    def record_loss(self, place: int, value: Any) -> None:
+        self._record(("loss", str(place)), value)
 
-    def note_added(self, place: tuple[str, int], value: Any) -> None:
-        self._note(("added", place[0], str(place[1])), value)
+    def record_added_loss(self, place: tuple[str, int], value: Any) -> None:
+        self._record(("added", place[0], str(place[1])), value)
 
-    def note_total(self, value: Any, outputs: Any) -> None:
-        self._note(("total",), value)
+    def record_total(self, value: Any, outputs: Any) -> None:
+        self._record(("total",), value)
         if isinstance(outputs, tf.Tensor) and outputs.shape.rank:
-            # to find out whether the model itself computes row by row
-            self._note(("outputs",), tf.cast(tf.reduce_sum(tf.cast(outputs, tf.float32)), tf.float32))
+            # shows whether the model itself computes row by row
+            self._record(("outputs",), tf.cast(tf.reduce_sum(tf.cast(outputs, tf.float32)), tf.float32))
 
-    def note_logs(self, logs: dict[str, Any]) -> None:
+    def record_logs(self, logs: dict[str, Any]) -> None:
         for name, value in logs.items():
-            self._note(("log", name), tf.reduce_mean(tf.cast(value, tf.float32)))
+            self._record(("log", name), tf.reduce_mean(tf.cast(value, tf.float32)))
 
-    def note_metric(self, index: int, place: int, value: Any) -> None:
+    def record_metric(self, index: int, place: int, value: Any) -> None:
         """Record a variable of a metric, minus its initial value."""
-        self._note(("metric", str(index), str(place)), value)
+        self._record(("metric", str(index), str(place)), value)
 
-    def note_result(self, name: str, value: Any) -> None:
-        self._note(("result", name), value)
+    def record_result(self, name: str, value: Any) -> None:
+        self._record(("result", name), value)
 
-    def note_states(
+    def record_states(
         self, index: int, base: list[Any], whole: list[Any], joined: list[Any], *, counts: bool = True
     ) -> None:
-        """Record how far the states of two updates are apart, and how far one is from its initial state."""
+        """Record the deviation between two states of a metric, and the change of one from the initial state.
+
+        Args:
+            base: variables before the updates.
+            whole: variables after an update with all rows.
+            joined: variables computed from updates with the parts.
+            counts: whether the change is recorded.
+        """
         pairs = zip(base, whole, joined, strict=True)
         found = [(_deviation(b, a, a), _deviation(a, c, a)) for c, a, b in pairs]
         worst = [tf.reduce_max([one[0] for one in found]), tf.reduce_max([one[1] for one in found])]
         self.states.setdefault(("metric", str(index)), []).append(tf.stack([worst[0], worst[1] if counts else 0.0]))
 
-    def note_gradients(self, optimizer: Any, gradients: list[Any]) -> None:
+    def record_gradients(self, optimizer: Any, gradients: list[Any]) -> None:
         place = next((i for i, known in enumerate(self._optimizers) if known is optimizer), len(self._optimizers))
         call = self._calls[key] = self._calls.get(key := ("gradients", str(place)), 0) + 1
         for index, gradient in enumerate(gradients):
             if isinstance(gradient, tf.IndexedSlices):
-                self._note(("entries", str(place), str(index)), tf.shape(gradient.indices)[0])
+                self._record(("entries", str(place), str(index)), tf.shape(gradient.indices)[0])
         dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
         self.gradients.setdefault((*key, str(call)), []).append(dense)
 
-    def _note(self, key: Key, value: Any) -> None:
-        # a step may pass the same point several times
+    def _record(self, key: Key, value: Any) -> None:
+        # a step may reach the same point several times
         number = self._calls[key] = self._calls.get(key, 0) + 1
         self.values.setdefault((*key, str(number)), []).append(tf.cast(tf.convert_to_tensor(value), tf.float32))
 
@@ -134,13 +149,13 @@ class Observed:
     """Host values of a trial.
 
     Attributes:
-        values: for each key, the value of the whole, then those of the two parts.
+        values: for each key, the value for all rows, and then the values for the two parts.
         gradients: for each call of an optimizer, the deviations of the gradients from the mean and from the sum of the
-            parts, relative to the largest gradient of the variable.
-        states: for each metric that was tried from other states, pairs of (deviation, change).
-        shares: shares of the two parts in the rows.
+            parts' gradients, relative to the largest gradient of the variable.
+        states: for each metric whose updates were tried, pairs of (deviation, change); see `StepTrial.record_states`.
+        shares: fractions of the rows in the two parts.
         tolerance: relative deviation up to which values count as equal.
-        bytes_per_row: bytes that a metric gets for each row, by the metric's index.
+        bytes_per_row: bytes of an update's arguments for each row, by the metric's index.
     """
 
     values: dict[Key, list[np.ndarray]]
@@ -150,22 +165,22 @@ class Observed:
     tolerance: float = TOLERANCE
     bytes_per_row: dict[int, int] = field(default_factory=dict)
 
-    def adds(self, key: Key) -> Adds | None:
+    def reduction_of(self, key: Key) -> Reduction | None:
         """Return how the values of a key add up; None if that is unknown because all are zero."""
         whole, *parts = self.values[key]
         if len(parts) != 2 or any(part.shape != whole.shape for part in parts):
-            # a value per row: the parts of the whole, in order
+            # one value per row: the parts' values together are the values of all rows
             joined = np.concatenate([np.atleast_1d(part) for part in parts]) if parts else np.zeros(0)
-            return Adds.MEAN if joined.shape == whole.shape and self.is_close(joined, whole) else Adds.WHOLE
+            return Reduction.MEAN if joined.shape == whole.shape and self.is_close(joined, whole) else Reduction.WHOLE
         if not any(np.any(value) for value in (whole, *parts)):
             return None
         mean = sum(share * part for share, part in zip(self.shares, parts, strict=True))
         if self.is_close(mean, whole):
-            return Adds.MEAN
-        return Adds.SUM if self.is_close(parts[0] + parts[1], whole) else Adds.WHOLE
+            return Reduction.MEAN
+        return Reduction.SUM if self.is_close(parts[0] + parts[1], whole) else Reduction.WHOLE
 
     def is_close(self, value: Any, expected: Any) -> bool:
-        """Return whether two values differ by rounding only; values that are not finite differ."""
+        """Return whether two values differ by rounding only; values that are not finite never do."""
         scale = max(float(np.max(np.abs(expected), initial=0.0)), 1e-6)
         return bool(np.all(np.abs(value - expected) <= self.tolerance * scale))
 
@@ -174,8 +189,8 @@ class Observed:
         return [key for key in self.values if key[0] == kind]
 
 
-class Watch:
-    """Replaces the updates of metrics that may not add up.
+class MetricWatch:
+    """Handles the updates of metrics that may not add up over replicas.
 
     Attributes:
         metrics: all metrics of the model.
@@ -188,18 +203,18 @@ class Watch:
         return next(index for index, known in enumerate(self.metrics) if known is metric)
 
     def update(self, metric: Any, update: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Update a metric with this replica's rows, or with those of all replicas if its states need them."""
-        at = current()
-        if at is None or not at.keeps_scale:
+        """Update a metric with this replica's rows, or with the rows of all replicas if its states do not add up."""
+        at = current_replica_share()
+        if at is None or not at.uses_mean_convention:
             return update(*args, **kwargs)
-        if self.index_of(metric) in at.kind.adding_up.metrics:
+        if self.index_of(metric) in at.kind.reductions.metrics:
             if at.trial is not None:
                 leaves = keras.tree.flatten((args, kwargs))
                 at.trial.bytes_per_row[self.index_of(metric)] = sum(map(_bytes_of_row, leaves))
-            args, kwargs = _map(at.gathered, (args, kwargs))
-            with at.computing_whole():
+            args, kwargs = _map(at.gather_rows, (args, kwargs))
+            with at.as_one_device():
                 return update(*args, **kwargs)
-        if at.trial is not None and at.trial.is_whole:
+        if at.trial is not None and at.trial.has_all_rows:
             _try_states(metric, self.index_of(metric), update, args, kwargs, at)
         return update(*args, **kwargs)
 
@@ -212,19 +227,22 @@ def _try_states(
     kwargs: dict[str, Any],
     at: ReplicaShare,
 ) -> None:
-    """Test state(A + B) = state(A) + state(B) - state from other states, on other predictions, in both orders."""
+    """Record whether state(A + B) = state(A) + state(B) - state, for several states, predictions and both orders.
+
+    A and B are parts of the rows, and `state` is the state before the update.
+    """
     trial, variables = at.trial, metric.variables
     assert trial is not None
     leaves = [leaf for leaf in keras.tree.flatten((args, kwargs)) if isinstance(leaf, tf.Tensor) and leaf.shape.rank]
     if not leaves:
         return
     rows = tf.shape(leaves[0], tf.int64)[0]
-    cut = tf.maximum(rows // 3, 1)
+    split_row = tf.maximum(rows // 3, 1)
     start = [tf.convert_to_tensor(variable) for variable in variables]
 
     def after(state: list[Any], given: Any, first: Any, stop: Any) -> list[Any]:
         part = ReplicaShare(
-            tf.cast(stop - first, tf.float32), tf.cast(rows, tf.float32), first, at.kind, trial=Trial(trial.model)
+            tf.cast(stop - first, tf.float32), tf.cast(rows, tf.float32), first, at.kind, trial=StepTrial(trial.model)
         )
         own_args, own_kwargs = _map(lambda leaf: _rows_of(leaf, rows, first, stop), given)
         mapping = list(zip(variables, state, strict=True))
@@ -236,18 +254,20 @@ def _try_states(
     changed = _with_other_predictions(args), kwargs
     given, zero = (args, kwargs), tf.zeros_like(rows)
     first = after(start, changed, zero, rows)
-    bases = [first, after(first, given, zero, cut)]
+    bases = [first, after(first, given, zero, split_row)]
     for base in bases:
         for data in (given, changed):
             whole, front, back = (
                 after(base, data, zero, rows),
-                after(base, data, zero, cut),
-                after(base, data, cut, rows),
+                after(base, data, zero, split_row),
+                after(base, data, split_row, rows),
             )
             joined = [a + b - c for a, b, c in zip(front, back, base, strict=True)]
-            trial.note_states(index, base, whole, joined)
-            # one after the other, in reverse order
-            trial.note_states(index, base, after(after(base, data, cut, rows), data, zero, cut), joined, counts=False)
+            trial.record_states(index, base, whole, joined)
+            # B first, then A
+            trial.record_states(
+                index, base, after(after(base, data, split_row, rows), data, zero, split_row), joined, counts=False
+            )
 
 
 def _bytes_of_row(leaf: Any) -> int:
@@ -268,7 +288,7 @@ def _rows_of(leaf: Any, rows: tf.Tensor, first: Any, stop: Any) -> Any:
 
 
 def _with_other_predictions(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments of an update with larger predictions, taken from other rows."""
+    """Return the arguments of an update with other predictions: those of the rows in reverse order, times 1.5."""
     place = 1 if len(args) > 1 else 0
 
     def other(leaf: Any) -> Any:
@@ -287,25 +307,25 @@ def needs_trial(model: keras.Model, metrics: list[Any]) -> bool:
     if any(not is_known_to_add_up(metric) or getattr(metric, "additive", None) is False for metric in metrics):
         return True
     if any(isinstance(layer, keras.layers.Embedding) for layer in layers_of(model)):
-        return True  # its gradients may be of rows or of positions, see `AddingUp.same_rows`
+        return True  # replicas may have gradients for the same or for different rows, see `Reductions.same_rows`
     losses = keras.tree.flatten(getattr(model, "loss", None))
     return not all(map(_is_known, losses)) or any(map(_may_add_losses, layers_of(model)))
 
 
 def _is_known(loss: Any) -> bool:
-    """Return whether this is a Keras loss that compares row by row; others may compare rows with each other."""
+    """Return whether this is a Keras loss that compares labels and predictions row by row."""
     if loss is None or isinstance(loss, str):
         loss = loss and keras.losses.get(loss)
     if loss is None:
         return True
     if isinstance(loss, keras.losses.Loss):
         known = type(loss).__module__.startswith("keras.") and loss.reduction not in ("sum", "none", None)
-        return known and getattr(getattr(loss, "fn", None), "__name__", "") not in _OF_ALL_ROWS
+        return known and getattr(getattr(loss, "fn", None), "__name__", "") not in _LOSSES_ACROSS_ROWS
     function = getattr(loss, "func", loss)
-    return getattr(function, "__module__", "").startswith("keras.") and function.__name__ not in _OF_ALL_ROWS
+    return getattr(function, "__module__", "").startswith("keras.") and function.__name__ not in _LOSSES_ACROSS_ROWS
 
 
-_OF_ALL_ROWS = ("dice", "tversky", "circle")
+_LOSSES_ACROSS_ROWS = ("dice", "tversky", "circle")
 """Keras losses that can compare rows with each other, depending on their arguments."""
 
 
@@ -317,15 +337,15 @@ def _may_add_losses(layer: Any) -> bool:
     return any(code is not None and "add_loss" in code.co_names for code in codes)
 
 
-def find_adding_up(
+def find_reductions(
     strategy: Any, model: keras.Model, step: Callable[[Any], Any], kind: StepKind, metrics: list[Any], rows: Any
-) -> tuple[AddingUp, list[str]]:
+) -> tuple[Reductions, list[str]]:
     """Find out how the losses, metrics and logs of a step add up over replicas.
 
     Args:
-        strategy: the `tf.distribute.Strategy` that the model was created under.
+        strategy: the `tf.distribute.Strategy` under which the model was created.
         step: a training or evaluation step, a function of a batch.
-        kind: how the step treats losses; the findings are added to its `adding_up`.
+        kind: how the step treats losses; the findings are added to `kind.reductions`.
         metrics: the model's metrics, one by one.
         rows: some rows of the first batch, in the structure of a batch.
 
@@ -335,14 +355,14 @@ def find_adding_up(
     Raises:
         ConfigError: a layer adds a loss that is neither a mean nor a sum over rows.
     """
-    found = kind.adding_up
+    found = kind.reductions
     while True:
         observed = _observe(strategy, model, step, kind, metrics, rows)
-        if not _decide(observed, kind, model, metrics):
-            return found, list(_sentences(observed, kind, model, metrics))
+        if not _add_findings(observed, kind, model, metrics):
+            return found, list(_notes(observed, kind, model, metrics))
 
 
-def _any_number_of(rows: Any) -> tuple[list[Any], list[Any]]:
+def _flatten_with_specs(rows: Any) -> tuple[list[Any], list[Any]]:
     """Return the leaves of a batch, and their specifications for any number of rows."""
     leaves = [
         leaf if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor) else tf.convert_to_tensor(leaf)
@@ -354,34 +374,36 @@ def _any_number_of(rows: Any) -> tuple[list[Any], list[Any]]:
 def _observe(
     strategy: Any, model: keras.Model, step: Callable[[Any], Any], kind: StepKind, metrics: list[Any], rows: Any
 ) -> Observed:
-    leaves, signature = _any_number_of(rows)
+    leaves, signature = _flatten_with_specs(rows)
     bytes_per_row: dict[int, int] = {}
 
     def in_replica(batch: Any) -> dict[str, Any]:
-        trial = Trial(model)
+        trial = StepTrial(model)
         trial.bytes_per_row = bytes_per_row
         number = num_rows(batch)
-        cut, zero = tf.maximum(number // 3, 1), tf.zeros_like(number)
-        for first, stop in ((zero, number), (zero, cut), (cut, number)):
-            trial.begin(is_whole=stop is number and first is zero)
+        split_row, zero = tf.maximum(number // 3, 1), tf.zeros_like(number)
+        for first, stop in ((zero, number), (zero, split_row), (split_row, number)):
+            trial.begin(has_all_rows=stop is number and first is zero)
             counts = tf.cast(stop - first, tf.float32), tf.cast(number, tf.float32), first
-            part = batch if trial.is_whole else slice_rows(batch, first, stop)
+            part = batch if trial.has_all_rows else slice_rows(batch, first, stop)
             with CollectedScope() as scope, replica_share(ReplicaShare(*counts, kind, trial=trial)):
                 for metric in metrics:
                     metric.reset_state()
                 begins = {id(v): scope.get_current_value(v) for metric in metrics for v in metric.variables}
                 logs = step(part)
-                trial.note_logs(flat_logs(logs) if isinstance(logs, dict) else {})
+                trial.record_logs(flat_logs(logs) if isinstance(logs, dict) else {})
                 for index, metric in enumerate(metrics):
                     for place, variable in enumerate(metric.variables):
                         ended = tf.convert_to_tensor(scope.get_current_value(variable))
                         begun = tf.convert_to_tensor(begins[id(variable)])
-                        trial.note_metric(index, place, tf.cast(ended, tf.float32) - tf.cast(begun, tf.float32))
-                if trial.is_whole:
+                        trial.record_metric(index, place, tf.cast(ended, tf.float32) - tf.cast(begun, tf.float32))
+                if trial.has_all_rows:
                     for name, value in metric_results(model).items():
-                        trial.note_result(name, value)
-        shares = tf.stack([cut, number - cut]) / number
-        gradients = {key: _compared(parts, tf.cast(shares, tf.float32)) for key, parts in trial.gradients.items()}
+                        trial.record_result(name, value)
+        shares = tf.stack([split_row, number - split_row]) / number
+        gradients = {
+            key: _gradient_deviations(parts, tf.cast(shares, tf.float32)) for key, parts in trial.gradients.items()
+        }
         return {
             "values": {json.dumps(key): values for key, values in trial.values.items()},
             "gradients": {json.dumps(key): value for key, value in gradients.items()},
@@ -408,8 +430,8 @@ def _observe(
     )
 
 
-def _compared(parts: list[list[Any]], shares: tf.Tensor) -> tf.Tensor:
-    """Return the largest deviations of the whole's gradients from the mean and from the sum of the parts'."""
+def _gradient_deviations(parts: list[list[Any]], shares: tf.Tensor) -> tf.Tensor:
+    """Return the largest deviations of gradients from the mean and from the sum of the parts' gradients."""
     if len(parts) != 3:
         return tf.constant([np.inf, np.inf], tf.float32)
     found = []
@@ -424,7 +446,7 @@ def _compared(parts: list[list[Any]], shares: tf.Tensor) -> tf.Tensor:
 
 @contextlib.contextmanager
 def _whole_batch_statistics(model: keras.Model) -> Iterator[None]:
-    """Make BatchNormalization use the statistics of all rows; that replicas use their own is documented."""
+    """Make BatchNormalization use the statistics of all rows, since it is documented that replicas use their own."""
     norms = [layer for layer in layers_of(model) if isinstance(layer, keras.layers.BatchNormalization)]
     before = [layer.synchronized for layer in norms]
     for layer in norms:
@@ -436,49 +458,51 @@ def _whole_batch_statistics(model: keras.Model) -> Iterator[None]:
             layer.synchronized = value
 
 
-def to_text(kinds: list[StepKind]) -> bytes:
-    """Return the findings about some steps as JSON for other processes, which must use the same."""
-    found = kinds[0].adding_up
+def findings_to_json(kinds: list[StepKind]) -> bytes:
+    """Return the findings about some steps as JSON, to send them to other processes."""
+    found = kinds[0].reductions
     plain = {
-        "losses": [[place, adds.value] for place, adds in found.losses.items()],
-        "added": [[*place, adds.value] for place, adds in found.added.items()],
+        "losses": [[place, reduction.value] for place, reduction in found.losses.items()],
+        "added": [[*place, reduction.value] for place, reduction in found.added.items()],
         "total": found.total.value,
         "metrics": sorted(found.metrics),
         "same_rows": sorted(found.same_rows),
-        "logs": [{name: adds.value for name, adds in kind.logs.items()} for kind in kinds],
+        "logs": [{name: reduction.value for name, reduction in kind.logs.items()} for kind in kinds],
     }
     return json.dumps(plain).encode()
 
 
-def take_text(kinds: list[StepKind], text: bytes) -> None:
-    """Adopt the findings that `to_text` has written for the same steps, which share one `adding_up`."""
-    plain, found = json.loads(text), kinds[0].adding_up
-    found.losses = {place: Adds(adds) for place, adds in plain["losses"]}
-    found.added = {(path, number): Adds(adds) for path, number, adds in plain["added"]}
-    found.total, found.metrics = Adds(plain["total"]), set(plain["metrics"])
+def adopt_findings(kinds: list[StepKind], text: bytes) -> None:
+    """Replace the findings about some steps by those in the JSON of `findings_to_json`; the steps share one `reductions`."""
+    plain, found = json.loads(text), kinds[0].reductions
+    found.losses = {place: Reduction(reduction) for place, reduction in plain["losses"]}
+    found.added = {(path, number): Reduction(reduction) for path, number, reduction in plain["added"]}
+    found.total, found.metrics = Reduction(plain["total"]), set(plain["metrics"])
     found.same_rows = {(place, index) for place, index in plain["same_rows"]}
     for kind, logs in zip(kinds, plain["logs"], strict=True):
         kind.logs.clear()
-        kind.logs.update({name: Adds(adds) for name, adds in logs.items()})
+        kind.logs.update({name: Reduction(reduction) for name, reduction in logs.items()})
 
 
-def metrics_with_memory(model: keras.Model, step: Callable[[Any], Any], metrics: list[Any], rows: Any) -> list[Any]:
-    """Return the metrics whose state after two batches is not the sum of the states after each, as on workers.
+def metrics_that_do_not_add_up(
+    model: keras.Model, step: Callable[[Any], Any], metrics: list[Any], rows: Any
+) -> list[Any]:
+    """Return the metrics whose state after two batches is not the sum of the states after each batch.
 
     Args:
         step: an evaluation step, a function of a batch.
-        metrics: the metrics to be tried.
+        metrics: the metrics to test.
         rows: some rows of the first batch, in the structure of a batch.
     """
-    leaves, signature = _any_number_of(rows)
+    leaves, signature = _flatten_with_specs(rows)
     variables = [variable for metric in metrics for variable in metric.variables]
 
     @tf.function(input_signature=signature, autograph=False)
     def call(*given: tf.Tensor) -> list[tf.Tensor]:
         batch = tf.nest.pack_sequence_as(rows, list(given))
         number = num_rows(batch)
-        cut, zero = tf.maximum(number // 3, 1), tf.zeros_like(number)
-        halves = [slice_rows(batch, zero, cut), slice_rows(batch, cut, number)]
+        split_row, zero = tf.maximum(number // 3, 1), tf.zeros_like(number)
+        halves = [slice_rows(batch, zero, split_row), slice_rows(batch, split_row, number)]
 
         def states(*parts: Any) -> list[tf.Tensor]:
             with CollectedScope() as scope:
@@ -500,38 +524,49 @@ def metrics_with_memory(model: keras.Model, step: Callable[[Any], Any], metrics:
     return [metric for metric in metrics if any(id(variable) in deviating for variable in metric.variables)]
 
 
-def _decide(observed: Observed, kind: StepKind, model: keras.Model, metrics: list[Any]) -> bool:
+def _add_findings(observed: Observed, kind: StepKind, model: keras.Model, metrics: list[Any]) -> bool:
     """Add the observations to the findings; return whether another trial of the step can find more."""
-    found = kind.adding_up
-    losses = {int(key[1]): observed.adds(key) for key in observed.keys("loss")}
-    # a value of zero is inconclusive; computed from all rows it is correct in any case
-    losses = {place: Adds.WHOLE if adds is None else adds for place, adds in losses.items()}
-    losses = {place: adds for place, adds in losses.items() if adds is not Adds.MEAN and place not in found.losses}
-    added = {(key[1], int(key[2])): observed.adds(key) or Adds.MEAN for key in observed.keys("added")}
-    added = {place: adds for place, adds in added.items() if adds is not Adds.MEAN and place not in found.added}
+    found = kind.reductions
+    losses = {int(key[1]): observed.reduction_of(key) for key in observed.keys("loss")}
+    # zeros do not show how a loss adds up, but computing it from all rows is always correct
+    losses = {place: Reduction.WHOLE if reduction is None else reduction for place, reduction in losses.items()}
+    losses = {
+        place: reduction
+        for place, reduction in losses.items()
+        if reduction is not Reduction.MEAN and place not in found.losses
+    }
+    added = {(key[1], int(key[2])): observed.reduction_of(key) or Reduction.MEAN for key in observed.keys("added")}
+    added = {
+        place: reduction
+        for place, reduction in added.items()
+        if reduction is not Reduction.MEAN and place not in found.added
+    }
     if losses or added:
-        for (path, _), adds in added.items():
-            if adds is Adds.WHOLE:
-                raise ConfigError(Problem(("strategy", "kind"), _refused_layer(path)))
+        for (path, _), reduction in added.items():
+            if reduction is Reduction.WHOLE:
+                raise ConfigError(Problem(("strategy", "kind"), _layer_error(path)))
         found.losses.update(losses)
         found.added.update(added)
         return True
     if overrides_method(model, "compute_loss"):
-        totals = [observed.adds(key) for key in observed.keys("total")]
-        total = next((adds for adds in totals if adds is not Adds.MEAN), Adds.MEAN) or Adds.WHOLE
-        if total is not Adds.MEAN and found.total is Adds.MEAN:
+        totals = [observed.reduction_of(key) for key in observed.keys("total")]
+        total = (
+            next((reduction for reduction in totals if reduction is not Reduction.MEAN), Reduction.MEAN)
+            or Reduction.WHOLE
+        )
+        if total is not Reduction.MEAN and found.total is Reduction.MEAN:
             found.total = total
             return True
     if not kind.weighs_gradients and any(of_sum > GRADIENT_TOLERANCE for _, of_sum in observed.gradients.values()):
-        # values may be close by chance, gradients are not
-        if overrides_method(model, "compute_loss") and found.total is not Adds.WHOLE:
-            found.total = Adds.WHOLE
+        # losses may be close by chance, but gradients are not
+        if overrides_method(model, "compute_loss") and found.total is not Reduction.WHOLE:
+            found.total = Reduction.WHOLE
             return True
         known = [_is_known(loss) for loss in keras.tree.flatten(getattr(model, "loss", None))]
         places = {int(key[1]) for key in observed.keys("loss")}
         doubtful = {place for place in places if len(known) != len(places) or not known[place]}
-        if doubtful and any(found.losses.get(place) is not Adds.WHOLE for place in doubtful):
-            found.losses.update(dict.fromkeys(doubtful, Adds.WHOLE))
+        if doubtful and any(found.losses.get(place) is not Reduction.WHOLE for place in doubtful):
+            found.losses.update(dict.fromkeys(doubtful, Reduction.WHOLE))
             return True
     more = {
         index
@@ -549,7 +584,7 @@ def _decide(observed: Observed, kind: StepKind, model: keras.Model, metrics: lis
     for key in observed.keys("log"):
         name = key[1]
         is_result = name in results and observed.is_close(observed.values[key][0], results[name])
-        kind.logs[name] = Adds.RESULT if is_result else observed.adds(key) or Adds.MEAN
+        kind.logs[name] = Reduction.RESULT if is_result else observed.reduction_of(key) or Reduction.MEAN
     return False
 
 
@@ -562,8 +597,8 @@ def _needs_all_rows(observed: Observed, metrics: list[Any], index: int) -> bool:
         return False
     tried = observed.states.get(("metric", str(index)))
     if tried is None:
-        return False  # it gets no rows, or nothing at all
-    unequal = any(observed.adds(key) not in (Adds.SUM, None) for key in _keys_of(observed, index))
+        return False  # the step does not update it with rows
+    unequal = any(observed.reduction_of(key) not in (Reduction.SUM, None) for key in _keys_of(observed, index))
     return unequal or bool(np.any(tried[:, 0] > observed.tolerance)) or not np.any(tried[:, 1] > 0)
 
 
@@ -571,49 +606,51 @@ def _keys_of(observed: Observed, index: int) -> list[Key]:
     return [key for key in observed.keys("metric") if key[1] == str(index)]
 
 
-def _refused_layer(path: str) -> str:
+def _layer_error(path: str) -> str:
     return (
         f"the layer '{path}' adds a loss (`add_loss`) that is neither a mean nor a sum over rows, so replicas "
-        "cannot compute the loss of the whole batch; add a mean or a sum over rows, or use one_device, dtensor or jax, "
-        "where the layer sees all rows"
+        "cannot compute the loss of the global batch; add a mean or a sum over rows, or use one_device, dtensor or "
+        "jax, where the layer gets all rows"
     )
 
 
-def _sentences(observed: Observed, kind: StepKind, model: keras.Model, metrics: list[Any]) -> Iterator[str]:
-    """Yield a note for each value that differs from that of one device, or that has a cost."""
-    name, found = type(model).__name__, kind.adding_up
+def _notes(observed: Observed, kind: StepKind, model: keras.Model, metrics: list[Any]) -> Iterator[str]:
+    """Yield a note for each value that differs from one device, or that is expensive to compute."""
+    name, found = type(model).__name__, kind.reductions
     for key, (of_mean, of_sum) in observed.gradients.items():
-        # Keras's own step weights the loss, so the gradients already are parts
+        # Keras's own step weights the loss, so its gradients are summed
         if (of_mean if kind.weighs_gradients else of_sum) <= GRADIENT_TOLERANCE:
             continue
         which = f"optimizer {int(key[1]) + 1}" if len(optimizers_of(model)) > 1 else "the optimizer"
         if overrides_method(model, "train_step"):
             if of_sum <= GRADIENT_TOLERANCE:
-                what = "are sums over rows, and replicas average them; divide the loss by the number of rows"
+                what = "are sums over rows, but replicas average them; divide the loss by the number of rows"
             else:
                 what = (
-                    "do not add up over replicas: those of a batch are not the mean of those of its parts (for example "
-                    "with a masked mean, clipped gradients or a loss that compares rows)"
+                    "do not add up over replicas: the gradients of a batch are not the mean of its parts' gradients "
+                    "(for example with a masked mean, clipped gradients or a loss that compares rows)"
                 )
             yield (
                 f"{name}.train_step: the gradients that {which} gets {what}; this run differs from one device. "
-                "With dtensor or jax the step sees all rows"
+                "With dtensor or jax, the step gets all rows"
             )
         elif not overrides_method(model, "compute_loss") and not found.losses:
-            yield "the model combines rows of a batch, so on replicas its gradients differ from one device"
+            yield "the model combines rows of a batch, so its gradients on replicas differ from one device"
     for index in sorted(found.metrics):
         size = observed.bytes_per_row.get(index, 0)
         yield (
             f"metric '{metrics[index].name}' does not add up over replicas, so it is computed from the rows of all "
             f"replicas ({size:,} bytes per example)"
         )
-    for log, adds in kind.logs.items():
-        if adds is Adds.WHOLE:
+    for log, reduction in kind.logs.items():
+        if reduction is Reduction.WHOLE:
             what = "each replica evaluates whole batches" if kind.is_test else "the mean over replicas is shown"
             step = "test_step" if kind.is_test else "train_step"
             yield f"{name}: the value '{log}' of {step} does not add up over replicas, so {what}"
     for index, metric in enumerate(metrics):
         is_decided = index in found.metrics or getattr(metric, "additive", None) is not None
-        wrong = not is_decided and any(observed.adds(key) not in (Adds.SUM, None) for key in _keys_of(observed, index))
+        wrong = not is_decided and any(
+            observed.reduction_of(key) not in (Reduction.SUM, None) for key in _keys_of(observed, index)
+        )
         if wrong:
-            yield f"metric '{metric.name}' gets values from {name} that do not add up over replicas"
+            yield f"metric '{metric.name}' is updated by {name} with values that do not add up over replicas"

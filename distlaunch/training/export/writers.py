@@ -24,7 +24,7 @@ from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.patches.keras_private import layers_of
 from distlaunch.strategies.replica.one_device import OneDevice
 from distlaunch.strategies.state import State
-from distlaunch.strategies.variables import restore_plain, saved_values
+from distlaunch.strategies.variables import restore_untracked, saved_values
 from distlaunch.training.build import build_model
 
 _STAGING = ".new_"
@@ -37,7 +37,7 @@ def rebuild(config: RunConfig, state: State, rows: Batch) -> keras.Model:
         model = build_model(config, OneDevice(), rows)
     for variable, value in saved_values(model, state):
         variable.assign(value)
-    restore_plain(model, state)
+    restore_untracked(model, state)
     return model
 
 

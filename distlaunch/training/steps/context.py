@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.strategies.replica.share import current_share, global_rows, has_rows
+from distlaunch.strategies.replica.share import current_row_fraction, global_rows, zero_without_rows
 
 PerExampleLoss = Callable[[Any, Any], tf.Tensor]
 
@@ -37,7 +37,7 @@ class StepContext:
             raise ConfigError(
                 Problem(
                     ("compile", "loss"),
-                    "missing; the step uses `context.per_example_loss`, but the config names no loss",
+                    "missing: the step uses `context.per_example_loss`, but the config names no loss",
                 )
             )
         return self._per_example_loss(y, predictions)
@@ -61,7 +61,7 @@ class StepContext:
             per_example = per_example * tf.cast(tf.reshape(sample_weight, tf.shape(per_example)), per_example.dtype)
         rows = global_rows()
         total = tf.cast(tf.shape(per_example)[0] if rows is None else rows, per_example.dtype)
-        return has_rows(tf.reduce_sum(per_example)) / total
+        return zero_without_rows(tf.reduce_sum(per_example)) / total
 
     @tf.autograph.experimental.do_not_convert
     def sum(self, per_example: tf.Tensor) -> tf.Tensor:
@@ -72,7 +72,7 @@ class StepContext:
         Args:
             per_example: shape [rows].
         """
-        return has_rows(tf.reduce_sum(per_example))
+        return zero_without_rows(tf.reduce_sum(per_example))
 
     @tf.autograph.experimental.do_not_convert
     def regularization(self) -> tf.Tensor:
@@ -82,7 +82,7 @@ class StepContext:
         """
         # cast, because activity losses have 16 bits in mixed precision
         losses = [tf.cast(loss, keras.config.floatx()) for loss in self.model.losses]
-        share = current_share()
+        share = current_row_fraction()
         total = tf.add_n(losses) if losses else tf.constant(0.0)
         return total if share is None else total * tf.cast(share, total.dtype)
 

@@ -108,7 +108,7 @@ def _mesh_steps(config: RunConfig, model: keras.Model) -> Steps:
         ConfigError: the model or the step cannot run on a mesh.
     """
     if not model.compiled:
-        message = "missing; on a mesh, Keras's training step needs an optimizer and a loss"
+        message = "missing: on a mesh, Keras's training step needs an optimizer and a loss"
         raise ConfigError(Problem(("compile",), message))
     in_place = config.strategy.changes_in_place
     if config.train.loop == "fit":

@@ -25,7 +25,7 @@ from distlaunch.checkpoints.store import CheckpointStore
 from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Source, num_rows, pack
 from distlaunch.strategies.protocol import Program, Vote
-from distlaunch.strategies.replica.row_random import RowOrder, numbers_for
+from distlaunch.strategies.replica.row_random import RowOrder, draw_for_rows
 from distlaunch.strategies.state import State
 from distlaunch.training.session import Session
 from distlaunch.training.step_reports import scalars
@@ -93,7 +93,7 @@ class Trial:
         store, is_chief = session.store, session.strategy.is_chief
         if self._permutation.reference:
             assert self._row_indices is not None, "the model is built"
-            with numbers_for(RowOrder(self._row_indices)):
+            with draw_for_rows(RowOrder(self._row_indices)):
                 record = self._reference(session, store)
         else:
             source = _source(session)
