@@ -1,6 +1,6 @@
-"""The data of a run; and helpers for a data function whose examples are in files, of which any can be read by number.
+"""Data of a run, and helpers for data functions that read examples from files.
 
-They are imported when they are used, since they need TensorFlow.
+The helpers are imported on first use, because they need TensorFlow.
 """
 
 from __future__ import annotations

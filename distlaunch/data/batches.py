@@ -1,4 +1,4 @@
-"""Batches as the data hands them to strategies, which part of them a process reads, and their rows."""
+"""Interface between data and strategies: sources of batches, shares of processes, and functions on rows."""
 
 from __future__ import annotations
 
@@ -16,26 +16,29 @@ Index = int | np.integer | tf.Tensor
 
 @dataclass(frozen=True)
 class Source:
-    """Batches before they are loaded, so that each replica loads only its own rows.
+    """Global batches before they are loaded, so that each replica loads only its own rows.
 
     Attributes:
-        elements: an endless `tf.data.Dataset` of *row sources*: whatever `load` turns into a batch; each leaf has one
-            entry for each row of the global batch in its first dimension. An element with no rows marks the end of an
-            epoch whose length was not known.
-        load: turns a slice of an element into the batch `(x, y)` or `(x, y, sample_weight)`, in the input pipeline.
-            With the keyword `at_once`, so many batches are being loaded at the same time, and share its threads.
-        name: which split and order this is; a process that reads batches by number knows it by that name.
-        first: number of the first element, counted from the split's very beginning.
-        num_batches: elements until the end of one pass; None if not known.
-        ends: it has elements without rows, and only reading shows where: processes must agree on each.
-        at_once: how many batches are loaded at the same time; None: as many as there are cores.
-        threads: examples that they load at the same time, in Python or TensorFlow; 0: whole batches are loaded.
-        describe: what processes compare to know that they see the same data; see `data/fingerprints.py`.
+        elements: endless `tf.data.Dataset` of *row sources*. A row source is a structure of tensors from which `load`
+            makes a batch. The first dimension of each leaf is the rows of the global batch. An element without rows
+            marks the end of a pass of unknown length.
+        load: returns the batch `(x, y)` or `(x, y, sample_weight)` of a slice of an element, in the input pipeline. The
+            argument `at_once` is the number of calls that run at the same time and share the threads.
+        name: identifies the split and its order, for processes that read batches by number.
+        first: number of the first element, counted from the beginning of the first pass.
+        num_batches: number of elements in a pass; None if unknown.
+        ends: whether elements without rows mark ends that are found only by reading, so that processes must agree on
+            each end.
+        at_once: number of batches that are loaded at the same time; None for the number of cores.
+        threads: number of examples that are loaded at the same time; 0 if batches are loaded as a whole.
+        describe: returns the description by which processes check that they read the same data; see
+            `data/fingerprints.py`.
         is_process_local: whether an element is `(row source, rows)` with this process's part of the global batch
-            only. With 0 rows, the first row is a stand-in, which must not count; 0 rows in all processes mark an end.
-        global_batch: its rows, but for the last one of a pass; None if not known.
-        check: fails in the graph where a batch does not fit the model, or gives it back; `load` does it already, but
-            not that of another process, which has no model. None: nothing is looked at.
+            only. If `rows` is 0, the row source has one stand-in row, which must not count. 0 rows in all processes
+            mark an end.
+        global_batch: rows of a global batch, except the last one of a pass; None if unknown.
+        check: returns its argument, a batch, or fails in the graph if the batch does not fit the model. `load` includes
+            this check, but `load` in another process does not, because that process has no model. None for no check.
     """
 
     elements: Any
@@ -54,20 +57,20 @@ class Source:
 
 @dataclass(frozen=True)
 class Share:
-    """A part `index` of `number` equal parts of each global batch."""
+    """Part number `index` of `number` equal parts of each global batch."""
 
     index: int = 0
     number: int = 1
 
 
 def pack(components: tuple[Any, ...]) -> Any:
-    """Return the arguments as one tuple: tf.data passes the components of a tuple as separate arguments."""
+    """Return an element from the arguments with which tf.data calls a function; a tuple is passed as several."""
     return components[0] if len(components) == 1 else components
 
 
 def num_rows(element: Any) -> tf.Tensor:
     """Return the number of rows of an element, a scalar int64."""
-    # composites stay whole: the values of a ragged tensor are not its rows
+    # not expanded, because the values of a ragged tensor are not its rows
     first = tf.nest.flatten(element, expand_composites=False)[0]
     if isinstance(first, tf.RaggedTensor):
         return tf.cast(first.nrows(), tf.int64)

@@ -1,4 +1,7 @@
-"""Pipelines whose elements are batches already: training would make batches of batches, with plausible losses."""
+"""Detects pipelines whose elements are batches already.
+
+Training would make batches of batches from them, with plausible losses.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,12 @@ from distlaunch.data.split import Batching, Split
 def check_not_batched(splits: dict[str, Split], config: DataConfig, model: Any) -> None:
     """Raise ConfigError if the elements of a split are batches, without `batched: true`.
 
-    A model that declares its inputs shows what one example is. For others the pipeline must show it.
+    The declared inputs of a model show the shape of one example. Without them, the pipeline must show that its elements
+    are batches.
 
     Args:
-        splits: by name.
-        model: None where there is none yet: then only what no model could take is an error.
+        splits: the splits by name.
+        model: the model; None before it exists, when only elements that no model could take are an error.
     """
     found = {name: split.batching() for name, split in splits.items()}
     rows = {name: each.rows for name, each in found.items() if each is not None and _is_batched(
@@ -29,13 +33,13 @@ def check_not_batched(splits: dict[str, Split], config: DataConfig, model: Any) 
         return
     which = f"{config.function} returns a pipeline of batches for {joined(list(rows))}"
     sizes = joined([f"{number:,}" for number in dict.fromkeys(rows.values())])
-    message = f"{which}: an element holds {sizes} examples, and would count as one"
+    message = f"{which}: each element has {sizes} examples, but would count as one example"
     if config.streams is not None:
-        remedy = "leave `.batch(...)` out: each stream gives a part of a batch"
+        remedy = "remove `.batch(...)`, since each stream gives a part of a batch"
     elif len(rows) == len(splits):
-        remedy = "write `batched: true` to train on these batches as they are, or leave `.batch(...)` out"
+        remedy = "write `batched: true` to train on these batches as they are, or remove `.batch(...)`"
     else:
-        remedy = "leave `.batch(...)` out, as in the other split"
+        remedy = "remove `.batch(...)`, as in the other split"
     hint = f"{remedy}; if each element is one example, such as a matrix, write `batched: false`"
     raise ConfigError(Problem(("data", "batched"), f"missing: {message}; {hint}"))
 
@@ -55,7 +59,10 @@ def _is_batched(split: Split, seems: Batching, model: Any) -> bool:
 
 
 def _is_batch(rows: tuple[int | None, ...], takes: tuple[int | None, ...]) -> bool:
-    """Return whether each row has the shape of a batch of what a model takes, and Keras would not drop a dimension."""
+    """Return whether each row has the shape of a batch of the model's inputs.
+
+    A last dimension of size 1 does not count, because Keras drops it.
+    """
     if len(rows) != len(takes) + 1 or (rows[-1] == 1 and takes[-1] != 1):
         return False
     return all(None in pair or pair[0] == pair[1] for pair in zip(rows[2:], takes[1:], strict=True))

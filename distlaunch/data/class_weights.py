@@ -1,4 +1,4 @@
-"""`data.class_weight`: the weight of each example's class as its sample weight."""
+"""`data.class_weight`: uses the weight of each example's class as its sample weight."""
 
 from __future__ import annotations
 

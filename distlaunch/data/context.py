@@ -1,4 +1,4 @@
-"""The argument `context` of a data function: which worker or stream the function returns data for."""
+"""Argument `context` of a data function: the worker or stream for which the function returns data."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 class WorkerContext:
     """The worker whose training examples a data function returns (`data.sharding: function`).
 
-    Like `tf.distribute.InputContext`, whose `num_input_pipelines` and `input_pipeline_id` these are.
+    The attributes correspond to `num_input_pipelines` and `input_pipeline_id` of `tf.distribute.InputContext`.
 
     Attributes:
-        num_workers: how many there are.
-        worker: which one, from 0.
+        num_workers: number of workers.
+        worker: index of this worker, from 0.
     """
 
     num_workers: int

@@ -1,4 +1,8 @@
-"""Processes in lockstep must reach the end of their data together: one that continued alone would wait forever."""
+"""Describes differences between the data of processes.
+
+Processes in lockstep must reach the end of their data together, because a process that continued alone would wait
+forever.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,9 @@ from distlaunch.base.errors import DataError
 from distlaunch.base.plural import count
 
 REASONS = (
-    "each process must read the same examples in the same order, distlaunch gives each its rows; the usual reasons are "
-    ".shard() in the data function (write `data.sharding: function` if you want it), random choices without a seed, "
-    "and files that are listed or written meanwhile"
+    "all processes must read the same examples in the same order, and distlaunch selects the rows of each; the usual "
+    "reasons are .shard() in the data function (write `data.sharding: function` to use it), random choices without a "
+    "seed, and files that are added or changed meanwhile"
 )
 
 
@@ -23,14 +27,15 @@ def kind_of(source: str) -> str:
 
 
 def check_ends(ended: Sequence[bool], names: Sequence[str], steps: int, kind: str) -> None:
-    """Raise DataError if the data of some processes have ended and those of others have not.
+    """Raise DataError if the data of some processes, but not of all, has ended.
 
     Args:
-        ended: for each process, whether its data have ended. `names`: the names of the processes.
-        steps: global batches that have come from them in this pass.
-        kind: of data, in words.
+        ended: for each process, whether its data has ended.
+        names: names of the processes.
+        steps: number of global batches read so far in this pass.
+        kind: kind of data, such as `training`.
     """
-    # all ended: the ordinary end of an epoch
+    # at the usual end of an epoch, all have ended
     if all(ended) or not any(ended):
         return
     first = ", ".join(name for name, end in zip(names, ended, strict=True) if end)
@@ -41,11 +46,11 @@ def check_ends(ended: Sequence[bool], names: Sequence[str], steps: int, kind: st
 
 @dataclass(frozen=True)
 class FirstPass:
-    """What a process has found out about the length of its data.
+    """Length of the data of a process, as far as the process has read it.
 
     Attributes:
-        length: global batches of a pass; None before its end was seen.
-        read: number of batches read so far without an end.
+        length: number of global batches in a pass; None before its end was read.
+        read: number of batches read so far before the end.
     """
 
     length: int | None = None
@@ -53,11 +58,11 @@ class FirstPass:
 
 
 def check_passes(seen: Mapping[str, FirstPass], kind: str) -> None:
-    """Raise DataError if the data of processes end at different batches.
+    """Raise DataError if the data of the processes ends after different numbers of batches.
 
     Args:
-        seen: for each process. Each begins its next pass where its data end.
-        kind: of data, in words.
+        seen: the first pass of each process; a process whose data ends begins its next pass.
+        kind: kind of data, such as `training`.
     """
     lengths = {name: one.length for name, one in seen.items() if one.length is not None}
     if not lengths:
@@ -79,8 +84,8 @@ def _batches(number: int) -> str:
 
 
 OF_FUNCTION = (
-    "with `data.sharding: function` your function divides the training data only; validation must be the same in every "
-    "worker, and distlaunch gives each its rows"
+    "with `data.sharding: function`, your function divides the training data only; the validation data must be the "
+    "same in every worker, and distlaunch selects the rows of each"
 )
 
 
@@ -88,7 +93,7 @@ def different_lengths(lengths: Mapping[str, str], reasons: str = REASONS) -> str
     """Return how the lengths of the data differ between processes, or an empty string.
 
     Args:
-        lengths: by process, e.g. `900 examples for training`.
+        lengths: length by process, such as `900 examples for training`.
     """
     if len(set(lengths.values())) == 1:
         return ""
@@ -96,11 +101,11 @@ def different_lengths(lengths: Mapping[str, str], reasons: str = REASONS) -> str
     return f"the processes read data of different lengths: {known}; {reasons}"
 
 
-def not_own_data(by_process: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return which parts begin with the same examples although they should differ, or an empty string.
+def describe_duplicates(by_process: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return which processes or streams begin with the same examples, although they should differ, or an empty string.
 
     Args:
-        by_process: what `fingerprint` has said of its own part, or of its `parts`.
+        by_process: description of the data of each process, see `fingerprint`; with streams, it has `parts`.
     """
     first = next(iter(by_process))
     for name, facts in by_process.items():
@@ -109,11 +114,9 @@ def not_own_data(by_process: Mapping[str, Mapping[str, Any]]) -> str:
     parts = [part for name, facts in by_process.items() for part in _parts(name, facts).items()]
     seen: dict[tuple[str, ...], str] = {}
     for name, hashes in parts:
-        # data that are all alike, as made-up ones may be, say nothing
+        # examples that are all equal, as in tests, do not show whether parts are the same
         if len(set(hashes)) > 1 and (other := seen.setdefault(tuple(hashes), name)) != name:
-            return (
-                f"{other} and {name} got the same examples; the data function must return the part that `context` says"
-            )
+            return f"{other} and {name} got the same examples; the data function must return the part for its `context`"
     return ""
 
 
@@ -125,7 +128,7 @@ def different_data(by_process: Mapping[str, Mapping[str, str]], reasons: str = R
     """Return how the data differ between processes, or an empty string.
 
     Args:
-        by_process: by process and split, what `fingerprint` of `data/fingerprints.py` has said.
+        by_process: description of the data by process and split, see `fingerprint`.
     """
     names = list(by_process)
     for split in by_process[names[0]]:
@@ -136,15 +139,15 @@ def different_data(by_process: Mapping[str, Mapping[str, str]], reasons: str = R
 
 
 def first_difference(seen: Mapping[str, Mapping[str, Any]]) -> str:
-    """Describe the first fact that differs from that of the first name, or return an empty string."""
+    """Describe the first fact in which a description differs from the first one, or return an empty string."""
     first, *others = seen
-    # types come before examples, as `fingerprint` writes them: other types explain other hashes
+    # `fingerprint` puts types before examples, because different types cause different hashes
     for fact in seen[first]:
         for other in others:
             here, there = seen[first][fact], seen[other].get(fact)
             if here == there:
                 continue
-            if fact == "parts":  # of streams, of which another number of workers reads others
+            if fact == "parts":  # compares only streams in both descriptions
                 both = [name for name in here if here[name] != (there or here).get(name, here[name])]
                 if not both:
                     continue

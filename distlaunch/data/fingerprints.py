@@ -1,4 +1,4 @@
-"""The data that each process sees, in a form to compare: all must see the same."""
+"""Descriptions of data, by which processes check that they read the same examples."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ import numpy as np
 import tensorflow as tf
 
 SAMPLES = 8
-"""Examples that each process reads for it."""
+"""Number of examples that each process reads for the description."""
 
 
-def spread(number: int) -> list[int]:
+def evenly_spaced(number: int) -> list[int]:
     """Return the numbers of examples spread over a pass, including the first and last."""
     return sorted({round(at * (number - 1) / (SAMPLES - 1)) for at in range(SAMPLES)}) if number else []
 
 
 def fingerprint(examples: Sequence[Any], spec: Any, numbers: Sequence[int] | None = None, **more: str) -> str:
-    """Return a description of data in the types of JSON that is equal on all hosts for the same data.
+    """Return a description of data as JSON, which is equal on all hosts for the same data.
 
     Args:
-        numbers: of the examples in the data; None: the first ones.
-        more: other facts, by what they are called in a message.
+        examples: some examples.
+        spec: type specs of an example.
+        numbers: numbers of these examples in the data; None for 0, 1, 2 and so on.
+        more: other facts by name; messages contain the names.
     """
     numbers = range(len(examples)) if numbers is None else numbers
     hashes = {str(number): _hash(example) for number, example in zip(numbers, examples, strict=False)}

@@ -1,4 +1,4 @@
-"""Imports what a config names: `package.module:function` or `path/to/file.py:function`."""
+"""Imports functions that a config names: `package.module:function` or `path/to/file.py:function`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def load_function(reference: str, key: Key) -> Callable[..., Any]:
     """Import a function or class.
 
     Raises:
-        ConfigError: there is no such module or name. Errors inside the module rise as they are.
+        ConfigError: there is no such module or name. Errors in the module's code are not caught.
     """
     module_name, _, name = reference.rpartition(":")
     module = _load_file(Path(module_name), key) if module_name.endswith(".py") else _import(module_name, key)
-    _restore(f"importing {module_name}", key)
+    _restore_process_state(f"importing {module_name}", key)
     function = getattr(module, name, None)
     if not callable(function) and (hidden := hidden_by(module_name)) is not None:
         raise ConfigError(Problem(key, hidden_module(module_name, name, *hidden)))
@@ -35,11 +35,14 @@ def load_function(reference: str, key: Key) -> Callable[..., Any]:
 
 
 def call(reference: str, args: Mapping[str, Any], key: Key, *given: Any) -> Any:
-    """Load a function and call it; arguments that it does not take are errors in the config.
+    """Load a function and call it.
 
     Args:
-        args: what the config says.
-        given: what distlaunch gives, before these.
+        args: keyword arguments from the config.
+        given: positional arguments from distlaunch.
+
+    Raises:
+        ConfigError: the function cannot be loaded, or does not take the arguments.
     """
     function = load_function(reference, (*key, "function"))
     try:
@@ -48,33 +51,34 @@ def call(reference: str, args: Mapping[str, Any], key: Key, *given: Any) -> Any:
         problem = f"{reference}: {error}; its signature is {inspect.signature(function)}"
         raise ConfigError(Problem((*key, "args"), problem)) from None
     result = function(*given, **args)
-    _restore(f"calling {reference}", (*key, "function"))
+    _restore_process_state(f"calling {reference}", (*key, "function"))
     return result
 
 
-def _restore(what: str, key: Key) -> None:
-    """Restore the state of this process that a job depends on and the user's code has changed.
+def _restore_process_state(what: str, key: Key) -> None:
+    """Restore state of this process that a job depends on and the user's code may have changed.
 
-    Raises ConfigError: it has changed what cannot be undone.
+    Raises:
+        ConfigError: the user's code has made a change that cannot be undone.
     """
     user_code_has_run()
     tf = sys.modules.get("tensorflow")
     if tf is not None and not tf.executing_eagerly() and not tf.inside_function():
-        calls = "`disable_eager_execution()`, `disable_v2_behavior()` or the like"
+        calls = "`disable_eager_execution()`, `disable_v2_behavior()` or similar calls"
         message = f"{what} has switched off eager execution of TensorFlow, which Keras 3 needs; remove {calls}"
         raise ConfigError(Problem(key, message))
 
 
 def hidden_module(module: str, name: str, file: Path, loaded: str) -> str:
-    """Return the message about a module of the user's whose name a library has taken."""
+    """Return the message about a user's module that has the same name as a loaded library."""
     return (
-        f"got '{module}:{name}', but {module} is {loaded}, which is loaded already; "
+        f"got '{module}:{name}', but {module} is {loaded}, which is already loaded; "
         f"rename {file}, or write '{file}:{name}'"
     )
 
 
 def imported_files() -> dict[str, str]:
-    """Return the files of the user by the module name under which they were imported, which pickled objects contain."""
+    """Return the user's files by the names under which they were imported; pickled objects contain these names."""
     named = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
     return {name: file for name, file in named.items() if name.startswith(_PREFIX) and file}
 

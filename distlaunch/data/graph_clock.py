@@ -1,6 +1,7 @@
-"""Time in graphs: Python sees a call of many steps begin and end, and nothing of what is in between.
+"""Measures time in graphs, because Python can measure only whole calls of many steps.
 
-Each time is taken by an operation that is tied to what it must come after. It costs about a microsecond.
+Each time is read by an operation, with a control dependency on the operations it must follow. It takes about a
+microsecond.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from distlaunch.patches.tensorflow_private import is_deterministic
 
 @tf.autograph.experimental.do_not_convert
 def now(after: Any) -> tf.Tensor:
-    """Return the time in seconds, a float64 scalar; 0 under TensorFlow's determinism, which forbids clocks.
+    """Return the time in seconds, a float64 scalar, or 0 under TensorFlow's determinism, which forbids clocks.
 
     Args:
-        after: tensors that are there by then, in any structure.
+        after: structure of tensors that must be computed before.
     """
-    # without the dependency the executor may take the time whenever it likes
+    # without the dependency, the executor may read the clock at any time
     with tf.control_dependencies(tf.nest.flatten(after, expand_composites=True)), tf.device("CPU:0"):
         return tf.constant(0.0, tf.float64) if is_deterministic() else tf.timestamp()
 
@@ -30,11 +31,12 @@ def read_timed(read: Callable[[], Any], after: tf.Tensor, ready: Callable[[Any],
     """Return the result of `read`, and the seconds that it took.
 
     Args:
-        after: it begins when this tensor is there.
-        ready: the tensors with which what was read is complete.
+        read: reads an element.
+        after: tensor that must be computed before the read begins.
+        ready: returns the tensors of an element that show that the read has ended.
     """
     began = now(after)
-    # else the read could start before the clock is read: nothing else ties the two
+    # without the dependency, the read could start before the clock is read
     with tf.control_dependencies([began]):
         element = read()
     return element, _seconds(began, now(ready(element)))
@@ -42,10 +44,13 @@ def read_timed(read: Callable[[], Any], after: tf.Tensor, ready: Callable[[Any],
 
 @tf.autograph.experimental.do_not_convert
 def time_row(waited: tf.Tensor, began: tf.Tensor, ended: tf.Tensor, rows: Any) -> tf.Tensor:
-    """Return the times of a step as `StepTimes.of` expects them.
+    """Return the times of a step as a row for `StepTimes.of`.
 
     Args:
-        rows: how many examples it had; numbers that are summed.
+        waited: seconds of waiting for the batch.
+        began: time at which the step began.
+        ended: time at which the step ended.
+        rows: numbers of examples in the step, which are summed.
     """
     with tf.device("CPU:0"):
         return tf.stack([waited, ended - began, tf.cast(tf.add_n(rows), tf.float64)])
@@ -53,7 +58,7 @@ def time_row(waited: tf.Tensor, began: tf.Tensor, ended: tf.Tensor, rows: Any) -
 
 @tf.autograph.experimental.do_not_convert
 def time_rows(num_steps: tf.Tensor) -> tf.TensorArray:
-    """Return the times of a call from a row for each step; steps that were not made are zeros."""
+    """Return an array with one row of times for each step of a call; rows of steps that do not run are zeros."""
     with tf.device("CPU:0"):
         return tf.TensorArray(tf.float64, size=num_steps, element_shape=[3])
 

@@ -1,4 +1,4 @@
-"""The overview of `distlaunch plan --data`: sources, orders, rows of each task, memory of buffers."""
+"""Overview of `distlaunch plan --data`: sources, order, rows of each task, and memory of buffers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import tensorflow as tf
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import RunConfig
 from distlaunch.data.read_ahead import batches_ahead
-from distlaunch.data.rows import first_row, own_rows
+from distlaunch.data.rows import first_row, rows_of_process
 from distlaunch.data.source import first_worker, open_splits, with_global_batch
 from distlaunch.data.split import Split
 
-_BATCHES, _NUMBERS = 3, 8  # of which the first examples are shown, and how many of them
+_BATCHES, _NUMBERS = 3, 8  # number of batches that are shown, and of examples in each
 
 
 def overview(config: RunConfig, run: RunDir, num_gpus: int | None) -> dict[str, Any]:
-    """Return the overview in the types of JSON. It reads the data in this process, as the first worker does.
+    """Return the overview as JSON types. The data is read in this process, as by the first worker.
 
     Raises:
         ConfigError: the data does not fit the config.
@@ -33,12 +33,12 @@ def overview(config: RunConfig, run: RunDir, num_gpus: int | None) -> dict[str, 
         "streams": config.data.streams,
         "processes": config.data.processes,
         "readers": readers,
-        "splits": {name: _of_split(config, split, readers) for name, split in both.items() if split is not None},
+        "splits": {name: _describe_split(config, split, readers) for name, split in both.items() if split is not None},
     }
 
 
 def _readers(config: RunConfig, num_gpus: int | None) -> list[dict[str, Any]]:
-    """Return the tasks that read, with their part of each batch: `first` and `number` of `of` parts."""
+    """Return the tasks that read data, each with its part of a batch: `number` of `of` parts, starting at `first`."""
     strategy, cluster = config.strategy, config.cluster
     if strategy.has_coordinator:
         return []
@@ -50,13 +50,13 @@ def _readers(config: RunConfig, num_gpus: int | None) -> list[dict[str, Any]]:
     return parts
 
 
-def _of_split(config: RunConfig, split: Split, readers: list[dict[str, Any]]) -> dict[str, Any]:
+def _describe_split(config: RunConfig, split: Split, readers: list[dict[str, Any]]) -> dict[str, Any]:
     batch = config.data.batch
     examples, num_bytes = split.buffer()
     first = [_numbers(split, at, batch, reader) for at in range(_BATCHES) for reader in readers]
     most = max((entry["stop"] - entry["start"] for entry in first), default=batch)
     rows = split.global_batch or batch if split.is_process_local else most
-    whole = own_rows(split.evaluation_source(), first=0, number=1, of=1)
+    whole = rows_of_process(split.evaluation_source(), first=0, number=1, of=1)
     spec: Any = whole.element_spec
     ahead = batches_ahead(spec[0], rows)
     loaded = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(split.first_rows(1), expand_composites=True))
@@ -75,14 +75,14 @@ def _of_split(config: RunConfig, split: Split, readers: list[dict[str, Any]]) ->
 
 
 def _numbers(split: Split, at: int, batch: int, reader: dict[str, Any]) -> dict[str, Any]:
-    """Return the rows of a batch that a task reads, `start` to before `stop`, and the first of their numbers."""
+    """Return the rows of a batch that a task reads, from `start` to before `stop`, and the numbers of some examples."""
     total = batch
     numbers: list[int] = []
     if split.by_number and split.num_examples:
         picked = split.pick(0, at) % split.num_examples if at < (split.num_batches or 0) else np.zeros(0, np.int64)
         total, numbers = len(picked), picked.tolist()
     first, number, of = reader["first"], reader["number"], reader["of"]
-    # on a mesh a batch that its axis does not divide is read whole
+    # on a mesh, a batch that is not divisible by the axis is read whole
     whole = not reader["uneven"] and total % of
     start, stop = (0, total) if whole else (first_row(total, first, of), first_row(total, first + number, of))
     shown = numbers[start:stop][:_NUMBERS]

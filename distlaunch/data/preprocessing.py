@@ -1,4 +1,4 @@
-"""`data.preprocessing`: a layer before the model, made once for a run, shared by its processes and SavedModels."""
+"""`data.preprocessing`: a layer before the model, made once for a run and used by all processes and SavedModels."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _KEY = ("data", "preprocessing")
 
 
 class Preprocessing:
-    """Turns the inputs of batches, as the data function gave them, into those of the model.
+    """Applies a layer to the inputs of batches, which the data function has returned, before the model.
 
     Attributes:
-        layer: the Keras layer that does it.
-        path: the file in which it is kept.
-        raw: `tf.TensorSpec` of what it takes, in the structure of the inputs; the first dimension is the rows.
+        layer: the Keras layer.
+        path: the file of the layer.
+        raw: `tf.TensorSpec` of the layer's inputs, in the structure of the inputs; the first dimension is the rows.
     """
 
     def __init__(self, layer: Any, path: Path, raw: Any) -> None:
-        self.layer, self.path, self.raw = layer, path, raw
-        # in a graph, where Keras computes with TensorFlow whatever it runs on
+        self.layer, self.path, self.input_spec = layer, path, raw
+        # in a graph, because Keras then computes with TensorFlow even if its backend is JAX
         self._compute = tf.function(lambda inputs: layer(inputs), reduce_retracing=True)
 
     def __call__(self, batch: Batch) -> Batch:
@@ -44,11 +44,11 @@ class Preprocessing:
 
 
 def prepare(config: PreprocessingConfig, inputs: tf.data.Dataset, path: Path) -> Preprocessing:
-    """Return the layer that the config's function adapts to the training inputs; the first process makes it.
+    """Return the layer that the config's function adapts to the training inputs; the first process calls the function.
 
     Args:
-        inputs: the inputs of the training split in batches, once.
-        path: the `.keras` file in which it is kept.
+        inputs: the inputs of the training split, in batches, for one pass.
+        path: the `.keras` file in which the layer is saved.
 
     Raises:
         ConfigError: the function returns no layer, or one that cannot be saved.
@@ -68,7 +68,7 @@ def restore(config: PreprocessingConfig, path: Path, raw: Any) -> Preprocessing:
     """Return the layer that `prepare` has saved.
 
     Raises:
-        ConfigError: it cannot be loaded.
+        ConfigError: the layer cannot be loaded.
     """
     load_function(config.function, (*_KEY, "function"))  # its module may register classes that the file needs
     return Preprocessing(_load(path, config.function), path, raw)
@@ -76,28 +76,28 @@ def restore(config: PreprocessingConfig, path: Path, raw: Any) -> Preprocessing:
 
 def _save(layer: Any, path: Path, function: str) -> None:
     temporary = path.with_name(f".new-{path.name}")
-    with warnings.catch_warnings(), _cannot_be_kept(function):
+    with warnings.catch_warnings(), _explain_save_errors(function):
         warnings.simplefilter("ignore", UserWarning)  # "a model that has not yet been built"
         keras.Sequential([layer]).save(temporary)
-        _load(temporary, function)  # what cannot be read back must not be found by the other processes
+        _load(temporary, function)  # checked before other processes can find the file
     temporary.replace(path)
 
 
 def _load(path: Path, function: str) -> Any:
-    with _cannot_be_kept(function):
+    with _explain_save_errors(function):
         model: Any = keras.saving.load_model(path)
         layer = model.layers[0]
         if isinstance(layer, keras.utils.FeatureSpace):
-            layer.get_inputs()  # ends its building, which asks for the sizes of vocabularies: a graph has none to read
+            layer.get_inputs()  # builds the layer, which needs sizes of vocabularies that cannot be read in a graph
         return layer
 
 
 @contextlib.contextmanager
-def _cannot_be_kept(function: str) -> Iterator[None]:
+def _explain_save_errors(function: str) -> Iterator[None]:
     try:
         yield
     except UnicodeError as error:  # Keras writes a vocabulary in the locale's encoding
-        message = f"the layer that {function} returned holds text that this locale cannot write: {error}"
+        message = f"the layer that {function} returned contains text that this locale cannot encode: {error}"
         raise ConfigError(Problem((*_KEY, "function"), f"{message}; set LC_ALL=C.UTF-8 or PYTHONUTF8=1")) from error
     except (ValueError, TypeError, NotImplementedError) as error:
         reason = reason_of(error)
@@ -108,10 +108,10 @@ def _cannot_be_kept(function: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Admit one process at a time, if the disk has locks; the system releases a lock when its process ends."""
+    """Hold a lock, which the system releases if the process dies."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        lock(fd, fcntl.LOCK_EX)  # without one, several make the same layer
+        lock(fd, fcntl.LOCK_EX)  # on file systems without locks, several processes make the same layer
         yield
     finally:
         os.close(fd)

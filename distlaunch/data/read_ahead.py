@@ -1,4 +1,4 @@
-"""The number of batches that are made ahead of the steps, bounded in number and bytes."""
+"""Number of batches that are loaded ahead of the steps, limited in number and bytes."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ MOST_BATCHES, MOST_BYTES = 2, 256_000_000
 
 
 def batches_ahead(spec: Any, rows: int | None) -> int:
-    """Return the number of batches to make ahead, at least one, so that reading and training overlap.
+    """Return the number of batches to load ahead, at least one, so that reading and training overlap.
 
     Args:
-        spec: of a batch; its first dimension is not looked at.
-        rows: of the batch; None: not known, and so the bytes are not either.
+        spec: type specs of a batch; the first dimension is ignored.
+        rows: rows of a batch; None if unknown, so that the number of bytes is not limited.
     """
-    return at_once(MOST_BATCHES, spec, rows)
+    return limit_by_bytes(MOST_BATCHES, spec, rows)
 
 
-def at_once(most: int, spec: Any, rows: int | None) -> int:
+def limit_by_bytes(most: int, spec: Any, rows: int | None) -> int:
     """Return how many of `most` batches fit into `MOST_BYTES`, at least one; see `batches_ahead`."""
     num_bytes = None if rows is None else _row_bytes(spec)
     return most if not num_bytes else max(1, min(most, MOST_BYTES // (num_bytes * max(rows or 1, 1))))
 
 
 def _row_bytes(spec: Any) -> int | None:
-    """Return the bytes of one row, or None if its type does not say."""
+    """Return the bytes of one row, or None if the type does not determine them."""
     total = 0
     for leaf in tf.nest.flatten(spec, expand_composites=False):
         is_dense = isinstance(leaf, tf.TensorSpec) and leaf.dtype not in (tf.string, tf.variant)

@@ -1,7 +1,7 @@
-"""Splits global batches into rows for each replica, every example exactly once.
+"""Splits global batches into rows for each replica, with every example exactly once.
 
-All workers go through the same sequence of global batches and take their own rows of each, so step k trains on the same
-examples whatever the number of replicas, and all replicas come to the end of the data together.
+All workers go through the same sequence of global batches, and each takes its own rows. So step k trains on the same
+examples whatever the number of replicas, and all replicas reach the end of the data together.
 """
 
 from __future__ import annotations
@@ -14,32 +14,33 @@ import tensorflow as tf
 
 from distlaunch.cluster.cores import num_cores
 from distlaunch.data.batches import Source, num_rows, pack, slice_rows
-from distlaunch.data.read_ahead import at_once, batches_ahead
+from distlaunch.data.read_ahead import batches_ahead, limit_by_bytes
 from distlaunch.patches.tensorflow_iterators import untuned
 
-_as_it_is = tf.autograph.experimental.do_not_convert
-"""Decorator for functions without `if` and `while` on tensors: AutoGraph takes 10 to 40 ms to convert one."""
+_no_autograph = tf.autograph.experimental.do_not_convert
+"""Decorator for functions without `if` and `while` on tensors; AutoGraph would take 10 to 40 ms for each."""
 
 
 def split_rows(source: Source, *, first_replica: int, num_local: int, num_replicas: int) -> tf.data.Dataset:
-    """Yield one element per step and local replica, in turn: `(batch, rows, total, start)`.
+    """Return a dataset with one element `(batch, rows, total, start)` for each step and local replica in turn.
 
-    The latter are scalars: `rows` and `total`, float32, examples of this replica and of the global batch; `start`,
-    int64, the place of the first in it. A replica without rows (a last batch smaller than the number of replicas) gets
-    the first row as a stand-in, with `rows` 0. `total` is 0 at the end of an epoch.
+    `rows` and `total` are float32 scalars: the numbers of examples of this replica and of the global batch. `start` is
+    an int64 scalar, the index of the replica's first example in the global batch. If the last batch is smaller than the
+    number of replicas, a replica without rows gets the first row as a stand-in, with `rows` 0. `total` is 0 at the end
+    of an epoch.
 
-    If the source is process-local, `total` and `start` count what is in this process.
+    If the source is process-local, `total` and `start` refer to the rows of this process.
     """
     if source.is_process_local:
-        # the others' replicas have rows of their own
+        # replicas of other processes have other rows
         first_replica, num_replicas = 0, num_local
 
-    @_as_it_is
+    @_no_autograph
     def part(element: Any, replica: Any) -> Any:
         element, total = element if source.is_process_local else (element, num_rows(element))
         replica = tf.zeros_like(replica) if num_replicas == 1 else replica
         start, stop = first_row(total, replica, num_replicas), first_row(total, replica + 1, num_replicas)
-        # at the end of an epoch (total 0) nothing is needed: the loop leaves before the step
+        # no stand-in at the end of an epoch (total 0), where the loop ends before the step
         stand_in = tf.logical_and(start == stop, num_rows(element) > 0)
         first, end = tf.where(stand_in, tf.zeros_like(start), start), tf.where(stand_in, tf.ones_like(stop), stop)
         counts = tf.cast(stop - start, tf.float32), tf.cast(total, tf.float32), start
@@ -47,44 +48,46 @@ def split_rows(source: Source, *, first_replica: int, num_local: int, num_replic
 
     if num_local == 1:
         only = tf.constant(first_replica, tf.int64)
-        parts = source.elements.map(_as_it_is(lambda *element: part(pack(element), only)))
+        parts = source.elements.map(_no_autograph(lambda *element: part(pack(element), only)))
     else:
-        # one dataset for all local replicas, so that the source is read once and not once for each
+        # one dataset for all local replicas, so that the source is read only once
         replicas = tf.data.Dataset.range(first_replica, first_replica + num_local)
 
-        @_as_it_is
+        @_no_autograph
         def all_parts(*element: Any) -> tf.data.Dataset:
             return replicas.map(lambda index: part(pack(element), index))
 
         parts = source.elements.flat_map(all_parts)
     # an element is one replica's part of a step
     of_replica, of_process = 1 / num_replicas, min(num_local / num_replicas, 1)
-    loaded = _loaded(parts, source, of_replica)
-    steps = batches_ahead(*_batch(loaded, source, of_process))
+    loaded = _load_batches(parts, source, of_replica)
+    steps = batches_ahead(*_spec_and_rows(loaded, source, of_process))
     return loaded.prefetch(steps * num_local).with_options(_options(source))
 
 
 def first_row(total: Any, replica: Any, num_replicas: int) -> Any:
-    """Return the first row of a replica in a global batch of `total` rows; a number or a tensor."""
-    # multiplied first: so the parts differ by one row at most, and cover the batch without a gap
+    """Return the index of a replica's first row in a global batch of `total` rows, as a number or a tensor."""
+    # multiplying before dividing makes the parts differ by at most one row
     return total * replica // num_replicas
 
 
-def own_rows(source: Source, *, first: int, number: int, of: int) -> tf.data.Dataset:
-    """Return the rows of each global batch that a process needs if its devices hold some of `of` equal parts of it.
+def rows_of_process(source: Source, *, first: int, number: int, of: int) -> tf.data.Dataset:
+    """Return the rows of each global batch that a process needs for its devices on a mesh.
 
-    A batch that does not divide into them is needed whole. A process-local source gives all of its rows;
-    `start` is 0, `total` counts them, and a stand-in is not counted.
+    If the number of rows is not divisible by the number of parts, the process needs the whole batch.
 
     Args:
-        first, number: which of the parts.
+        first: index of the first part of a batch that the devices of this process hold.
+        number: number of parts that they hold.
+        of: number of equal parts of a batch.
 
     Returns:
-        One element a step: `(batch, start, total)`, scalars that give the place of the batch's first row, and rows of
-        the global batch, which are 0 at the end of an epoch.
+        A dataset with one element `(batch, start, total)` for each step. `start` is the index of the batch's first row
+        in the global batch. `total` is the number of rows of the global batch, 0 at the end of an epoch. If the source
+        is process-local, `start` is 0 and `total` is the number of rows of this process, without a stand-in.
     """
 
-    @_as_it_is
+    @_no_autograph
     def part(*components: Any) -> Any:
         element = pack(components)
         if source.is_process_local:
@@ -96,33 +99,37 @@ def own_rows(source: Source, *, first: int, number: int, of: int) -> tf.data.Dat
         stop = tf.where(divides, total // of * (first + number), total)
         return (element if number == of else slice_rows(element, start, stop)), start, total
 
-    loaded = _loaded(source.elements.map(part), source, number / of)
-    return loaded.prefetch(batches_ahead(*_batch(loaded, source, number / of))).with_options(_options(source))
+    loaded = _load_batches(source.elements.map(part), source, number / of)
+    return loaded.prefetch(batches_ahead(*_spec_and_rows(loaded, source, number / of))).with_options(_options(source))
 
 
-def _loaded(parts: tf.data.Dataset, source: Source, share: float) -> tf.data.Dataset:
-    """Load the row sources in `(row source, scalars)` as batches, `share` of the global ones."""
+def _load_batches(parts: tf.data.Dataset, source: Source, share: float) -> tf.data.Dataset:
+    """Load the row sources of elements `(row source, scalars)` as batches.
+
+    Args:
+        share: fraction of a global batch in each element.
+    """
 
     def load(element: Any, *counts: tf.Tensor, calls: int) -> Any:
-        return source.load(element, at_once=calls), *counts
+        return source.load(element, limit_by_bytes=calls), *counts
 
-    calls = source.at_once or num_cores()
-    loaded = _mapped(parts, load, calls)
-    # the traced function shows what a batch is; seldom is it so large that fewer must be made at the same time
-    if (fewer := at_once(calls, *_batch(loaded, source, share))) < calls:
-        loaded = _mapped(parts, load, fewer)
-    # It is endless, which tf.data cannot see. Told so, TensorFlow's distributed iterator does not ask in every step how
-    # many workers still have data; the ends that matter are marked in the data itself.
+    calls = source.limit_by_bytes or num_cores()
+    loaded = _map_in_parallel(parts, load, calls)
+    # the trace shows the size of a batch; if batches are very large, fewer are loaded at the same time
+    if (fewer := limit_by_bytes(calls, *_spec_and_rows(loaded, source, share))) < calls:
+        loaded = _map_in_parallel(parts, load, fewer)
+    # The dataset is endless, but tf.data does not know it. With this assertion, TensorFlow's distributed iterator does
+    # not check in every step how many workers still have data. Elements without rows mark the ends.
     return loaded.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
 
-def _mapped(parts: tf.data.Dataset, load: Any, calls: int) -> tf.data.Dataset:
+def _map_in_parallel(parts: tf.data.Dataset, load: Any, calls: int) -> tf.data.Dataset:
     load = functools.partial(load, calls=calls)
     return parts.map(load) if calls == 1 else parts.map(load, num_parallel_calls=calls, deterministic=True)
 
 
-def _batch(loaded: tf.data.Dataset, source: Source, share: float) -> tuple[Any, int | None]:
-    """Return the spec of the batch that is loaded for a step, with its rows if they are known."""
+def _spec_and_rows(loaded: tf.data.Dataset, source: Source, share: float) -> tuple[Any, int | None]:
+    """Return the spec of the batch that is loaded for a step, and its number of rows, or None if unknown."""
     rows = None if source.global_batch is None else math.ceil(source.global_batch * share)
     spec: Any = loaded.element_spec
     return spec[0], rows
@@ -132,8 +139,8 @@ def _options(source: Source) -> tf.data.Options:
     options = untuned()
     options.deterministic = True
     if source.threads > num_cores():
-        # tf.data's own pool has as many threads as there are cores; operations that wait keep theirs
+        # tf.data's own pool has one thread for each core, and operations that wait occupy threads
         options.threading.private_threadpool_size = source.threads
-    # the rows are chosen already; TensorFlow's own sharding would deal out whole elements
+    # the rows are selected already, and TensorFlow's own sharding would distribute whole elements
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return options

@@ -1,6 +1,7 @@
-"""Compares the examples of a pipeline while they are read; before training, only the first can be compared.
+"""Compares the examples of a pipeline between processes while they are read.
 
-A pipeline may leave the common order later: an unseeded draw, files that differ behind their beginning, threads.
+Before training, only the first examples can be compared. Later ones may differ because of random numbers without a
+seed, of files that differ after their beginning, or of threads.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Gather = Callable[[str], Mapping[str, str]]
 
 
 class RunningFingerprint:
-    """A running digest of everything that was read, one number after each global batch.
+    """Running digest of all global batches that were read, with one value after each batch.
 
     Args:
         gather: gathers a value of each process in all of them.
@@ -30,62 +31,63 @@ class RunningFingerprint:
 
     def __init__(self, gather: Gather) -> None:
         self._gather = gather
-        self._after = array("I", [0])
-        self._equal = 0
+        self._digests = array("I", [0])
+        self._num_equal = 0
 
     def begin(self) -> None:
-        """Start, or restart, at the beginning of reading."""
-        self._after, self._equal = array("I", [0]), 0
+        """Reset the digest, at the beginning of reading."""
+        self._digests, self._num_equal = array("I", [0]), 0
 
-    def watched(self, elements: tf.data.Dataset, glimpse: Callable[[Any], Any]) -> tf.data.Dataset:
-        """Return the row sources, each recorded when it is read.
+    def record_reads(self, elements: tf.data.Dataset, identify: Callable[[Any], Any]) -> tf.data.Dataset:
+        """Return the row sources, each of which is added to the digest when it is read.
 
         Args:
-            glimpse: returns what identifies a row source with rows, such as its first and last row.
+            identify: returns tensors that identify a row source, such as its first and last row.
         """
 
         @tf.autograph.experimental.do_not_convert
-        def note(*element: Any) -> Any:
+        def record(*element: Any) -> Any:
             rows = pack(element)
 
-            def noted() -> tf.Tensor:
-                return tf.numpy_function(self.note, tf.nest.flatten(glimpse(rows), expand_composites=True), tf.bool)
+            def remember_rows() -> tf.Tensor:
+                return tf.numpy_function(self.record, tf.nest.flatten(identify(rows), expand_composites=True), tf.bool)
 
-            # what marks an end is no batch
-            known = tf.cond(num_rows(rows) > 0, noted, lambda: tf.constant(value=True))
+            # an element without rows marks an end and is not a batch
+            known = tf.cond(num_rows(rows) > 0, remember_rows, lambda: tf.constant(value=True))
             with tf.control_dependencies([known]):
                 return tf.nest.map_structure(tf.identity, rows, expand_composites=True)
 
-        return elements.map(note)
+        return elements.map(record)
 
-    def note(self, *leaves: np.ndarray) -> np.bool_:
-        """Record a row source that was read, and return true.
+    def record(self, *leaves: np.ndarray) -> np.bool_:
+        """Add a row source to the digest, and return true.
 
         Args:
-            leaves: the leaves of what identifies it.
+            leaves: arrays that identify the row source.
         """
-        value = self._after[-1]
-        for leaf in map(np.asarray, leaves):  # a single text comes as bytes
+        value = self._digests[-1]
+        for leaf in map(np.asarray, leaves):  # a scalar string is passed as bytes
             text = leaf.dtype.kind in "OS"
             value = zlib.crc32(repr(leaf.tolist()).encode() if text else leaf.tobytes(), value)
-        self._after.append(value)
+        self._digests.append(value)
         return np.True_
 
     def compare(self, batches: int, first_step: int) -> None:
-        """Compare what the processes have read so far; every process must call it.
+        """Compare the batches that the processes have read so far; every process must call it.
 
         Args:
-            first_step: at which they began.
+            batches: number of batches to compare.
+            first_step: step at which the processes began to read.
 
         Raises:
             ConfigError: they have read different data.
         """
         if self._is_equal(batches):
-            self._equal = batches
+            self._num_equal = batches
             return
-        # numbers go on from each other, so they stay different once they are: the first is found by halving.
-        # all processes see the same answers, and so ask for the same batches
-        equal, different = self._equal, batches
+        # Each value depends on the previous one, so values stay different after the first difference, which is found by
+        # bisection. All processes get the same answers, so they compare the same batches.
+        equal, different = self._num_equal, batches
         while different - equal > 1:
             middle = (equal + different) // 2
             equal, different = (middle, different) if self._is_equal(middle) else (equal, middle)
@@ -98,5 +100,5 @@ class RunningFingerprint:
         return len(set(self._gathered(batches).values())) == 1
 
     def _gathered(self, batches: int) -> Mapping[str, str]:
-        # one that has read less has come to an end where the others have not, which is reported by another name
-        return self._gather(str(self._after[batches]) if batches < len(self._after) else "")
+        # a process that has read fewer batches is reported elsewhere, as data that ends too early
+        return self._gather(str(self._digests[batches]) if batches < len(self._digests) else "")

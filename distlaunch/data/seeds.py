@@ -1,4 +1,4 @@
-"""Random state of a process of a run."""
+"""Random seeds of a run and of its processes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Index
 from distlaunch.patches.tensorflow_shuffle import count_iterations
 
-_SEED_STEP = 1_000_003  # between the seeds of two runs: more than the passes of one
+_SEED_STEP = 1_000_003  # difference between the seeds of runs with neighbouring seeds; larger than any number of passes
 
 
 def seed_of_pass(seed: int, number_of_pass: Index) -> tf.Tensor:
-    """Combine seed and pass into one int64 scalar, such that neighbouring seeds share none with neighbouring passes."""
+    """Combine seed and pass into one int64 scalar that differs for all neighbouring seeds and passes."""
     return number_of_pass + tf.constant(seed, tf.int64) * _SEED_STEP
 
 
 def seed_process(config: RunConfig) -> None:
     """Seed this process and reset the names of layers, so that all processes of the run draw the same numbers."""
-    keras.utils.clear_session()  # names of layers are numbered on in a process that has built a model before
+    keras.utils.clear_session()  # resets the numbers in layers' names, in case this process has built a model before
     keras.utils.set_random_seed(config.seed)
     count_iterations()
     if config.determinism:
         tf.config.experimental.enable_op_determinism()
-        if not config.strategy.runs_tensorflow:  # but JAX, which has not started yet
+        if not config.strategy.runs_tensorflow:  # JAX reads the variable when it starts
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()

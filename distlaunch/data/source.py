@@ -53,37 +53,40 @@ def make_split(
     """Make one split readable.
 
     Args:
-        data: arrays, an object that gives its examples by number, or a `tf.data.Dataset` of examples (of global batches
+        data: arrays, an object that returns examples by number, or a `tf.data.Dataset` of examples (of global batches
             with `batched: true`).
-        seed: order of the passes.
-        training: False: own order, no class weights, nothing dropped, skipped or augmented.
-        preprocessing: what the inputs of each batch go through last.
-        share: which part of each batch the data is for, if other processes have other data.
-        epoch_steps: batches of an epoch, if the config says it.
+        seed: seed of the order of each pass.
+        training: whether the split is for training. Otherwise the data keeps its order, there are no class weights, and
+            nothing is dropped, skipped or augmented.
+        preprocessing: applied to the inputs of each batch at the end.
+        share: the part of each batch that the data is for, if other processes have other data.
+        epoch_steps: number of batches of an epoch, if the config sets it.
     """
     if isinstance(data, PyData):
-        return _Recipe(data, config, seed, preprocessing, training=training, epoch_steps=epoch_steps).split()
+        return _SplitBuilder(data, config, seed, preprocessing, training=training, epoch_steps=epoch_steps).split()
     if config.global_batch is None:
-        message = f"missing: {config.function} gives examples, and not batches as a keras.utils.PyDataset does"
-        hint = "add `global_batch:` below `data:`, the number of examples of a step"
+        message = f"missing: {config.function} gives examples, not batches like a keras.utils.PyDataset"
+        hint = "add `global_batch:` below `data:`, the number of examples in a step"
         raise ConfigError(Problem(("data", "global_batch"), f"{message}; {hint}"))
     if share.number > 1 and not isinstance(data, StreamData):
-        config = config.model_copy(update={"global_batch": _rows_of(share, config.batch)})
-        _check_part(data, share)
+        config = config.model_copy(update={"global_batch": _num_rows_of_share(share, config.batch)})
+        _check_not_empty(data, share)
     if training and config.processes is not None:
         _check_processes(data, config)
     if training and config.on_error == "skip" and isinstance(data, tf.data.Dataset):
-        message = "got 'skip', but a tf.data pipeline gives no example by number to take the place of one that fails"
-        hint = "write 'stop', and leave out in the pipeline itself what fails, with `.ignore_errors()`"
+        message = "got 'skip', but in a tf.data pipeline no other example can replace one that fails"
+        hint = "write 'stop', and skip such examples in the pipeline itself, with `.ignore_errors()`"
         raise ConfigError(Problem(("data", "on_error"), f"{message}; {hint}"))
-    return _Recipe(data, config, seed, preprocessing, training=training, is_process_local=share.number > 1).split()
+    return _SplitBuilder(
+        data, config, seed, preprocessing, training=training, is_process_local=share.number > 1
+    ).split()
 
 
-class _Recipe:
-    """The ingredients of one split, from which its forms are made; see `split.Forms`.
+class _SplitBuilder:
+    """Builds a split and its other forms from data and config; see `split.Forms`.
 
     Args:
-        training: whether it is the split for training, which has other forms.
+        training: whether this is the split for training, which has other forms.
         is_process_local: see `Split.is_process_local`.
     """
 
@@ -99,20 +102,28 @@ class _Recipe:
         self._plain = None if isinstance(data, PyData) else example_map(config, seed, training=False)
 
     def split(self) -> Split:
-        return self._made(trains=True, augmented=True).with_forms(self) if self._training else self._made(trains=False)
+        return (
+            self._build_form(trains=True, augmented=True).with_forms(self)
+            if self._training
+            else self._build_form(trains=False)
+        )
 
     @functools.cached_property
     def unaugmented(self) -> Split | None:
-        return None if self._config.augment is None else self._made(trains=True)
+        return None if self._config.augment is None else self._build_form(trains=True)
 
     @functools.cached_property
     def in_order(self) -> Split:
-        split = self._made(trains=False)
-        # which worker has most of them is only known of what training reads
+        split = self._build_form(trains=False)
+        # the processes agree on a length only for the form that training reads
         return split.with_length(None, None) if split.is_process_local else split
 
-    def _made(self, *, trains: bool, augmented: bool = False) -> Split:
-        """Return a form of the split; one that does not train is in its own order, unchanged and whole."""
+    def _build_form(self, *, trains: bool, augmented: bool = False) -> Split:
+        """Return a form of the split.
+
+        Args:
+            trains: whether training reads this form. Other forms are complete, unchanged and not shuffled.
+        """
         split = self._read(trains=trains, augmented=augmented)
         if trains and self._config.class_weight:
             split = split.with_transform(class_weights(self._config.class_weight))
@@ -124,8 +135,8 @@ class _Recipe:
         data, config, limit = self._data, self._config, self._limit
         shuffles, drop = trains and config.shuffle is not False, trains and config.remainder == "drop"
         if isinstance(data, PyData):
-            # the hooks must not be called for the dataset that training reads
-            data = PyData(data.again(), data.again) if self._training and not trains else data
+            # a separate dataset, because the hooks of the one that training reads must not be called
+            data = PyData(data.reload(), data.reload) if self._training and not trains else data
             datasets = PyDatasets(data, config, limit, self._seed, shuffle=shuffles, trains=trains, drop=drop,
                                   epoch_steps=self._epoch_steps)  # fmt: skip
             check_config(config, data.dataset, datasets.global_batch, training=self._training)
@@ -139,22 +150,22 @@ class _Recipe:
         return Indexed(data, config, mapping, seed, drop=drop, skips=trains and self._skips)
 
 
-def _check_part(data: Any, share: Share) -> None:
-    """Raise ConfigError for a worker without examples: it has no row that could fill an empty share."""
+def _check_not_empty(data: Any, share: Share) -> None:
+    """Raise ConfigError for a worker without examples, which has no row that could be used as a stand-in."""
     pipeline = isinstance(data, tf.data.Dataset)
     arrays = not pipeline and not isinstance(data, IndexedFiles) and not gives_items(data)
     known = int(data.cardinality()) if pipeline else len(tf.nest.flatten(data)[0]) if arrays else len(data)
     if known == 0 or (pipeline and known < 0 and not any(True for _ in data.take(1))):
-        message = f"worker {share.index} of {share.number} has no training examples, and each must have one"
-        raise ConfigError(Problem(("data", "function"), f"{message}; give it some, or use fewer workers"))
+        message = f"worker {share.index} of {share.number} has no training examples, but each worker needs at least one"
+        raise ConfigError(Problem(("data", "function"), f"{message}; use fewer workers, or divide the examples evenly"))
 
 
-def _rows_of(share: Share, global_batch: int) -> int:
+def _num_rows_of_share(share: Share, global_batch: int) -> int:
     return first_row(global_batch, share.index + 1, share.number) - first_row(global_batch, share.index, share.number)
 
 
-def shares(config: DataConfig, share: Share) -> tuple[Share, Share]:
-    """Return the share for training and validation data: processes that share rows read the same."""
+def shares_of_splits(config: DataConfig, share: Share) -> tuple[Share, Share]:
+    """Return the shares for the training and the validation data; the whole batch if all processes read the same."""
     of_streams = share if config.streams is not None else WHOLE
     return (share if config.sharding == "function" else of_streams), of_streams
 
@@ -170,8 +181,8 @@ def _check_processes(data: Any, config: DataConfig) -> None:
         return
     kinds = {IndexedFiles: "files of distlaunch.data", StreamData: "streams", tf.data.Dataset: "a tf.data pipeline"}
     kind = next((words for of, words in kinds.items() if isinstance(data, of)), "arrays")
-    message = f"got {config.processes}, but {config.function or 'the data'} gives {kind}, which no Python code reads"
-    hint = "remove it; it is for objects with __getitem__, and TensorFlow's operations run in `threads`"
+    message = f"got {config.processes}, but {config.function or 'the data'} gives {kind}, which are not read in Python"
+    hint = "remove it, since it is for objects with __getitem__; TensorFlow's operations use `threads`"
     raise ConfigError(Problem(("data", "processes"), f"{message}; {hint}"))
 
 
@@ -180,16 +191,12 @@ def _is_read_by_python(data: Any) -> bool:
 
 
 def _pool(data: Any, config: DataConfig, seed: int) -> ReaderPool | None:
-    # validation data may be of another kind than the training data, for which `processes` is meant
+    # `processes` is for the training data; the validation data may be of another kind
     return reader_pool(data, config.processes, seed) if config.processes and _is_read_by_python(data) else None
 
 
 def with_global_batch(config: RunConfig, train: Split) -> RunConfig:
-    """Return the config with the global batch that the training data have, where it does not say it.
-
-    Raises:
-        ConfigError: neither says it.
-    """
+    """Return the config with the global batch of the training data, if the config does not set it."""
     if config.data.global_batch is not None:
         return config
     return config.model_copy(update={"data": config.data.model_copy(update={"global_batch": train.global_batch})})
@@ -201,16 +208,16 @@ def open_splits(
     """Return the result of the config's data function, and its splits for training and validation.
 
     Args:
-        run: keeps the layer that preprocesses.
-        share: this process's part of each batch, where processes have different examples.
-        context: the worker that the data function is called for, if it is not the one that has this share.
+        run: the run, which stores the preprocessing layer.
+        share: this process's part of each batch, if processes have different examples.
+        context: the worker for which the data function is called; None for the worker with this share.
 
     Raises:
         ConfigError: the data does not fit the config.
     """
     splits = with_preprocessing(read_splits(config.data, context or worker_of(share)), config, run)
     layer = splits.preprocessing
-    of_train, of_validation = shares(config.data, share)
+    of_train, of_validation = shares_of_splits(config.data, share)
     steps = config.train.steps_per_epoch
     train = make_split(splits.train, config.data, seed=config.seed, training=True, preprocessing=layer, share=of_train,
                        epoch_steps=steps)  # fmt: skip
@@ -220,14 +227,14 @@ def open_splits(
         validation = make_split(splits.validation, config.data, seed=config.seed, training=False, preprocessing=layer,
                                 share=of_validation)  # fmt: skip
     if train.endless and config.train.steps_per_epoch is None:
-        message = "missing: the training data repeats for ever, so an epoch needs a number of steps"
+        message = "missing: the training data is endless, so an epoch needs a number of steps"
         raise ConfigError(Problem(("train", "steps_per_epoch"), message))
     if validation is not None and validation.endless and (config.validation is None or not config.validation.steps):
-        message = "missing: the validation data repeats for ever, so validation needs a number of steps"
+        message = "missing: the validation data is endless, so validation needs a number of steps"
         raise ConfigError(Problem(("validation", "steps"), message))
     if config.strategy.has_coordinator and train.num_batches is None and config.train.steps_per_epoch is None:
-        message = "missing: the length of the training data is not known, and workers take batches by number"
-        raise ConfigError(Problem(("train", "steps_per_epoch"), f"{message}; say how many steps an epoch has"))
+        message = "missing: the length of the training data is unknown, but workers read batches by number"
+        raise ConfigError(Problem(("train", "steps_per_epoch"), f"{message}; set the number of steps of an epoch"))
     return splits, train, validation
 
 
@@ -235,16 +242,16 @@ def with_preprocessing(splits: Splits, config: RunConfig, run: RunDir) -> Splits
     section = config.data.preprocessing
     if section is None:
         return splits
-    # of streams each process has some, and all need the same layer
+    # with streams, each process reads only some of them, but all need the same layer
     everything = splits if config.data.streams is None else read_splits(config.data)
     unaugmented = config.data.model_copy(update={"augment": None})
     train = make_split(everything.train, unaugmented, seed=config.seed, training=True)
     if train.endless:
-        message = "needs training data that ends, but it repeats for ever"
+        message = "needs training data that ends, but the data is endless"
         raise ConfigError(Problem(("data", "preprocessing"), message))
     batches = train.batches(_ZERO, _ZERO).map(
         lambda *rows: keras.utils.unpack_x_y_sample_weight(train.load(pack(rows)))[0]
     )
-    # another function or other arguments, as after a resume with --set, make another layer
+    # the name changes with the function and its arguments, which a resume with --set may change
     key = hashlib.sha256(repr(section).encode()).hexdigest()[:12]
     return replace(splits, preprocessing=prepare(section, batches, run.preprocessing(key)))

@@ -1,7 +1,7 @@
-"""One split of the data, as global batches of row sources at any position of an endless sequence of passes.
+"""One split of the data, which can be read at any position of an endless sequence of passes.
 
-A *pass* goes once through the training data. Its order depends on the seed and the number of the pass alone, so that
-every process of a run sees the same global batches, and a resumed run continues where the old one stopped.
+A *pass* goes once through the training data. Its order depends only on the seed and the number of the pass. So every
+process of a run reads the same global batches, and a resumed run continues where the previous attempt stopped.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Batching:
     """Evidence that the elements of a pipeline are batches, although the config does not say so.
 
     Attributes:
-        rows: leading dimension that all parts of the first element share.
-        is_certain: the pipeline itself shows it; else only a model can that takes one dimension less.
-        is_even: the next elements have the same leading dimension.
+        rows: first dimension of all parts of the first element.
+        is_certain: whether the pipeline proves it. Otherwise only a model whose inputs have one dimension less does.
+        is_even: whether the next elements have the same first dimension.
     """
 
     rows: int
@@ -40,16 +40,16 @@ class Batching:
 
 
 class Forms(Protocol):
-    """The other forms of a split for training, each made when it is first asked for."""
+    """Other forms of a split for training, each made on first use."""
 
     @functools.cached_property
     def unaugmented(self) -> Split | None:
-        """The split without `data.augment`; None if that does not change it."""
+        """The split without `data.augment`; None if there is no such function."""
         ...
 
     @functools.cached_property
     def in_order(self) -> Split:
-        """The same examples as they are evaluated: unchanged, complete, and in their own order."""
+        """The same examples for evaluation: unchanged, complete and in the data's order."""
         ...
 
 
@@ -57,31 +57,30 @@ class Split(ABC):
     """A split of the data, ready to be read.
 
     There is a class for each kind of data: `Indexed` (examples by number: arrays, items, files), `Pipeline`, `Streams`
-    and `PyDatasets` (batches by number). Such a class sets the facts below and says how *row sources* are made and
-    read. A row source stands for the rows of a global batch: a structure of tensors, each with one entry for each row
-    in its first dimension, which can be cut into the rows of replicas before anything is read. What happens to examples
-    after they have been read, and what is learnt of a split later, is added by `with_transform()` and the methods after
-    it. Each returns another split of the same class, and leaves this one as it is.
+    and `PyDatasets` (batches by number). Such a class sets the attributes below, and defines how *row sources* are made
+    and read. A row source represents the rows of a global batch. It is a structure of tensors whose first dimension is
+    the rows, so it can be sliced into the rows of replicas before any example is read. `with_transform()` and the
+    methods after it return changed copies of a split, for instance with further processing of batches.
 
     Attributes:
-        num_examples: None if unknown.
-        num_batches: global batches of one pass; None if unknown.
+        num_examples: number of examples; None if unknown.
+        num_batches: number of global batches in a pass; None if unknown.
         empty: a row source without rows, which marks an end.
-        global_batch: rows of a batch, but for the last one of a pass; None if unknown.
+        global_batch: rows of a global batch, except the last one of a pass; None if unknown.
         name: `train` or `validation`.
         is_process_local: whether each process has its own examples, and a part of each batch; see
             `Source.is_process_local`.
-        endless: the pipeline repeats for ever, so that a pass has no end.
-        by_number: `pick()` finds any batch at once.
-        is_numbered: batches are found by number although there is no end to them.
-        reads_all: the name of what every process reads whole, and not its own rows alone; empty otherwise.
-        notes: what is to be said about it at the start of a run.
-        labels: those of all examples, where they are arrays that nothing changes.
+        endless: whether a pass has no end.
+        by_number: whether `pick()` finds any batch directly.
+        is_numbered: whether batches are read by number although the data is endless.
+        reads_all: the data's name in messages if every process reads whole batches instead of its rows, or "".
+        notes: messages for the user at the start of a run.
+        labels: the labels of all examples, if they are arrays that no function changes.
         at_once, threads: see `Source`.
-        work: what is done to each example, in words: `reading`, `map`, `augment`, several of them, or nothing.
-        in_python: Python code of the user's reads the examples.
-        has_glimpse: what processes read can be compared, by `glimpse()`.
-        running: where it is compared.
+        work: processing of each example, in words: `reading`, `map`, `augment`, several of them, or "".
+        in_python: whether Python code of the user reads the examples.
+        has_glimpse: whether the rows that processes read can be compared, by `identify_rows()`.
+        running: compares the rows that processes read; None if they are not compared.
     """
 
     num_examples: int | None
@@ -100,11 +99,11 @@ class Split(ABC):
     threads: int = 0
     work: str = ""
     in_python: bool = False
-    has_glimpse: bool = False
+    can_compare_rows: bool = False
     running: RunningFingerprint | None = None
 
     _transforms: tuple[Callable[[Batch], Batch], ...] = ()
-    _num_raw: int = 0
+    _num_before_preprocessing: int = 0
     """Number of the transformations that come before the preprocessing."""
     _check: Callable[[Batch], Batch] | None = None
     _forms: Forms | None = None
@@ -117,73 +116,76 @@ class Split(ABC):
         """Return the row sources of the global batches of a pass.
 
         Args:
-            number_of_pass: an int64 scalar; in a graph, where it is a tensor without a value.
-            start: an int64 scalar, the number of the first batch in the pass.
+            number_of_pass: an int64 scalar; in a graph, its value is unknown.
+            start: an int64 scalar, the number of the first batch within the pass.
         """
 
     @abstractmethod
     def read(self, rows: Any, *, at_once: int = 1) -> Batch:
-        """Return the examples of a row source, or of a slice of one, mapped: `(x, y)` or `(x, y, sample_weight)`.
+        """Read and map the examples of a row source or of a slice, and return `(x, y)` or `(x, y, sample_weight)`.
 
-        It runs in the input pipeline. An example that fails stops it with an error of TensorFlow's, which
-        `data_errors_raised()` turns into a DataError with the name of the example.
+        This runs in the input pipeline. If an example fails, TensorFlow raises an error, which `data_errors_raised()`
+        replaces by a DataError with the name of the example.
 
         Args:
-            at_once: so many calls are made at the same time, and share the threads.
+            at_once: number of calls that run at the same time and share the threads.
         """
 
     @abstractmethod
     def sample(self, number: int) -> tf.data.Dataset:
-        """Return a dataset of one row source with the first so many examples, or fewer if there are no more.
+        """Return a dataset with one row source of up to `number` of the first examples; empty if there are none.
 
-        They come as they are before any shuffle: to learn shapes, no buffer is filled. It is empty if there are none.
+        The examples are not shuffled, so no shuffle buffer needs to be filled.
         """
 
     @abstractmethod
     def fingerprint(self) -> str:
         """Return a JSON object with the types of the examples and some of them, for comparisons of processes.
 
-        See `data/fingerprints.py`. It reads some examples, and may be slow: `describe()` keeps what it returns.
+        See `data/fingerprints.py`. This reads some examples and may be slow, so `describe()` caches the result.
         """
 
     def pick(self, number_of_pass: int, index: int) -> np.ndarray:
-        """Return the row source of a batch of a pass, at once; only where `by_number` is true."""
+        """Return the row source of a batch of a pass directly; available if `by_number` is true."""
         raise NotImplementedError
 
     def batching(self) -> Batching | None:
-        """Return what suggests that the elements are batches already; None where nothing does."""
+        """Return evidence that the elements are batches already, or None."""
         return None
 
     def buffer(self) -> tuple[int, int]:
-        """Return how many examples a shuffle holds in this process, and their bytes."""
+        """Return the number of examples in this process's shuffle buffer, and their bytes."""
         return 0, 0
 
-    def glimpse(self, rows: Any) -> Any:
-        """Return the first row, the last one, and their number, for comparisons while reading; in a graph."""
+    def identify_rows(self, rows: Any) -> Any:
+        """Return the first and the last row and the number of rows, in a graph, for comparisons while reading."""
         number = num_rows(rows)
         return [slice_rows(rows, at, at + 1) for at in (tf.zeros_like(number), number - 1)], number
 
-    def forever(self) -> tf.data.Dataset | None:
-        """Return row sources pass after pass, without ends; None where that is one whole pass after the other."""
+    def endless_batches(self) -> tf.data.Dataset | None:
+        """Return row sources of pass after pass without marks of ends, or None to concatenate whole passes."""
         return None
 
     # what is added to it
 
     def with_transform(self, transform: Callable[[Batch], Batch]) -> Self:
-        """Return the split, each batch of which goes through a transformation as a part of the data.
+        """Return the split with a transformation of each batch, before the preprocessing.
 
         Args:
-            transform: in the input pipeline, so it gets tensors of any number of rows.
+            transform: function of a batch with any number of rows, which runs in the input pipeline.
         """
-        before, after = self._transforms[: self._num_raw], self._transforms[self._num_raw :]
-        return self._with(_transforms=(*before, transform, *after), _num_raw=len(before) + 1)
+        before, after = (
+            self._transforms[: self._num_before_preprocessing],
+            self._transforms[self._num_before_preprocessing :],
+        )
+        return self._with(_transforms=(*before, transform, *after), _num_before_preprocessing=len(before) + 1)
 
     def with_preprocessing(self, preprocessing: Callable[[Batch], Batch]) -> Self:
-        """Return the split, whose batches go through `data.preprocessing` last; see `load(raw=True)`."""
+        """Return the split with `data.preprocessing` applied to each batch."""
         return self._with(_transforms=(*self._transforms, preprocessing))
 
     def with_check(self, check: Callable[[Batch], Batch]) -> Self:
-        """Return the split, whose batches are looked at last; in order, too.
+        """Return the split with a check of each batch at the end, which `in_order()` also has.
 
         Args:
             check: see `Source.check`.
@@ -195,19 +197,19 @@ class Split(ABC):
         return self._with(name=name, is_process_local=is_process_local)
 
     def with_length(self, num_batches: int | None, num_examples: int | None) -> Self:
-        """Return the split with a length that the processes have agreed upon; None: unknown."""
+        """Return the split with the length that the processes have agreed on; None if unknown."""
         return self._with(num_batches=num_batches, num_examples=num_examples)
 
     def with_forms(self, forms: Forms) -> Self:
-        """Return the split as one for training that has other forms."""
+        """Return the split with other forms."""
         return self._with(_forms=forms)
 
-    def with_running(self, running: RunningFingerprint) -> Self:
-        """Return the split, which is compared with that of other processes while it is read."""
+    def with_running_fingerprint(self, running: RunningFingerprint) -> Self:
+        """Return the split with a comparison between processes while they read it."""
         return self._with(running=running)
 
-    def of_others(self) -> Self:
-        """Return the split as one that other processes read: of unknown length, and described by its types alone."""
+    def for_coordinator(self) -> Self:
+        """Return the split for a coordinator whose workers read other data: without length, described by its types."""
         return self._with(num_batches=None, num_examples=None, _only_types=True)
 
     def _with(self, **changes: Any) -> Self:
@@ -219,11 +221,11 @@ class Split(ABC):
 
     @property
     def unaugmented(self) -> Split:
-        """Return the split without `data.augment`, or this split if that does not change it."""
+        """Return the split without `data.augment`, or this split if there is no such function."""
         return self if self._forms is None else self._forms.unaugmented or self
 
     def in_order(self) -> Split:
-        """Return the same examples as they are evaluated: unchanged, in their own order and all of them."""
+        """Return the same examples for evaluation: unchanged, complete and in the data's order."""
         if self._forms is None:
             return self
         split = self._forms.in_order
@@ -235,15 +237,15 @@ class Split(ABC):
         """Return the batch of a row source; see `read()`.
 
         Args:
-            raw: without the preprocessing.
+            raw: whether to omit the preprocessing.
         """
         batch = self.read(rows, at_once=at_once)
-        for transform in self._transforms[: self._num_raw] if raw else self._transforms:
+        for transform in self._transforms[: self._num_before_preprocessing] if raw else self._transforms:
             batch = transform(batch)
         return batch
 
     def describe(self) -> str:
-        """Return what processes compare to know that they see the same data; see `data/fingerprints.py`."""
+        """Return the description by which processes check that they read the same data; see `data/fingerprints.py`."""
         return json.dumps({"types": json.loads(self._fingerprint)["types"]}) if self._only_types else self._fingerprint
 
     @functools.cached_property
@@ -257,10 +259,12 @@ class Split(ABC):
         """Return the endless sequence of training passes.
 
         Args:
-            first_pass, offset: where to begin, the offset in batches.
-            ends_visible: put an element without rows after each pass (needed where its length is not known).
-            skip: batches to read and drop first, where only that leads to the position.
-            batches, passes: how many the run will take at most; read-ahead begins no pass behind them. None: no end.
+            first_pass: number of the pass to begin with.
+            offset: number of the batch in that pass to begin with.
+            ends_visible: whether to add an element without rows after each pass, for passes of unknown length.
+            skip: number of batches to read and drop first, if the position cannot be reached otherwise.
+            batches: number of batches that the run will read at most; None for no limit. Reading ahead stops there.
+            passes: the same limit in passes.
         """
         kept = []
         position = skip or offset
@@ -270,43 +274,47 @@ class Split(ABC):
         def one_pass(number: tf.Tensor) -> tf.data.Dataset:
             start = tf.where(number == first_pass, tf.constant(offset, tf.int64), tf.constant(0, tf.int64))
             rows = self.batches(number, start)
-            kept.append(rows if tf.executing_eagerly() else None)  # in debug mode it owns its functions
+            kept.append(rows if tf.executing_eagerly() else None)  # in debug mode, the dataset must stay alive
             if self.is_process_local:
-                return self._own_pass(rows, start, self.num_batches, ends=ends_visible)
+                return self._process_local_pass(rows, start, self.num_batches, ends=ends_visible)
             return rows.concatenate(tf.data.Dataset.from_tensors(self.empty)) if ends_visible else rows
 
-        # passes are counted within the pipeline, which so runs on from one to the next
+        # passes are counted within the pipeline, so that it continues from one to the next without a pause
         last = np.iinfo(np.int64).max if passes is None else first_pass + passes
         elements = tf.data.Dataset.range(first_pass, last).flat_map(one_pass)
-        if self.num_batches is None and not ends_visible and (forever := self.forever()) is not None:
-            elements = _with_rows(forever) if self.is_process_local else forever
+        if self.num_batches is None and not ends_visible and (endless_batches := self.endless_batches()) is not None:
+            elements = _with_rows(endless_batches) if self.is_process_local else endless_batches
         first = position if self.num_batches is None else first_pass * self.num_batches + offset
         elements = elements.skip(skip) if skip else elements
-        if self.running is not None and self.has_glimpse:
-            self.running.begin()
-            elements = self.running.watched(elements, self.glimpse)
+        if self.running_fingerprint is not None and self.can_compare_rows:
+            self.running_fingerprint.begin()
+            elements = self.running_fingerprint.record_reads(elements, self.identify_rows)
         if batches is not None:
             elements = elements.take(batches)
         if batches is not None or passes is not None:
-            elements = elements.concatenate(self._ends())
+            elements = elements.concatenate(self._end_markers())
         return self._source(elements, self.name, first, self.num_batches, ends=ends_visible)
 
     def evaluation_source(self, first: int | None = None) -> Source:
-        """Return one pass in its own order, followed by endless elements without rows.
+        """Return one pass in the data's order, followed by endless elements without rows.
 
         Args:
-            first: number of batches after which it ends, for a split that may be endless.
+            first: number of batches to read, for a split that may be endless; None for all.
         """
         rows, number = self.batches(_ZERO, _ZERO), self.num_batches
         if first is not None:
             rows, number = rows.take(first), first
-        elements = (self._own_pass(rows, _ZERO, number, ends=True) if self.is_process_local else rows).concatenate(
-            self._ends()
-        )
+        elements = (
+            self._process_local_pass(rows, _ZERO, number, ends=True) if self.is_process_local else rows
+        ).concatenate(self._end_markers())
         return self._source(elements, f"{self.name}:once", 0, number, ends=number is None)
 
     def first_rows(self, rows: int, *, raw: bool = False) -> Batch:
-        """Return the batch of the first few examples, not augmented; `raw`: before the preprocessing."""
+        """Return a batch of the first few examples, without `data.augment`.
+
+        Args:
+            raw: whether to omit the preprocessing.
+        """
         plain = self.unaugmented
         if plain is not self:
             self._check_augmented(plain)
@@ -316,39 +324,39 @@ class Split(ABC):
         raise ConfigError(Problem(("data",), "the dataset is empty"))
 
     def _check_augmented(self, plain: Split) -> None:
-        """Raise ConfigError if `data.augment` does not take an example, or makes one of another form of it."""
+        """Raise ConfigError if `data.augment` fails for an example, or changes its structure or dimensions."""
         augmented, given = _form(self), _form(plain)
         if augmented != given:
-            message = f"it makes examples of the form {augmented} of examples of the form {given}"
-            hint = "return as many values with as many dimensions; what changes their form belongs in `data.map`"
+            message = f"it turns examples of the form {given} into examples of the form {augmented}"
+            hint = "return the same number of values and dimensions; use `data.map` to change the form of examples"
             raise ConfigError(Problem(("data", "augment"), f"{message}; {hint}"))
 
     def _source(
         self, elements: tf.data.Dataset, name: str, first: int, num_batches: int | None, *, ends: bool
     ) -> Source:
-        ends = ends and not self.is_process_local  # those of one's own data are agreed upon with the rows of each batch
-        # directly, where nothing is done afterwards: it spares AutoGraph the conversion of a function
+        ends = ends and not self.is_process_local  # the row counts of each batch show the ends of process-local data
+        # `read` itself if possible, so that AutoGraph has one function less to convert
         load = self.load if self._transforms else self.read
         return Source(
             elements, load, name, first, num_batches, ends, self.at_once, self.threads, self.describe,
             self.is_process_local, self.global_batch, self._check,
         )  # fmt: skip
 
-    def _own_pass(self, rows: tf.data.Dataset, start: Index, num_batches: int | None, *, ends: bool
+    def _process_local_pass(self, rows: tf.data.Dataset, start: Index, num_batches: int | None, *, ends: bool
                   ) -> tf.data.Dataset:  # fmt: skip
-        """Return a process-local pass, extended to the longest pass of all processes."""
+        """Return a process-local pass, extended by elements without rows to the longest pass of all processes."""
         if num_batches is not None:
-            return _with_rows(rows).concatenate(self._ends()).take(num_batches - start)
-        return _with_rows(rows).concatenate(self._ends()) if ends else _with_rows(rows)
+            return _with_rows(rows).concatenate(self._end_markers()).take(num_batches - start)
+        return _with_rows(rows).concatenate(self._end_markers()) if ends else _with_rows(rows)
 
-    def _ends(self) -> tf.data.Dataset:
+    def _end_markers(self) -> tf.data.Dataset:
         if not self.is_process_local:
             return tf.data.Dataset.from_tensors(self.empty).repeat()
         return self.sample(1).take(1).map(lambda *element: (pack(element), _ZERO)).repeat()
 
 
 def _form(split: Split) -> str:
-    """Return the structure of an example, with the number of dimensions of each value; empty if there is none."""
+    """Return the structure of an example with the number of dimensions of each value; empty without examples."""
     for element in split.sample(1).take(1):
         batch = split.load(element, raw=True)
         shapes = tf.nest.map_structure(lambda leaf: f"{leaf.shape.rank - 1} dimensions", batch)

@@ -1,4 +1,4 @@
-"""The splits that the config's data function returns: arrays or pipelines, for training and for validation."""
+"""Splits for training and validation, as the config's data function returns them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distlaunch.data.examples.random_access import gives_items
 from distlaunch.data.function_references import call
 from distlaunch.data.preprocessing import Preprocessing
 
-ALONE = WorkerContext(num_workers=1, worker=0)
+SINGLE_WORKER = WorkerContext(num_workers=1, worker=0)
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class StreamData:
     """A split whose examples come in streams.
 
     Attributes:
-        streams: some of them, by number.
-        number: how many there are in all processes.
+        streams: the streams of this process, by number.
+        number: number of streams in all processes.
     """
 
     streams: Mapping[int, tf.data.Dataset]
@@ -39,23 +39,23 @@ class PyData:
     """A split that is a `keras.utils.PyDataset`.
 
     Attributes:
-        again: call the data function again, for a dataset whose hooks have not been called yet.
+        again: calls the data function again, and returns a dataset whose hooks have not been called.
     """
 
     dataset: keras.utils.PyDataset
-    again: Callable[[], keras.utils.PyDataset]
+    reload: Callable[[], keras.utils.PyDataset]
 
 
 @dataclass(frozen=True)
 class Splits:
     """The splits that a data function has returned.
 
-    Each is `(x, y[, weight])` arrays, a `tf.data.Dataset`, an object that gives examples by number, streams, or
-    `PyData`.
+    Each split is a tuple of arrays `(x, y[, weight])`, a `tf.data.Dataset`, an object that returns examples by number,
+    `StreamData` or `PyData`.
 
     Attributes:
-        origin: where the data came from, for people.
-        preprocessing: what the inputs of each batch go through last.
+        origin: description of where the data came from, for messages.
+        preprocessing: applied to the inputs of each batch at the end.
     """
 
     train: Any
@@ -64,11 +64,11 @@ class Splits:
     preprocessing: Preprocessing | None = None
 
 
-def read_splits(config: DataConfig, context: WorkerContext = ALONE) -> Splits:
+def read_splits(config: DataConfig, context: WorkerContext = SINGLE_WORKER) -> Splits:
     """Call the config's data function, or read from tensorflow-datasets.
 
     Args:
-        context: the worker whose part is wanted, where workers have different data or streams.
+        context: the worker whose part to read, if workers have different data or streams.
     """
     if config.tfds is not None:
         return _read_tfds(config)
@@ -78,22 +78,22 @@ def read_splits(config: DataConfig, context: WorkerContext = ALONE) -> Splits:
 
 
 def _with_py_data(config: DataConfig, context: WorkerContext | None) -> Splits:
-    splits = _returned(config, context)
+    splits = _call_data_function(config, context)
 
     def given(name: str) -> Any:
         split = getattr(splits, name)
         if not isinstance(split, keras.utils.PyDataset):
             return split
-        return PyData(split, lambda: getattr(_returned(config, context), name))
+        return PyData(split, lambda: getattr(_call_data_function(config, context), name))
 
     return replace(splits, train=given("train"), validation=given("validation"))
 
 
 def _read_streams(config: DataConfig, number: int, context: WorkerContext) -> Splits:
-    """Read the streams of this worker: neighbouring ones, so that its rows are neighbours in the batch, too."""
+    """Read the streams of this worker, which are consecutive, so that its rows are consecutive in the batch too."""
     each = number // context.num_workers
-    mine = range(context.worker * each, (context.worker + 1) * each)
-    read = {stream: _returned(config, StreamContext(number, stream)) for stream in mine}
+    own_streams = range(context.worker * each, (context.worker + 1) * each)
+    read = {stream: _call_data_function(config, StreamContext(number, stream)) for stream in own_streams}
 
     def joined(name: str) -> StreamData | None:
         parts = {stream: getattr(splits, name) for stream, splits in read.items()}
@@ -105,17 +105,17 @@ def _read_streams(config: DataConfig, number: int, context: WorkerContext) -> Sp
                 hint = "with `data.streams` it must be a tf.data.Dataset of the stream's examples"
                 raise ConfigError(Problem(("data", "function"), f"{message}; {hint}"))
             if part.element_spec != (first := next(iter(parts.values())).element_spec):
-                message = f"stream {stream} has examples of other types for {name}: {part.element_spec}, not {first}"
+                message = f"stream {stream} has other types of examples for {name}: {part.element_spec}, not {first}"
                 raise ConfigError(Problem(("data", "function"), message))
         return StreamData(parts, number)
 
     train = joined("train")
-    assert train is not None, "no split for training is an error already"
+    assert train is not None, "a missing training split raises an error before"
     return Splits(train, joined("validation"), next(iter(read.values())).origin)
 
 
-def _returned(config: DataConfig, context: WorkerContext | StreamContext | None) -> Splits:
-    assert config.function is not None, "the config checks see to it"
+def _call_data_function(config: DataConfig, context: WorkerContext | StreamContext | None) -> Splits:
+    assert config.function is not None, "checked with the config"
     args = config.args if context is None else {**config.args, "context": context}
     returned = call(config.function, args, ("data",))
     origin = config.function
@@ -132,7 +132,7 @@ def _returned(config: DataConfig, context: WorkerContext | StreamContext | None)
     message = (
         f"{config.function} returned {type(returned).__name__}; expected {{'train': ..., 'validation': ...}}, each a "
         "tf.data.Dataset, a tuple of arrays (x, y) or (x, y, sample_weight), an object with __len__ and __getitem__ "
-        "that gives an example, or a keras.utils.PyDataset"
+        "that return an example, or a keras.utils.PyDataset"
     )
     raise ConfigError(Problem(("data", "function"), message))
 
@@ -155,9 +155,9 @@ def _read_tfds(config: DataConfig) -> Splits:
             return tfds.load(
                 source.name, split=split, data_dir=source.data_dir, download=source.download, as_supervised=True
             )
-        # AssertionError: what tfds raises where a dataset is not prepared
+        # tfds raises AssertionError if a dataset is not prepared
         except (tfds.core.DatasetNotFoundError, AssertionError, FileNotFoundError, ValueError) as error:
-            hint = "" if source.download else " (tfds.download is false: the dataset must be prepared already)"
+            hint = "" if source.download else " (tfds.download is false, so the dataset must be prepared already)"
             raise ConfigError(Problem(("data", "tfds"), f"{reason_of(error)}{hint}")) from None
 
     validation = None if source.validation is None else load(source.validation)
@@ -165,19 +165,19 @@ def _read_tfds(config: DataConfig) -> Splits:
 
 
 def unused_settings_of(config: RunConfig, splits: Splits) -> Iterator[str]:
-    """Yield what is to be said about each."""
+    """Yield a warning for each setting that has no effect on this data."""
     data, validation = config.data, config.validation
     is_pipeline = isinstance(splits.train, (tf.data.Dataset, StreamData))
     # `type` and not `isinstance`: True is an int
     if type(data.shuffle) is int and not is_pipeline:
-        why = "the data are no tf.data pipeline, and are shuffled whole"
-        yield f"data.shuffle: got {data.shuffle}, a buffer that has no effect: {why}; write `true`"
+        why = "the data is not a tf.data pipeline, and is shuffled as a whole"
+        yield f"data.shuffle: got {data.shuffle}, but a buffer size has no effect, because {why}; write `true`"
     if changed(data, "shuffle_buffer_bytes") and not is_pipeline:
-        yield "data.shuffle_buffer_bytes: it has no effect: the data are no tf.data pipeline; remove it"
+        yield "data.shuffle_buffer_bytes: has no effect, because the data is not a tf.data pipeline; remove it"
     if splits.validation is not None:
         return
     for key in ("steps", "every_epochs"):
         if validation is not None and changed(validation, key):
-            yield f"validation.{key}: it has no effect: there are no validation data"
+            yield f"validation.{key}: has no effect, because there is no validation data"
     if data.validation_examples is not None:
-        yield "data.validation_examples: it has no effect: there are no validation data"
+        yield "data.validation_examples: has no effect, because there is no validation data"

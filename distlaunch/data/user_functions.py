@@ -1,4 +1,4 @@
-"""The user's functions in both forms: as they are where operations run at once, converted where a graph is traced."""
+"""Converts the user's functions with AutoGraph for graphs, and runs them unconverted otherwise."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import Any
 import tensorflow as tf
 
 
-def both_ways(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that runs as it is when called eagerly (for debuggers), and through AutoGraph in a graph.
+def with_autograph_in_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs unconverted when called eagerly, as debuggers need, and through AutoGraph in a graph.
 
-    TensorFlow converts by itself, but not in a dataset that is made inside another, as each pass of a pipeline is.
+    TensorFlow's own conversion does not work in a dataset that is made inside another one, as each pass of a pipeline
+    is.
     """
     if not _has_source(function):
         return function
     try:
         converted = tf.autograph.to_graph(function)
-    except NotImplementedError:  # Python 3.13 finds a source of code from `eval`, which is not that of the function
+    except NotImplementedError:  # for code from `eval`, Python 3.13 finds the wrong source
         return function
 
     @functools.wraps(function)

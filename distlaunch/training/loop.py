@@ -28,7 +28,7 @@ from distlaunch.checkpoints.store import CheckpointStore
 from distlaunch.checkpoints.writers import PartsWriter
 from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Source
-from distlaunch.data.examples.example_times import left_out
+from distlaunch.data.examples.example_times import not_for_training
 from distlaunch.data.source import Split
 from distlaunch.patches.keras_alone import call_methods_within
 from distlaunch.strategies.final_weights import has_final_weights, unused_averages
@@ -352,7 +352,7 @@ class TrainingLoop:
         self._call_hook("test_begin")
         self._validation_source = self._validation_source or self._validation.evaluation_source()
         # the time for reading validation data must not count as time for reading training data
-        with left_out():
+        with not_for_training():
             logs = self._program.evaluate(
                 self._validation_source, section.steps, self._hooks.should_stop, self._validation_hooks()
             )
@@ -479,8 +479,8 @@ class TrainingLoop:
         asks = self._hooks.is_chief and self._saves.chief_asks(at)
         # lets the supervisor find the task whose slow callback delays the others
         self._hooks.on_meeting()
-        if self._train.running is not None:  # before this epoch is saved
-            self._train.running.compare(self._progress.step - self._first_step, self._first_step)
+        if self._train.running_fingerprint is not None:  # before this epoch is saved
+            self._train.running_fingerprint.compare(self._progress.step - self._first_step, self._first_step)
         if not self._has_checked_first_epoch:
             self._has_checked_first_epoch = True
             for warning in self._program.recheck_metrics():

@@ -12,7 +12,7 @@ from distlaunch.base.events import Event, Notice, StepsTimed
 from distlaunch.cluster.cores import num_cores
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.examples.each_example import num_threads
-from distlaunch.data.examples.example_times import ExampleTimes, measured
+from distlaunch.data.examples.example_times import ExampleTimes, example_times_so_far
 from distlaunch.data.examples.pending_events import take_events
 from distlaunch.data.split import Split
 from distlaunch.strategies.step_times import StepTimes
@@ -56,7 +56,7 @@ class StepTimer:
             return
         self._calls += 1
         if self._calls == 1:  # it compiles, and starts reading the input
-            self._made_before = measured()
+            self._made_before = example_times_so_far()
             self._due_at = self._clock() + INTERVAL_S
             self.begin()
             return
@@ -95,7 +95,7 @@ class StepTimer:
         if not self._has_unreported:
             return
         self._has_unreported, self._due_at = False, self._clock() + INTERVAL_S
-        made, latest = measured() - self._made_before, list(self._latest_step_s)
+        made, latest = example_times_so_far() - self._made_before, list(self._latest_step_s)
         self._emit(
             StepsTimed(
                 steps=self._steps,

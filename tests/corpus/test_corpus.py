@@ -111,7 +111,7 @@ def test_a_trial_that_fails_is_said_and_ends_nothing(tmp_path: Path, monkeypatch
     def fails(*_: Any) -> None:
         raise ValueError("needs 16 rows")
 
-    monkeypatch.setattr(program, "find_adding_up", fails)
+    monkeypatch.setattr(program, "find_reductions", fails)
     trained = by_distlaunch("scalar mean", STRATEGIES["mirrored 2"], tmp_path)
     assert any(
         "could not find out how the values of a step add up over replicas (needs 16 rows)" in said

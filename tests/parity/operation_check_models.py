@@ -79,8 +79,8 @@ def nothing_known() -> Iterator[list[int]]:
         return find_deviating(self, operations, remedies)
 
     with (
-        mock.patch.object(Placement, "uncertain", uncertain),
-        mock.patch.object(OperationChecks, "deviating", counting),
+        mock.patch.object(Placement, "remedies_for", uncertain),
+        mock.patch.object(OperationChecks, "find_deviating", counting),
     ):
         yield computed
 

@@ -19,4 +19,4 @@ def test_tensors_outside_the_weights() -> None:
         assert ours.keys() == theirs.keys()
         for name, values in theirs.items():
             assert ours[name] == pytest.approx(values, rel=2e-5), (kind, name)
-    assert "DTensor cannot use objects that the model keeps on the host: a plain tf.Variable" in found[names[1]]
+    assert "DTensor cannot use objects that the model keeps on the host, such as a tf.Variable" in found[names[1]]

@@ -78,7 +78,7 @@ def test_dtensor_cannot_split_tokens(name: str, mesh: str) -> None:
     """Neither by vocabulary nor by position. If it learns to, this test fails: then compare it as JAX is."""
     from tests.parity.test_dtensor import train_dtensor
 
-    with pytest.raises(ConfigError, match="DTensor cannot run this model with this split"):
+    with pytest.raises(ConfigError, match="DTensor cannot run this model with this layout"):
         train_dtensor(name, MESHES[mesh])
 
 

@@ -115,7 +115,7 @@ def test_the_rule_for_mixed_precision_catches_a_fault(precision, monkeypatch, vi
     raw["train"] = {**raw["train"], "epochs": 30}
     reference = Reference(raw)
     check_mixed(train_mirrored(raw, 2), reference, precision)
-    monkeypatch.setattr(ReplicaShare, "scaled", mean_of_means)
+    monkeypatch.setattr(ReplicaShare, "scale_mean", mean_of_means)
     with pytest.raises(AssertionError):
         check_mixed(train_mirrored(raw, 2), reference, precision)
 
@@ -194,7 +194,7 @@ def test_the_rule_catches_a_fault(one_device, monkeypatch):
     from distlaunch.strategies.replica.share import ReplicaShare
 
     name = "mlp sgd, uneven"
-    monkeypatch.setattr(ReplicaShare, "scaled", mean_of_means)
+    monkeypatch.setattr(ReplicaShare, "scale_mean", mean_of_means)
     record = train_mirrored(name, 2)
     with pytest.raises(AssertionError):
         check(record, one_device(name))

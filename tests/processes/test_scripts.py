@@ -252,7 +252,7 @@ def test_what_a_notebook_cannot_do_and_an_interrupt(machine: Machine) -> None:
     assert lines[1].startswith("config: data.global_batch: got 0")
     said = lines[-8:]
     assert said[0] == "done elsewhere/first (4, 1)"
-    assert said[1].startswith("4 CPU devices are needed, but TensorFlow already runs in this process with 3, and ")
+    assert said[1].startswith("4 CPU devices are needed, but TensorFlow is already running in this process with 3, ")
     assert (
         said[2:]
         == [

@@ -8,7 +8,7 @@ import inspect
 import pytest
 import tensorflow as tf
 
-from distlaunch.data.user_functions import both_ways
+from distlaunch.data.user_functions import with_autograph_in_graphs
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 
@@ -20,7 +20,7 @@ def add(x: tf.Tensor) -> tf.Tensor:
 
 
 def test_a_branch_in_a_map_of_a_dataset_within_another() -> None:
-    function = both_ways(add)
+    function = with_autograph_in_graphs(add)
     passes = tf.data.Dataset.range(2).flat_map(lambda n: tf.data.Dataset.range(3).map(lambda x: function(x)))
     assert list(passes.as_numpy_iterator()) == [0, 1, 3] * 2
 
@@ -32,10 +32,10 @@ def test_eagerly_it_is_the_users_own_code() -> None:
         codes.append(inspect.currentframe().f_code)
         return x
 
-    both_ways(seen)(tf.constant(1))
+    with_autograph_in_graphs(seen)(tf.constant(1))
     assert codes == [seen.__code__]
 
 
 def test_what_has_no_source_stays() -> None:
     for function in (abs, functools.partial(add), tf.keras.layers.Dense(1), eval("lambda x: x")):
-        assert both_ways(function) is function
+        assert with_autograph_in_graphs(function) is function

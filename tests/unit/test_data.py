@@ -14,7 +14,7 @@ from distlaunch.config.run import Data
 tf = pytest.importorskip("tensorflow")
 
 from distlaunch.data.class_weights import class_weights  # noqa: E402
-from distlaunch.data.rows import own_rows, split_rows  # noqa: E402
+from distlaunch.data.rows import rows_of_process, split_rows  # noqa: E402
 from distlaunch.data.source import make_split  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -116,13 +116,13 @@ def test_a_process_of_a_mesh_reads_the_rows_that_it_needs() -> None:
     split = make_split(as_arrays(), config(), seed=1, training=True)
     whole = batches(split.training_source(0, 0, ends_visible=False), 5)
     for first, number in ((0, 3), (2, 3), (4, 1), (0, 5)):
-        own = own_rows(split.training_source(0, 0, ends_visible=False), first=first, number=number, of=BATCH)
+        own = rows_of_process(split.training_source(0, 0, ends_visible=False), first=first, number=number, of=BATCH)
         for expected, ((x, _), start, total) in zip(whole, own.take(5).as_numpy_iterator(), strict=True):
             divides = len(expected) == BATCH
             assert (start, total) == (first if divides else 0, len(expected))
             assert x.tolist() == (expected[first : first + number] if divides else expected)
     source = split.evaluation_source()
-    *_, (_, _, total) = own_rows(source, first=0, number=2, of=BATCH).take(7).as_numpy_iterator()
+    *_, (_, _, total) = rows_of_process(source, first=0, number=2, of=BATCH).take(7).as_numpy_iterator()
     assert total == 0, "the end"
 
 

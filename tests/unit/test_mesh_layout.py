@@ -52,7 +52,7 @@ def test_the_first_rule_that_matches_counts() -> None:
         (
             {"d2/kernel": [None, "model"]},
             "d2/kernel",
-            ("dimension 1 of 'mlp/d2/kernel' has size 3", "'model' of size 2"),
+            ("dimension 1 of 'mlp/d2/kernel' has size 3", "axis 'model', 2"),
         ),
     ],
 )
@@ -143,7 +143,7 @@ def test_layouts_in_the_models_code_count_where_the_config_has_no_rule() -> None
 def test_layouts_in_code_serve_meshes_without_their_axis() -> None:
     layouts, notes = choose_layouts({}, in_code(kernel=[None, "model"]), {"batch": 4})
     assert layouts == {}
-    assert "'model', which the mesh does not have" in notes[0]
+    assert "'model', but the mesh has no such axis" in notes[0]
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,9 @@ def test_a_policy_of_the_models_function_ends_with_it() -> None:
 
 
 def test_a_model_that_cannot_take_it_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"precision: got 'mixed_bfloat16', but a tf.Module computes in the dtypes"):
+    with pytest.raises(
+        ConfigError, match=r"precision: got 'mixed_bfloat16', but the code of a tf.Module determines its dtypes"
+    ):
         build(CASES["tf.Module"], precision="mixed_bfloat16")
     raw = case()
     raw["model"]["function"] = f"{HERE}:own_dtype"

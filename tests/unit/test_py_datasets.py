@@ -22,7 +22,7 @@ import keras  # noqa: E402
 from distlaunch.checkpoints.meta import Progress  # noqa: E402
 from distlaunch.checkpoints.store import CheckpointStore  # noqa: E402
 from distlaunch.data.examples.read_failures import data_errors_raised  # noqa: E402
-from distlaunch.data.rows import own_rows  # noqa: E402
+from distlaunch.data.rows import rows_of_process  # noqa: E402
 from distlaunch.data.source import make_split, open_splits, with_global_batch  # noqa: E402
 from distlaunch.data.splits import PyData, read_splits  # noqa: E402
 from distlaunch.strategies.replica.mirrored import Mirrored  # noqa: E402
@@ -316,7 +316,7 @@ def regressor() -> Any:
 
 
 def test_each_process_reads_its_rows_of_whole_batches() -> None:
-    parts = [own_rows(split_of().training_source(0, 0, ends_visible=False, passes=1), first=at, number=1, of=2)
+    parts = [rows_of_process(split_of().training_source(0, 0, ends_visible=False, passes=1), first=at, number=1, of=2)
              for at in range(2)]  # fmt: skip
     rows = [[element[0][0].numpy() for element in part.take(BATCHES)] for part in parts]
     whole = read(split_of().training_source(0, 0, ends_visible=False, passes=1), BATCHES)

@@ -25,7 +25,7 @@ from distlaunch.data.examples.each_example import num_threads  # noqa: E402
 from distlaunch.data.examples.random_access import Items  # noqa: E402
 from distlaunch.data.examples.read_failures import data_errors_raised, reading  # noqa: E402
 from distlaunch.data.files.base import RecordError  # noqa: E402
-from distlaunch.data.rows import own_rows, split_rows  # noqa: E402
+from distlaunch.data.rows import rows_of_process, split_rows  # noqa: E402
 from distlaunch.data.source import make_split  # noqa: E402
 from tests.documents import snippet  # noqa: E402
 
@@ -127,7 +127,7 @@ def test_the_order_is_that_of_arrays(
     arrays = [parts[0][0].tolist() for parts in whole(sources[1])]
     assert items == arrays
     assert len(items) == passes * (number // batch if drop else -(-number // batch))
-    process = own_rows(sources[2], first=0, number=1, of=1)
+    process = rows_of_process(sources[2], first=0, number=1, of=1)
     assert [element[0][0].numpy().tolist() for element in process.take(len(items))] == items
 
 

@@ -15,7 +15,7 @@ from distlaunch.config.run import Data
 from distlaunch.data import read_ahead
 from distlaunch.data.batches import Source
 from distlaunch.data.read_ahead import batches_ahead
-from distlaunch.data.rows import own_rows, split_rows
+from distlaunch.data.rows import rows_of_process, split_rows
 from distlaunch.data.source import make_split
 from distlaunch.patches import tensorflow_iterators
 from distlaunch.patches.tensorflow_collectives import mirrored_strategy
@@ -69,7 +69,7 @@ def test_pipelines_hold_no_more(
     source = Source(elements, load, at_once=1, global_batch=batch)
     for parts, each in (
         (split_rows(source, first_replica=0, num_local=replicas, num_replicas=replicas), replicas),
-        (own_rows(source, first=0, number=1, of=1), 1),
+        (rows_of_process(source, first=0, number=1, of=1), 1),
     ):
         begun[0] = 0
         iterator = iter(parts)
@@ -95,7 +95,7 @@ def test_no_iterator_is_tuned(monkeypatch: pytest.MonkeyPatch, share: str) -> No
     monkeypatch.setattr(tf.data.Dataset, "__iter__", noted)
     source = Source(tf.data.Dataset.range(8).batch(4).repeat(), lambda rows, at_once: rows, global_batch=4)
     if share == "of a process":
-        assert int(next(iter(own_rows(source, first=0, number=1, of=2)))[2]) == 4
+        assert int(next(iter(rows_of_process(source, first=0, number=1, of=2)))[2]) == 4
     else:
         tensorflow_iterators.install()
         parts = split_rows(source, first_replica=0, num_local=2, num_replicas=2)

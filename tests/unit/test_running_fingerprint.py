@@ -96,7 +96,7 @@ def test_where_it_begins_to_differ_is_found(kind: str, mapped: bool) -> None:
     processes = Processes()
     # the first of a batch, which is looked at
     for running, different in zip(processes.running, (-1, 4 * BATCH), strict=True):
-        read(split_of(kind, different, mapped=mapped).with_running(running), 1)
+        read(split_of(kind, different, mapped=mapped).with_running_fingerprint(running), 1)
     processes.compare(4)
     with pytest.raises(ConfigError, match=r"worker:1 and worker:0 have read different training data since step 105;"):
         processes.compare(BATCHES, first_step=100)
@@ -109,7 +109,7 @@ def test_equal_data_are_equal(shape: str, mapped: bool) -> None:
     processes = Processes()
     for running, passes in zip(processes.running, (2, 3), strict=True):
         split = split_of("numbers", -1, mapped=mapped, batched=shape == "batches", shuffle=shape == "shuffled")
-        read(split.with_running(running), passes, ends_visible=passes == 2)
+        read(split.with_running_fingerprint(running), passes, ends_visible=passes == 2)
     processes.compare(BATCHES)
     processes.compare(2 * BATCHES)
     assert processes.asked == 2
@@ -119,7 +119,7 @@ def test_reading_begins_anew() -> None:
     processes = Processes()
     for running, times in zip(processes.running, (1, 2), strict=True):
         for _ in range(times):
-            read(split_of("numbers", -1, mapped=False).with_running(running), 1)
+            read(split_of("numbers", -1, mapped=False).with_running_fingerprint(running), 1)
     processes.compare(BATCHES)
 
 
@@ -136,7 +136,7 @@ def test_any_first_difference_is_found(number: int, data: Any) -> None:
     processes = Processes()
     for at, running in enumerate(processes.running):
         for batch in range(1, number + 1):
-            running.note(np.asarray([batch, at if batch >= different else 0]))
+            running.record(np.asarray([batch, at if batch >= different else 0]))
     if equal:
         processes.compare(equal)
     with pytest.raises(ConfigError, match=rf"since step {different};"):

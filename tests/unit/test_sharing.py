@@ -20,7 +20,7 @@ from distlaunch.config.read.load import load_config  # noqa: E402
 from distlaunch.config.run import Data  # noqa: E402
 from distlaunch.data.batches import Share, Source  # noqa: E402
 from distlaunch.data.context import StreamContext, WorkerContext  # noqa: E402
-from distlaunch.data.differences import not_own_data  # noqa: E402
+from distlaunch.data.differences import describe_duplicates  # noqa: E402
 from distlaunch.data.rows import split_rows  # noqa: E402
 from distlaunch.data.source import make_split  # noqa: E402
 from distlaunch.data.splits import StreamData, read_splits  # noqa: E402
@@ -128,13 +128,15 @@ def test_the_same_examples_for_two_are_a_mistake() -> None:
     def facts(*hashes: str, types: str = "int64 ()") -> dict[str, Any]:
         return {"types": types, "examples": dict(enumerate(hashes))}
 
-    assert not_own_data({"a": facts("1", "2"), "b": facts("2", "3")}) == ""
-    assert not_own_data({"a": facts("1", "1"), "b": facts("1", "1")}) == "", "made-up data may be all alike"
-    assert not_own_data({"a": facts("1", "2"), "b": facts("1", "2")}).startswith("a and b got the same examples")
-    assert "float32 (2), not" not in not_own_data({"a": facts("1"), "b": facts("2", types="float32 (2)")})
-    assert "int64 () in a, float32 (2) in b" in not_own_data({"a": facts("1"), "b": facts("2", types="float32 (2)")})
+    assert describe_duplicates({"a": facts("1", "2"), "b": facts("2", "3")}) == ""
+    assert describe_duplicates({"a": facts("1", "1"), "b": facts("1", "1")}) == "", "made-up data may be all alike"
+    assert describe_duplicates({"a": facts("1", "2"), "b": facts("1", "2")}).startswith("a and b got the same examples")
+    assert "float32 (2), not" not in describe_duplicates({"a": facts("1"), "b": facts("2", types="float32 (2)")})
+    assert "int64 () in a, float32 (2) in b" in describe_duplicates(
+        {"a": facts("1"), "b": facts("2", types="float32 (2)")}
+    )
     parts = {"types": "", "parts": {"stream 0": ["1", "2"], "stream 1": ["1", "2"]}}
-    assert not_own_data({"a": parts}).startswith("stream 0 and stream 1 got the same")
+    assert describe_duplicates({"a": parts}).startswith("stream 0 and stream 1 got the same")
 
 
 BASE = """

@@ -15,7 +15,7 @@ from distlaunch.base.errors import ConfigError, DataError  # noqa: E402
 from distlaunch.config.run import Data  # noqa: E402
 from distlaunch.data.examples.pending_events import take_events  # noqa: E402
 from distlaunch.data.examples.read_failures import data_errors_raised  # noqa: E402
-from distlaunch.data.examples.skipping import first_good  # noqa: E402
+from distlaunch.data.examples.skipping import read_first_readable  # noqa: E402
 from distlaunch.data.rows import split_rows  # noqa: E402
 from distlaunch.data.source import make_split  # noqa: E402
 
@@ -102,7 +102,7 @@ def test_where_nothing_can_take_its_place() -> None:
 
 
 def test_samples_may_fail() -> None:
-    assert first_good(lambda number: 1 // number, 0, 9) == 1
+    assert read_first_readable(lambda number: 1 // number, 0, 9) == 1
     with pytest.raises(DataError, match=r"9 examples that were tried .* all fail; the latest: integer division"):
-        first_good(lambda number: 1 // 0, 0, 9)
+        read_first_readable(lambda number: 1 // 0, 0, 9)
     assert make_split(Items({0, 6, NUMBER - 1}), config(), seed=0, training=True).describe()

@@ -1,1 +1,1 @@
-"""Single examples: where they come from, how they are read and mapped, and what happens if that fails."""
+"""Reading and mapping of single examples, and handling of failures."""

@@ -1,4 +1,4 @@
-"""Steps for each example by itself: reading, decoding, `data.map`, `data.augment`; in tf.data's threads."""
+"""Processes each example separately, in tf.data's threads: reading, decoding, `data.map` and `data.augment`."""
 
 from __future__ import annotations
 
@@ -13,49 +13,51 @@ from distlaunch.cluster.cores import num_cores
 from distlaunch.config.references.signatures import SEED, map_with_seed
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.batches import Batch, Index, num_rows, pack
-from distlaunch.data.examples.example_times import counted, timed
+from distlaunch.data.examples.example_times import add_batch_times, with_duration
 from distlaunch.data.function_references import load_function
 from distlaunch.data.seeds import seed_of_pass
-from distlaunch.data.user_functions import both_ways
+from distlaunch.data.user_functions import with_autograph_in_graphs
 
 
 class ExampleMap:
     """The config's `data.map` and `data.augment`, one after the other.
 
     Args:
-        map_function: for every split; None: there is none.
-        augment: for training only; None: there is none, or the split is not for training.
-        seed: of the run.
+        map_function: function of `data.map`, or None.
+        augment: function of `data.augment`; None without one, or for a split that is not for training.
+        seed: the run's seed.
 
     Attributes:
-        work: names of the keys whose functions are called.
+        work: the config keys whose functions are called: `map`, `augment`.
     """
 
     def __init__(
         self, map_function: Callable[..., Any] | None, augment: Callable[..., Any] | None = None, seed: int = 0
     ) -> None:
-        self._map = None if map_function is None else both_ways(map_function)
-        self._augment = None if augment is None else both_ways(augment)
+        self._map = None if map_function is None else with_autograph_in_graphs(map_function)
+        self._augment = None if augment is None else with_autograph_in_graphs(augment)
         self._seeded = augment is not None and _takes_seed(augment)
         self._seed = seed
         self.work = [key for key, function in (("map", map_function), ("augment", augment)) if function is not None]
 
     def __call__(self, example: Any, number_of_pass: Index, index: tf.Tensor) -> Any:
-        """Return what the functions make of an example.
+        """Return the result of the functions for an example.
+
+        Random numbers depend only on the run's seed, the pass and the example, so all processes draw the same.
 
         Args:
-            number_of_pass, index: int64 scalars; what is random depends on the run's seed and on them, so that it is
-                the same whichever process does it.
+            number_of_pass: number of the pass, an int64 scalar.
+            index: number of the example, an int64 scalar.
         """
         if self._map is not None:
-            example = _called(self._map, example, "map")
+            example = _call(self._map, example, "map")
         if self._augment is None:
             return example
         seed = {SEED: tf.stack([seed_of_pass(self._seed, number_of_pass), index])} if self._seeded else {}
-        return _called(self._augment, example, "augment", **seed)
+        return _call(self._augment, example, "augment", **seed)
 
 
-def _called(function: Callable[..., Any], example: Any, key: str, **by_name: Any) -> Any:
+def _call(function: Callable[..., Any], example: Any, key: str, **by_name: Any) -> Any:
     arguments = example if isinstance(example, tuple) else (example,)
     try:
         inspect.signature(function).bind(*arguments, **by_name)
@@ -77,7 +79,7 @@ def _signature(function: Callable[..., Any]) -> str:
 
 
 def example_map(config: DataConfig, seed: int, *, training: bool) -> ExampleMap | None:
-    """Return what the config does to each example of a split; None if nothing.
+    """Return the functions that the config applies to each example of a split, or None without functions.
 
     Raises:
         ConfigError: there is no such function, or `map` takes `seed`.
@@ -85,7 +87,7 @@ def example_map(config: DataConfig, seed: int, *, training: bool) -> ExampleMap 
     keys = {key: reference for key in ("map", "augment") if (reference := getattr(config, key)) is not None}
     functions = {key: load_function(reference, ("data", key)) for key, reference in keys.items()}
     if "map" in functions and _takes_seed(functions["map"]):
-        # the check of the config has not seen it: behind a decorator, or made by other code
+        # the check of the config's code does not find functions behind decorators
         raise ConfigError(Problem(("data", "map"), map_with_seed(_signature(functions["map"]))))
     augment = functions.get("augment") if training else None
     return ExampleMap(functions.get("map"), augment, seed) if augment is not None or "map" in functions else None
@@ -95,45 +97,48 @@ def num_threads(config: DataConfig) -> int:
     """Return the number of examples that a process reads and maps at the same time."""
     if config.threads is not None:
         return config.threads
-    # a thread for each process that reads waits for it
+    # one thread waits for each reader process
     return config.processes or num_cores()
 
 
-def batches_at_once(config: DataConfig) -> int:
-    """Return the number of batches that are made at the same time, each by its share of the threads.
+def num_parallel_batches(config: DataConfig) -> int:
+    """Return the number of batches that are made at the same time, which share the threads.
 
-    The threads of one wait for its last example, and while its examples are joined; those of the other do not. Measured
-    with JPEG images on two threads: a tenth of the time.
+    While the threads of one batch wait for its last example and for joining, the threads of the other batch can work.
+    With JPEG images on two threads, this saves a tenth of the time.
     """
     return 2 if num_threads(config) % 2 == 0 else 1
 
 
 def batch_of(rows: Any, examples: tf.data.Dataset, one: Callable[..., Any], threads: int, began: tf.Tensor, *,
              skips: bool = False, at_once: int = 1) -> Batch:  # fmt: skip
-    """Return the batch of `one` applied to each example, in their order; without rows if there are none.
+    """Return the batch of `one` applied to each example, in their order, without rows if there are no examples.
 
-    A dataset within the input pipeline, where `tf.map_fn` would take one example after the other.
+    This is a dataset within the input pipeline, because `tf.map_fn` would process one example after the other.
 
     Args:
-        rows: the row source that `examples` come from, one for each of its rows.
-        began: when the batch was begun, as `graph_clock.now` gives it.
-        skips: leave out the examples with which `one` fails; else one fails the batch.
-        at_once: how many batches are made at the same time; they share the threads.
+        rows: the row source; each of its rows belongs to one of `examples`.
+        examples: arguments of `one` for each example.
+        one: reads and maps one example.
+        threads: number of threads for all batches together.
+        began: result of `graph_clock.now` at the beginning of the batch.
+        skips: whether to leave out examples for which `one` fails; otherwise the batch fails.
+        at_once: number of batches that are made at the same time and share the threads.
     """
-    made = examples.map(timed(one), num_parallel_calls=threads // at_once, deterministic=True)
+    made = examples.map(with_duration(one), num_parallel_calls=threads // at_once, deterministic=True)
     if skips:
         made = made.ignore_errors()
     batches = made.batch(tf.maximum(num_rows(rows), 1))
-    none = tf.data.Dataset.from_tensors(tf.nest.map_structure(no_rows, batches.element_spec))
+    none = tf.data.Dataset.from_tensors(tf.nest.map_structure(empty_value, batches.element_spec))
     batch, seconds = batches.concatenate(none).take(1).get_single_element()
-    return counted(batch, seconds, began, at_once)
+    return add_batch_times(batch, seconds, began, at_once)
 
 
 def first_failure(examples: Iterable[tuple[str, Any]], one: Callable[[Any], Any]) -> tuple[str, Exception] | None:
-    """Return the first example with which `one` fails when run eagerly; see `read_failures.Find`.
+    """Return name and error of the first example for which `one` fails when it runs eagerly; see `read_failures.Find`.
 
     Args:
-        examples: what each is called, and what `one` takes.
+        examples: name of each example, and the argument of `one`.
     """
     for name, example in examples:
         try:
@@ -144,7 +149,7 @@ def first_failure(examples: Iterable[tuple[str, Any]], one: Callable[[Any], Any]
     return None
 
 
-def no_rows(spec: Any) -> Any:
+def empty_value(spec: Any) -> Any:
     """Return a value of a batched spec with zero rows."""
     if isinstance(spec, tf.RaggedTensorSpec):
         values = tf.zeros([0], spec.dtype)
@@ -158,6 +163,6 @@ def no_rows(spec: Any) -> Any:
     return tf.zeros([0, *(size or 0 for size in spec.shape[1:])], spec.dtype)
 
 
-def packed(function: Callable[[Any], Any]) -> Callable[..., Any]:
+def unpack_arguments(function: Callable[[Any], Any]) -> Callable[..., Any]:
     """Adapt a function to `Dataset.map`, which passes the components of a tuple as arguments."""
     return lambda *components: function(pack(components))

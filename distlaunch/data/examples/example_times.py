@@ -1,6 +1,6 @@
-"""How long reading and mapping an example takes: measured in the input pipeline, and reported to Python once per batch.
+"""Measures the time for reading and mapping examples in the input pipeline, and reports it to Python for each batch.
 
-Of the whole process: what is to be known is what its training waits for, and what else reads meanwhile is left out.
+The sums are for the whole process. Only examples that training reads count; see `not_for_training`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class ExampleTimes:
 
     Attributes:
         examples: number of examples that were read and mapped.
-        seconds: sum of their times; several run at the same time.
-        batches_s: seconds spent on making batches of them.
+        seconds: sum of their times, some of which overlap.
+        batches_s: seconds for making batches of them.
     """
 
     examples: int = 0
@@ -39,18 +39,18 @@ class ExampleTimes:
 
 class _Sums:
     lock = threading.Lock()
-    so_far = ExampleTimes()
+    total = ExampleTimes()
     pauses = 0
 
 
-def measured() -> ExampleTimes:
+def example_times_so_far() -> ExampleTimes:
     """Return the times of this process so far."""
-    return _Sums.so_far
+    return _Sums.total
 
 
 @contextlib.contextmanager
-def left_out() -> Iterator[None]:
-    """Do not count what is read within the block: it is not read for training."""
+def not_for_training() -> Iterator[None]:
+    """Do not count examples that are read in this context, because they are not for training."""
     with _Sums.lock:
         _Sums.pauses += 1
     try:
@@ -60,8 +60,8 @@ def left_out() -> Iterator[None]:
             _Sums.pauses -= 1
 
 
-def timed(one: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `one` for `Dataset.map` so that it also returns the seconds that it takes."""
+def with_duration(one: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function for `Dataset.map` that calls `one` and also returns its duration in seconds."""
 
     @tf.autograph.experimental.do_not_convert
     def both(*parts: Any) -> tuple[Any, tf.Tensor]:
@@ -74,23 +74,23 @@ def timed(one: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @tf.autograph.experimental.do_not_convert
-def counted(batch: Any, seconds: tf.Tensor, began: tf.Tensor, at_once: int) -> Any:
-    """Count a batch and return it; runs in a graph.
+def add_batch_times(batch: Any, seconds: tf.Tensor, began: tf.Tensor, at_once: int) -> Any:
+    """Add the times of a batch to the sums, in a graph, and return the batch.
 
     Args:
-        seconds: of each example.
-        began: when the batch was begun.
-        at_once: how many are made at the same time; this one's part of that time counts.
+        seconds: duration of each example.
+        began: time at which the batch began.
+        at_once: number of batches that are made at the same time; the duration of the batch is divided by it.
     """
-    known = tf.numpy_function(_note, [seconds, (now(batch) - began) / at_once], tf.bool)
+    known = tf.numpy_function(_add, [seconds, (now(batch) - began) / at_once], tf.bool)
     with tf.control_dependencies([known]):
         return tf.nest.map_structure(tf.identity, batch)
 
 
-def _note(seconds: np.ndarray, batch_s: np.ndarray) -> np.bool_:
+def _add(seconds: np.ndarray, batch_s: np.ndarray) -> np.bool_:
     with _Sums.lock:
         if not _Sums.pauses and batch_s > 0:
-            was = _Sums.so_far
+            was = _Sums.total
             made, took = was.examples + seconds.size, was.seconds + float(seconds.sum())
-            _Sums.so_far = ExampleTimes(made, took, was.batches_s + float(batch_s))
+            _Sums.total = ExampleTimes(made, took, was.batches_s + float(batch_s))
     return np.True_

@@ -1,4 +1,4 @@
-"""Events of the threads that read examples, kept until training emits them between two steps."""
+"""Events from threads that read examples, stored until training emits them between two steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversion of what `__getitem__` returns to arrays, without TensorFlow: reader processes do not import it."""
+"""Converts the results of `__getitem__` to arrays, without TensorFlow, which reader processes do not import."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import numpy as np
 
 
 def as_arrays(item: Any) -> Any:
-    """Return an item with arrays for leaves. A list of values becomes an array; the outermost is the tuple (x, y)."""
+    """Return an item with arrays as leaves.
+
+    Lists of values become arrays, except the outermost list, which is the tuple (x, y).
+    """
     if isinstance(item, (tuple, list)):
         return tuple(_inner(part) for part in item)
     return _inner(item)
@@ -24,7 +27,7 @@ def _inner(part: Any) -> Any:
 
 
 def as_array(leaf: Any) -> np.ndarray:
-    """Return a value as an array: floats of Python as float32, as in TensorFlow, and text as bytes."""
+    """Return a value as an array; Python's floats become float32, as in TensorFlow, and text becomes bytes."""
     array = np.asarray(leaf)
     if array.dtype == np.float64 and not isinstance(leaf, (np.ndarray, np.generic)):
         return array.astype(np.float32)

@@ -1,4 +1,4 @@
-"""Examples by number: arrays, files, and whatever has `__len__` and `__getitem__`."""
+"""Examples that are read by number: arrays, files, and objects with `__len__` and `__getitem__`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from distlaunch.base.errors import ConfigError, DataError, Problem
 from distlaunch.base.plural import listed
 from distlaunch.data.batches import Index
 from distlaunch.data.examples.python_values import as_array, as_arrays
-from distlaunch.data.examples.read_failures import quiet_function, reading
+from distlaunch.data.examples.read_failures import numpy_function_without_traceback, reading
 from distlaunch.data.examples.reader_pool import ReaderPool
-from distlaunch.data.examples.skipping import first_good
+from distlaunch.data.examples.skipping import read_first_readable
 from distlaunch.data.files.base import IndexedFiles
-from distlaunch.data.fingerprints import fingerprint, spread
+from distlaunch.data.fingerprints import evenly_spaced, fingerprint
 
 _KEY = ("data", "function")
 _MOST_NAMED = 12
@@ -27,7 +27,7 @@ class Arrays:
     """Arrays with an example in each row.
 
     Args:
-        limit: take no more of the examples.
+        limit: largest number of examples to use; None for all.
     """
 
     whole = True
@@ -50,7 +50,7 @@ class Arrays:
         return f"{self._noun} {index}"
 
     def describe(self) -> str:
-        numbers = spread(self.number)
+        numbers = evenly_spaced(self.number)
         examples = [tf.nest.map_structure(lambda leaf, at=at: leaf[at], self._tensors) for at in numbers]
         spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), self._tensors)
         return fingerprint(examples, spec, numbers)
@@ -60,16 +60,16 @@ def as_tensors(data: Any, limit: int | None) -> tuple[Any, int]:
     """Return the structure with a tensor for each array, and the number of examples.
 
     Args:
-        limit: take no more of the examples.
+        limit: largest number of examples to use; None for all.
 
     Raises:
-        ConfigError: values without rows, of types that no tensor has, or different numbers of rows.
+        ConfigError: values have no rows, different numbers of rows, or a type that tensors cannot have.
     """
     data = tuple(data) if isinstance(data, (tuple, list)) else data
     given = tf.nest.flatten(data)
     arrays = [np.asarray(leaf) for leaf in given]
     if (single := next((leaf for leaf, array in zip(given, arrays, strict=True) if array.ndim == 0), _KEY)) is not _KEY:
-        raise ConfigError(Problem(_KEY, f"got {_single(single)}"))
+        raise ConfigError(Problem(_KEY, f"got {_describe_single(single)}"))
     if len({len(array) for array in arrays}) != 1:
         shapes = [array.shape for array in arrays]
         raise ConfigError(Problem(_KEY, f"the arrays differ in length: their shapes are {shapes}"))
@@ -79,12 +79,12 @@ def as_tensors(data: Any, limit: int | None) -> tuple[Any, int]:
     return tf.nest.pack_sequence_as(data, tensors), number
 
 
-def _single(leaf: Any) -> str:
-    """Describe a value without rows, and what to write instead."""
+def _describe_single(leaf: Any) -> str:
+    """Describe a value without rows, and what to use instead."""
     if isinstance(leaf, Iterator):
         name = "a Python generator" if isinstance(leaf, Generator) else f"an iterator ({type(leaf).__name__})"
         hint = "tf.data.Dataset.from_generator(function, output_signature=...), or a class with __len__ and __getitem__"
-        return f"{name}, which can be read only once, and not from where a resumed run goes on; give {hint}"
+        return f"{name}, which can be read only once, and not from the position of a resumed run; use {hint}"
     if isinstance(leaf, (int, float, complex, str, bytes, bool, np.generic)):
         return "single values, as Python lists have; expected arrays with an example in each row: np.array(...)"
     return f"{type(leaf).__name__}; expected arrays with rows, a tf.data.Dataset, or examples by number"
@@ -94,36 +94,41 @@ def _tensor(leaf: Any, array: np.ndarray, number: int) -> tf.Tensor:
     try:
         return tf.constant(array[:number])
     except (ValueError, TypeError) as error:
-        raise ConfigError(Problem(_KEY, _why(leaf, array))) from error
+        raise ConfigError(Problem(_KEY, _describe_unsupported_array(leaf, array))) from error
 
 
-def _why(leaf: Any, array: np.ndarray) -> str:
+def _describe_unsupported_array(leaf: Any, array: np.ndarray) -> str:
     if hasattr(leaf, "columns") and hasattr(leaf, "dtypes"):
-        return _why_no_frame(leaf)
+        return _describe_data_frame(leaf)
     name = f" '{leaf.name}'" if isinstance(getattr(leaf, "name", None), str) else ""
     if array.dtype != object:
         return f"got an array{name} of {array.dtype}; expected numbers or text; convert it, such as to float32"
     kinds = sorted({type(value).__name__ for value in array.flat})
     return (
         f"got an array{name} of Python objects ({', '.join(kinds)}); expected only numbers or only text; convert it, "
-        "and replace what is missing"
+        "and replace missing values"
     )
 
 
-def _why_no_frame(frame: Any) -> str:
+def _describe_data_frame(frame: Any) -> str:
     columns = listed([f"{name} {dtype}" for name, dtype in zip(frame.columns, frame.dtypes, strict=True)], _MOST_NAMED)
     return (
-        f"got a DataFrame with columns that do not make one array: {columns}; return dict(frame) instead, so that "
-        "the model, or a keras.utils.FeatureSpace as data.preprocessing, takes each column by name; or numbers alone: "
-        'frame[["a", "b"]].to_numpy("float32")'
+        f"got a DataFrame whose columns cannot be one array: {columns}; return dict(frame) instead, so that the "
+        "model, or a keras.utils.FeatureSpace as data.preprocessing, gets each column by name, or return only "
+        'numbers: frame[["a", "b"]].to_numpy("float32")'
     )
 
 
 class Items:
-    """An object that gives its examples by number, in Python.
+    """Examples of a Python object with `__len__` and `__getitem__`.
 
-    Read in threads of tf.data: what waits, as for a disk or a network, or leaves the interpreter's lock, as NumPy and
-    image libraries do, is done for several examples at a time. Where there is a pool, its processes read.
+    They are read in threads of tf.data. Several threads help if reading waits for a disk or a network, or releases the
+    interpreter's lock, as NumPy and image libraries do. With a pool, its processes read.
+
+    Args:
+        limit: largest number of examples to use; None for all.
+        skips: whether examples may fail.
+        pool: processes that read the examples, or None.
     """
 
     whole = False
@@ -136,7 +141,7 @@ class Items:
         number = _length(items)
         self.number = number if limit is None else min(number, limit)
         if not self.number:
-            raise ConfigError(Problem(_KEY, f"got {type(items).__name__} without examples: its length is 0"))
+            raise ConfigError(Problem(_KEY, f"got {type(items).__name__} without examples; its length is 0"))
         self._spec = self._common_spec()
 
     def rows(self, indices: tf.Tensor) -> tf.Tensor:
@@ -146,7 +151,7 @@ class Items:
         if self._pool is not None:
             self._pool.open()
         leaves = tf.nest.flatten(self._spec)
-        call = quiet_function if self._skips else tf.numpy_function
+        call = numpy_function_without_traceback if self._skips else tf.numpy_function
         values = tf.nest.flatten(call(self._read, [row, number_of_pass], [leaf.dtype for leaf in leaves]))
         for value, leaf in zip(values, leaves, strict=True):
             value.set_shape(leaf.shape)
@@ -156,31 +161,31 @@ class Items:
         return f"{self._noun} {index}"
 
     def describe(self) -> str:
-        numbers = spread(self.number)
-        return fingerprint([self._leaves(self._nearest(at)) for at in numbers], self._spec, numbers)
+        numbers = evenly_spaced(self.number)
+        return fingerprint([self._leaves(self._next_readable(at)) for at in numbers], self._spec, numbers)
 
     def _read(self, index: np.ndarray, number_of_pass: np.ndarray) -> list[np.ndarray]:
         number, pool = int(index), self._pool
         with reading(self.name(number), keep=not self._skips):
             item = as_arrays(self._items[number]) if pool is None else pool.read(int(number_of_pass), number)
             leaves, specs = self._leaves(item), tf.nest.flatten(self._spec)
-            # TensorFlow would only say that an operation has returned something else
+            # checked here, because TensorFlow's error would not name the example
             if len(leaves) != len(specs):
-                raise DataError(f"it has {len(leaves)} parts, example 0 has {len(specs)}")
+                raise DataError(f"it has {len(leaves)} parts, but example 0 has {len(specs)}")
             for leaf, spec in zip(leaves, specs, strict=True):
                 if not spec.shape.is_compatible_with(leaf.shape):
-                    others = f"its shape is {tuple(leaf.shape)}, that of other examples {tuple(spec.shape)}"
-                    hint = "give all one shape, such as by a size to which they are brought in __getitem__"
+                    others = f"its shape is {tuple(leaf.shape)}, but the shape of other examples is {tuple(spec.shape)}"
+                    hint = "return examples of one shape, for instance by resizing them in __getitem__"
                     raise DataError(f"{others}; {hint}")
-            return [_as(leaf, spec.dtype) for leaf, spec in zip(leaves, specs, strict=True)]
+            return [_cast(leaf, spec.dtype) for leaf, spec in zip(leaves, specs, strict=True)]
 
     def _item(self, number: int) -> Any:
         with reading(self.name(number), keep=False):
             return as_arrays(self._items[number])
 
-    def _nearest(self, number: int) -> Any:
-        """Return an item; if examples may fail, the next that does not, to learn the type of examples."""
-        return first_good(self._item, number, self.number) if self._skips else self._item(number)
+    def _next_readable(self, number: int) -> Any:
+        """Return an item, or if examples may fail, the first one after it that can be read."""
+        return read_first_readable(self._item, number, self.number) if self._skips else self._item(number)
 
     @staticmethod
     def _leaves(item: Any) -> list[np.ndarray]:
@@ -188,29 +193,29 @@ class Items:
 
     def _common_spec(self) -> Any:
         """Return the common spec of the first, middle and last example; sizes that differ are None."""
-        # not all: reading may take long; a shape that differs elsewhere is reported where it is read
-        first, *others = (self._checked(number) for number in sorted({0, self.number // 2, self.number - 1}))
+        # reading all examples may take long; other shapes are reported when an example is read
+        first, *others = (self._read_checked(number) for number in sorted({0, self.number // 2, self.number - 1}))
         spec = [tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype)) for leaf in first[1]]
         for _, leaves in others:
             if len(leaves) != len(spec):
-                message = f"its examples differ in structure: {len(spec)} parts in the first, {len(leaves)} in another"
+                message = f"the examples differ in structure: {len(spec)} parts in the first, {len(leaves)} in another"
                 raise ConfigError(Problem(_KEY, message))
-            spec = [_common(one, leaf) for one, leaf in zip(spec, leaves, strict=True)]
+            spec = [_common_spec_of(one, leaf) for one, leaf in zip(spec, leaves, strict=True)]
         return tf.nest.pack_sequence_as(first[0], spec)
 
-    def _checked(self, number: int) -> tuple[Any, list[np.ndarray]]:
-        item = self._nearest(number)
+    def _read_checked(self, number: int) -> tuple[Any, list[np.ndarray]]:
+        item = self._next_readable(number)
         leaves = self._leaves(item)
         for leaf in leaves:
             if leaf.dtype == object and not all(isinstance(value, (str, bytes)) for value in leaf.flat):
                 kinds = sorted({type(value).__name__ for value in leaf.flat})
-                message = f"example {number} holds {', '.join(kinds)}; expected numbers, text and arrays of them"
+                message = f"example {number} contains {', '.join(kinds)}; expected numbers, text and arrays of them"
                 raise ConfigError(Problem(_KEY, message))
         return item, leaves
 
 
 def gives_items(value: Any) -> bool:
-    """Return True if the object gives examples by number, and is no array, sequence or mapping of arrays."""
+    """Return whether an object returns examples by number, and is not an array or a structure of arrays."""
     if isinstance(value, (tf.data.Dataset, tf.Tensor, np.ndarray, tuple, list, str, bytes, Mapping)):
         return False
     return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not hasattr(value, "columns")
@@ -222,34 +227,35 @@ def _length(items: Any) -> int:
     except (TypeError, OverflowError) as error:
         raise ConfigError(Problem(_KEY, f"got {type(items).__name__}, whose length cannot be read: {error}")) from None
     if number >= sys.maxsize:
-        message = f"got {type(items).__name__} that repeats for ever; leave the repetition out, epochs are counted here"
+        message = f"got an endless {type(items).__name__}; remove the repetition, since `train.epochs` repeats the data"
         raise ConfigError(Problem(_KEY, message))
     return number
 
 
-def _common(spec: tf.TensorSpec, leaf: np.ndarray) -> tf.TensorSpec:
+def _common_spec_of(spec: tf.TensorSpec, leaf: np.ndarray) -> tf.TensorSpec:
     if spec.dtype != tf.as_dtype(leaf.dtype):
-        message = f"its examples differ in type: {spec.dtype.name} in the first, {leaf.dtype} in another"
+        message = f"the examples differ in type: {spec.dtype.name} in the first, {leaf.dtype} in another"
         raise ConfigError(Problem(_KEY, message))
     return tf.TensorSpec(spec.shape.most_specific_compatible_shape(tf.TensorShape(leaf.shape)), spec.dtype)
 
 
-def _as(leaf: np.ndarray, dtype: tf.DType) -> np.ndarray:
+def _cast(leaf: np.ndarray, dtype: tf.DType) -> np.ndarray:
     if dtype == tf.string:
         return leaf.astype(object)
     wanted = dtype.as_numpy_dtype
     if leaf.dtype != wanted and not np.can_cast(leaf.dtype, wanted, "same_kind"):
-        raise DataError(f"it holds {leaf.dtype} where example 0 holds {dtype.name}")
+        raise DataError(f"it has {leaf.dtype} where example 0 has {dtype.name}")
     return leaf.astype(wanted, copy=False)
 
 
 class FileExamples:
-    """The examples in files of one split.
+    """Examples in files.
 
-    The bytes of all of a replica's rows are read by one call of Python's; TensorFlow decodes them in its threads.
+    One Python call reads the bytes of all rows of a replica; TensorFlow decodes them in its threads.
 
     Args:
-        limit: take no more of the examples.
+        limit: largest number of examples to use; None for all.
+        skips: whether examples may fail.
     """
 
     whole = False
@@ -262,7 +268,7 @@ class FileExamples:
 
     def rows(self, indices: tf.Tensor) -> Any:
         specs = self._files.raw_spec
-        call = quiet_function if self._skips else tf.numpy_function
+        call = numpy_function_without_traceback if self._skips else tf.numpy_function
         parts = tf.nest.flatten(call(self._read, [indices], [spec.dtype for spec in specs]))
         return tuple(tf.ensure_shape(part, [None, *spec.shape]) for part, spec in zip(parts, specs, strict=True))
 
@@ -273,10 +279,10 @@ class FileExamples:
         return f"{self._noun} {index} ({self._files.where(index)})"
 
     def describe(self) -> str:
-        numbers = spread(self.number)
+        numbers = evenly_spaced(self.number)
         read = self._files.__getitem__
-        examples = [first_good(read, at, self.number) if self._skips else read(at) for at in numbers]
-        spec = tf.nest.map_structure(_type, examples[0])
+        examples = [read_first_readable(read, at, self.number) if self._skips else read(at) for at in numbers]
+        spec = tf.nest.map_structure(_spec_of, examples[0])
         return fingerprint(examples, spec, numbers, files=self._files.fingerprint())
 
     def _read(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -284,6 +290,6 @@ class FileExamples:
             return self._files.read(indices)
 
 
-def _type(leaf: Any) -> tf.TensorSpec:
+def _spec_of(leaf: Any) -> tf.TensorSpec:
     array = np.asarray(leaf)
     return tf.TensorSpec(array.shape, tf.as_dtype(array.dtype))

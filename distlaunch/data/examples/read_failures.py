@@ -1,4 +1,4 @@
-"""Reasons why examples could not be read. TensorFlow passes on a text without the lines of the user's code."""
+"""Finds out why examples could not be read, because TensorFlow's errors do not contain lines of the user's code."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from distlaunch.base.code_origins import user_line
 from distlaunch.base.errors import DataError
 
 Find = Callable[[np.ndarray], tuple[str, Exception] | None]
-"""Of the examples that rows stand for, int64, the first that fails when it is done by itself, and with what."""
+"""Function of int64 rows that returns name and error of the first example that fails when it is read separately."""
 
 _lock = threading.Lock()
 _first: list[Exception] = []
 _latest: deque[tuple[Find, np.ndarray]] = deque(maxlen=8)
-"""The rows that were begun last, more than are under way at a time."""
+"""The latest rows that were read, at least as many as are in progress at the same time."""
 
 
 @contextlib.contextmanager
 def reading(what: str = "", *, keep: bool = True) -> Iterator[None]:
-    """Turn an error into a DataError that says what cannot be read.
+    """Raise a DataError, which names the example that cannot be read, instead of another error.
 
     Args:
-        what: is being read, e.g. `example 17`, for the message; empty: the error says it.
-        keep: for `data_errors_raised`, where TensorFlow hands on a text; the first of this process is reported.
+        what: name of the example, such as `example 17`; empty if the error contains it.
+        keep: whether to store the error for `data_errors_raised`, since TensorFlow passes on only its text.
     """
     try:
         yield
     except Exception as error:
         reason = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}{user_line(error)}"
-        told = not what or (isinstance(error, DataError) and _names(reason, what))
-        failure = DataError(f"data: {reason}" if told else f"data: {what} cannot be read: {reason}")
+        contains_name = not what or (isinstance(error, DataError) and _names(reason, what))
+        failure = DataError(f"data: {reason}" if contains_name else f"data: {what} cannot be read: {reason}")
         failure.__cause__ = error
         if keep:
             with _lock:
@@ -46,14 +46,14 @@ def reading(what: str = "", *, keep: bool = True) -> Iterator[None]:
 
 
 def _names(reason: str, what: str) -> bool:
-    """Return whether a reason begins as the message about `what` would: `example 4,711 cannot be read`."""
+    """Return whether a reason already begins like the message about `what`: `example 4,711 cannot be read`."""
     kind, _, number = what.rpartition(" ")
     found = re.match(r"(?:data: )?(.*?) ([\d,]+) cannot be read\b", reason)
     return found is not None and kind.endswith(found[1]) and found[2].replace(",", "") == number
 
 
-def noted(rows: tf.Tensor, find: Find) -> tf.Tensor:
-    """Return the rows, and remember them together with a function that finds the one that fails; runs in a graph."""
+def remember_rows(rows: tf.Tensor, find: Find) -> tf.Tensor:
+    """Return the rows, in a graph, and remember them with a function that finds the row that fails."""
 
     def note(values: np.ndarray) -> np.ndarray:
         _latest.append((find, values))
@@ -64,9 +64,11 @@ def noted(rows: tf.Tensor, find: Find) -> tf.Tensor:
     return same
 
 
-def quiet_function(function: Callable[..., Any], inputs: Any, types: Sequence[tf.DType]) -> list[tf.Tensor]:
-    """Like `tf.numpy_function`, but without the traceback that TensorFlow logs for each exception."""
-    if tf.executing_eagerly():  # whoever asks by hand wants the exception
+def numpy_function_without_traceback(
+    function: Callable[..., Any], inputs: Any, types: Sequence[tf.DType]
+) -> list[tf.Tensor]:
+    """Call a Python function like `tf.numpy_function`, without the traceback that TensorFlow logs for exceptions."""
+    if tf.executing_eagerly():  # raise exceptions directly
         return function(*map(np.asarray, inputs))
 
     def call(*arguments: Any) -> list[Any]:
@@ -83,43 +85,43 @@ def quiet_function(function: Callable[..., Any], inputs: Any, types: Sequence[tf
 
 @contextlib.contextmanager
 def data_errors_raised() -> Iterator[None]:
-    """Raise a DataError with the reason in place of an error of an operation that could not read an example."""
+    """Raise a DataError with the reason instead of the error of an operation that could not read an example."""
     try:
         yield
     except tf.errors.OpError as error:
         with _lock:
-            # another pass, which has read ahead, may have failed too
+            # prefer errors with this text, since another pass that reads ahead may have failed too
             named = [failure for failure in _first if str(failure) in error.message]
             failure = next(iter(named or _first), None)
             _first.clear()
-        failure = failure or _found() or _of_pipeline(error.message)
+        failure = failure or _find_failed_example() or _explain_pipeline_error(error.message)
         if failure is None:
             raise
         raise failure from failure.__cause__
 
 
-def _of_pipeline(message: str) -> Exception | None:
+def _explain_pipeline_error(message: str) -> Exception | None:
     """Return the DataError for a pipeline that cannot make batches or write the file of `cache`."""
     if found := re.search(r"cache lockfile already exists \('(.+)_\d+\.lockfile'\)", message):
-        cause = "another task or run writes it, or one that was killed has left its lockfile"
-        hint = "keep it in memory with .cache(), or give each task a file of its own, whose name ends with "
-        hint += "distlaunch.task().index; where nothing writes it any more, delete the lockfile"
+        cause = "another task or run is writing it, or was killed and has left its lockfile"
+        hint = "cache in memory with .cache(), or give each task its own file, whose name ends with "
+        hint += "distlaunch.task().index; if no process writes the file any longer, delete the lockfile"
         return DataError(f"data: the pipeline caches in the file '{found[1]}', but {cause}; {hint}")
     shapes = r"Cannot batch tensors with different shapes in component (\d+)\. First element had shape (\[.*?\]) and "
     if found := re.search(shapes + r"element (\d+) had shape (\[.*?\])", message):
-        what = f"value {found[1]} of an example has shape {found[2]}, and that of another in the batch {found[4]}"
-        hint = "pad them to batches in the pipeline with .padded_batch(...), and write `batched: true`"
+        what = f"value {found[1]} of an example has shape {found[2]}, but that of another in the batch has {found[4]}"
+        hint = "make padded batches in the pipeline with .padded_batch(...), and write `batched: true`"
         return DataError(f"data: {what}; {hint}")
     if found := re.search(r"(\S+)_\d+\.lockfile; No such file or directory", message):
-        return DataError(f"data: the pipeline caches in the file '{found[1]}', whose folder does not exist; make it")
+        return DataError(f"data: the pipeline caches in the file '{found[1]}', whose folder does not exist; create it")
     return None
 
 
-def explained(what: str, error: Exception) -> Exception:
-    """Return the DataError that says why a single example could not be read or mapped.
+def explain(what: str, error: Exception) -> Exception:
+    """Return a DataError with the reason why a single example could not be read or mapped.
 
     Args:
-        what: the example, e.g. `example 17`.
+        what: name of the example, such as `example 17`.
     """
     if isinstance(error, DataError):
         return error
@@ -128,18 +130,18 @@ def explained(what: str, error: Exception) -> Exception:
     return failure
 
 
-def _found() -> Exception | None:
-    """Return the example with which an operation of `data.map`, or one that decodes, fails."""
+def _find_failed_example() -> Exception | None:
+    """Return the error of the example that cannot be decoded or mapped, among the latest rows; None if not found."""
     latest = list(_latest)
     _latest.clear()
     for find, rows in latest:
         if (found := find(rows)) is not None:
-            return explained(*found)
+            return explain(*found)
     return None
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, tf.errors.OpError):
-        # of an exception in a Python function the message has the whole traceback
+        # for an exception in a Python function, the message contains the whole traceback
         return error.message.partition("\nTraceback (")[0].partition(" [Op:")[0].rpartition("}} ")[2].strip()
     return f"{type(error).__name__}: {error}"

@@ -1,6 +1,6 @@
 """Messages between a task and its reader processes: pickles, on a socket pair.
 
-Both ends belong to the same user on one host, and no other process has the sockets.
+Unpickling is safe, because both ends belong to the same user on one host, and no other process has the sockets.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class Setup:
     """The setup of a reader process.
 
     Attributes:
-        path, argv: of `sys`.
-        folders: those of the user's, as of `base.user_modules`.
-        files: names under which files of the user's were imported -> the files.
-        items: the user's object, pickled: what it needs must be importable first.
-        seed: of the run.
+        path, argv: `sys.path` and `sys.argv` of the task.
+        folders: the user's folders; see `base.user_modules`.
+        files: the user's imported files, by module name.
+        items: the user's object, pickled, because its modules must be importable before it is loaded.
+        seed: the run's seed.
     """
 
     path: list[str]
@@ -35,7 +35,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """Read this example, in this pass."""
+    """Request to read an example in a pass."""
 
     number_of_pass: int
     index: int
@@ -43,21 +43,21 @@ class ReadRequest:
 
 @dataclass(frozen=True)
 class Failed:
-    """The reason of a failure, for a message."""
+    """Answer with the reason of a failure."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Status:
-    """Wait for this process, which has ended, and return its exit code, -N for signal N."""
+    """Request to wait for a reader process that has ended; the answer is its exit code, -N for signal N."""
 
     pid: int
 
 
 @dataclass(frozen=True)
 class Fork:
-    """Start one more process; its socket comes with this message, and its number is the answer."""
+    """Request to start another reader process with the socket in this message; the answer is its process id."""
 
 
 def send(connection: socket.socket, message: Any, *fds: int) -> None:

@@ -1,7 +1,7 @@
-"""`data.processes`: examples of a Python object are read in processes of a task's own, beside its interpreter's lock.
+"""`data.processes`: reads examples of a Python object in separate processes of a task, without its interpreter's lock.
 
-One process imports what the object needs, takes it, and forks the readers, which share its memory. It is started
-afresh: a task itself must not be forked, since TensorFlow has threads in it.
+A new process loads the object and the modules that it needs. Then it forks the readers, which share its memory. A task
+itself must not be forked, because TensorFlow has threads in it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from distlaunch.data.examples.reader_messages import Failed, Fork, ReadRequest, 
 from distlaunch.data.function_references import imported_files
 
 _KEY = ("data", "processes")
-_TRIES = 2
-"""Number of times an example is tried if its reader is killed: the first time may be an accident."""
-_ONE_CORE_EACH = {
+_MAX_READS = 2
+"""Number of times that an example is read if its reader process dies; the first time may be an accident."""
+_READER_ENVIRONMENT = {
     **dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
-    # the devices are the task's
+    # only the task uses devices
     "CUDA_VISIBLE_DEVICES": "",
     "JAX_PLATFORMS": "cpu",
 }
@@ -52,18 +52,18 @@ class ReaderPool:
     """Processes that read examples. They end with this process, or with the pool.
 
     Args:
-        number: of readers.
-        seed: of the run.
+        number: number of readers.
+        seed: the run's seed.
     """
 
     def __init__(self, items: Any, number: int, seed: int) -> None:
-        setup = Setup(list(sys.path), list(sys.argv), added_folders(), imported_files(), _pickled(items), seed)
+        setup = Setup(list(sys.path), list(sys.argv), added_folders(), imported_files(), _pickle(items), seed)
         self._control, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, *SAFE_MODULE, "distlaunch.tasks.readers", str(theirs.fileno())]
-            env = {**os.environ, **_ONE_CORE_EACH}
+            env = {**os.environ, **_READER_ENVIRONMENT}
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=env, pass_fds=[theirs.fileno()])
-        # at once: it imports while the model is being built
+        # sent now, so that the process imports modules while the model is built
         send(self._control, setup)
         self._number, self._ready, self._lock = number, False, threading.Lock()
         self._idle: queue.SimpleQueue[_ReaderProcess] = queue.SimpleQueue()
@@ -80,31 +80,31 @@ class ReaderPool:
             try:
                 answer, _ = receive(self._control)
             except EOFError:
-                answer = Failed(f"its process ended by {_ending(self._process.wait())}")
+                answer = Failed(f"its process ended by {_describe_exit(self._process.wait())}")
             if isinstance(answer, Failed):
                 message = f"the data function's object cannot be used in another process: {answer.reason}"
-                raise ConfigError(Problem(_KEY, f"{message}; fix that, or leave `processes` out"))
+                raise ConfigError(Problem(_KEY, f"{message}; fix this, or remove `processes`"))
             for _ in range(self._number):
                 self._idle.put(self._fork())
             self._ready = True
 
     def read(self, number_of_pass: int, index: int) -> Any:
-        """Return the example, with arrays for leaves.
+        """Return an example with arrays as leaves.
 
         Raises:
-            DataError: reading it has failed, or killed two readers.
+            DataError: reading the example has failed, or two reader processes have died.
         """
         reader = self._idle.get()
         try:
-            for left in reversed(range(_TRIES)):
+            for left in reversed(range(_MAX_READS)):
                 try:
                     answer = reader.ask(ReadRequest(number_of_pass, index))
                 except EOFError:
-                    ended, reader = self._replaced(reader)
+                    ended, reader = self._replace(reader)
                     if not left:
-                        raise DataError(f"the process that reads it ended by {ended}, {_TRIES} times") from None
+                        raise DataError(f"the process that reads it ended by {ended}, {_MAX_READS} times") from None
                     message = f"data.processes: a process ended by {ended} while it read example {index:,}"
-                    add_event(Notice(level="warning", message=f"{message}; another reads it again"))
+                    add_event(Notice(level="warning", message=f"{message}; another process reads it again"))
                     continue
                 if isinstance(answer, Failed):
                     raise DataError(answer.reason)
@@ -117,14 +117,14 @@ class ReaderPool:
         self._control.close()
         self._process.wait()
 
-    def _replaced(self, reader: _ReaderProcess) -> tuple[str, _ReaderProcess]:
-        """Return how a reader ended, and a new one in its place."""
+    def _replace(self, reader: _ReaderProcess) -> tuple[str, _ReaderProcess]:
+        """Return how a reader process ended, and a new one that replaces it."""
         with self._lock:
             try:
                 send(self._control, Status(reader.pid))
-                return _ending(receive(self._control)[0]), self._fork()
+                return _describe_exit(receive(self._control)[0]), self._fork()
             except (OSError, EOFError):
-                ended = _ending(self._process.wait())
+                ended = _describe_exit(self._process.wait())
                 raise DataError(f"the process that starts readers ended by {ended}") from None
 
     def _fork(self) -> _ReaderProcess:
@@ -147,14 +147,14 @@ class _ReaderProcess:
         return receive(self._connection)[0]
 
 
-def _pickled(items: Any) -> bytes:
+def _pickle(items: Any) -> bytes:
     try:
         return pickle.dumps(items, pickle.HIGHEST_PROTOCOL)
-    except Exception as error:  # whatever the user's __reduce__ raises
+    except Exception as error:  # the user's __reduce__ may raise any error
         message = f"{type(items).__name__} cannot be sent to other processes: {type(error).__name__}: {error}"
-        hint = "open files when the first item is read, define functions outside of others, or leave `processes` out"
+        hint = "open files when the first item is read, define functions at the top level, or remove `processes`"
         raise ConfigError(Problem(_KEY, f"{message}; {hint}")) from None
 
 
-def _ending(code: int) -> str:
+def _describe_exit(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.Signals(-code).name})"

@@ -1,1 +1,1 @@
-"""Examples in files, any of which can be read without those before it: the helpers of `distlaunch.data`."""
+"""Examples in files that can be read in any order: the helpers of `distlaunch.data`."""

@@ -13,14 +13,14 @@ from distlaunch.base.errors import DataError
 from distlaunch.data.files.base import STRING, FilesOfRecords, UnreadableRecordError, as_objects, first_line
 from distlaunch.data.files.byte_reader import unchanged
 from distlaunch.data.files.index_cache import Index, cached_index
-from distlaunch.data.files.listing import FileSet, Patterns, find_files, mistake
+from distlaunch.data.files.listing import FileSet, Patterns, data_function_error, find_files
 from distlaunch.data.files.samples import why_unreadable
 
 _MOST_OPEN = 64  # readers per source
-_NUM_THREADS = 8  # they hide the latency of network file systems
-# no reading ahead, and no threads, which a forked process would miss
+_NUM_THREADS = 8  # more than one, to hide the latency of network file systems
+# without reading ahead and without threads, which would not exist in a forked process
 _OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
-_ERRORS = (RuntimeError, ValueError, IndexError)  # what the library raises where a file is damaged
+_ERRORS = (RuntimeError, ValueError, IndexError)  # raised by the library for a damaged file
 
 
 def array_record(files: Patterns) -> ArrayRecordFiles:
@@ -32,8 +32,8 @@ def array_record(files: Patterns) -> ArrayRecordFiles:
         files: a path, a glob, a directory (its files named `*.array_record*` or `*.arrayrecord*`), or a list of them.
 
     Raises:
-        ConfigError: no such files, no record in all of them, or the library is missing.
-        DataError: a file that is damaged, or no ArrayRecord file.
+        ConfigError: there are no such files, they have no records, or the library is not installed.
+        DataError: a file is damaged, or is not an ArrayRecord file.
     """
     return ArrayRecordFiles(find_files(files, "an ArrayRecord file", ("*.array_record*", "*.arrayrecord*")))
 
@@ -47,7 +47,7 @@ class ArrayRecordFiles(FilesOfRecords):
         _library()
         index = cached_index(files, "arrayrecord", 1, lambda: _count(files))
         super().__init__(files, index.arrays["firsts"])
-        # what a forked process inherits shares its position in the file with the parent's
+        # by process, because a reader that a forked process inherits shares its file position with the parent's
         self._open = functools.lru_cache(maxsize=_MOST_OPEN)(lambda file_id, process: _open(files, file_id))
 
     def _read(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -61,7 +61,7 @@ class ArrayRecordFiles(FilesOfRecords):
                 raise UnreadableRecordError(int(places[0]), why_unreadable(error)) from error
             except _ERRORS as error:
                 raise UnreadableRecordError(int(places[0]), first_line(error)) from error
-            # one call for each file: the library reads many records at once
+            # one call for each file, because the library reads many records together
             found[places] = as_objects(_read_records(reader, records[places], places))
         return (found,)
 
@@ -81,7 +81,7 @@ def _read_records(reader: Any, records: np.ndarray, places: np.ndarray) -> list[
 def _open(files: FileSet, file_id: int) -> Any:
     reader = _library().ArrayRecordReader(unchanged(files, file_id), _OPTIONS)
     if not reader.ok():
-        raise ValueError("it is not an ArrayRecord file, or a damaged one")
+        raise ValueError("it is not an ArrayRecord file, or it is damaged")
     return reader
 
 
@@ -106,5 +106,5 @@ def _library() -> Any:
     try:
         from array_record.python import array_record_module
     except ImportError:
-        raise mistake("ArrayRecord files need a library: pip install 'distlaunch[grain]'") from None
+        raise data_function_error("ArrayRecord files need a library: pip install 'distlaunch[grain]'") from None
     return array_record_module

@@ -1,4 +1,4 @@
-"""The base class of all sources of examples in files."""
+"""Base classes of all sources of examples in files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import DataError
-from distlaunch.data.files.listing import FileSet, mistake
+from distlaunch.data.files.listing import FileSet, data_function_error
 from distlaunch.data.files.samples import hash_files
 
 STRING = tf.TensorSpec([], tf.string)
@@ -22,7 +22,7 @@ class UnreadableRecordError(Exception):
 
     Attributes:
         position: index of the example among the requested ones.
-        reason: why, in words.
+        reason: the reason, in words.
     """
 
     def __init__(self, position: int, reason: str) -> None:
@@ -34,9 +34,9 @@ class RecordError(DataError):
     """An example cannot be read.
 
     Attributes:
-        index: its number in the source.
-        where: the file, and the place in it.
-        reason: why, in words.
+        index: number of the example in the source.
+        where: the file and the position in it.
+        reason: the reason, in words.
     """
 
     def __init__(self, index: int, where: str, reason: str) -> None:
@@ -47,10 +47,10 @@ class RecordError(DataError):
 class IndexedFiles(ABC):
     """Examples in files, by number.
 
-    Threads may share one, as may forked processes.
+    Threads and forked processes may share an object.
 
     Attributes:
-        raw_spec: what `read` returns of one example, without the dimension of the rows.
+        raw_spec: type specs of the arrays that `read` returns, for one example.
     """
 
     raw_spec: tuple[tf.TensorSpec, ...]
@@ -64,10 +64,10 @@ class IndexedFiles(ABC):
         """Read examples, without TensorFlow.
 
         Args:
-            indices: int64 [n], each from 0 to len - 1, in any order, also several times.
+            indices: int64 [n], from 0 to len - 1, in any order; a number may occur several times.
 
         Returns:
-            for each of `raw_spec` an array [n, ...]; one of objects, which are `bytes`, where it says string.
+            An array [n, ...] for each entry of `raw_spec`; for strings, an array of `bytes` objects.
 
         Raises:
             RecordError: an example cannot be read.
@@ -75,14 +75,14 @@ class IndexedFiles(ABC):
 
     @abstractmethod
     def where(self, index: int) -> str:
-        """Return the file and position of an example, for messages. Records count from 0 in each file."""
+        """Return the file and position of an example, for messages. Records are counted from 0 in each file."""
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return a digest that is equal for equal content on any host, without times and absolute paths.
+        """Return a digest that is equal on all hosts for equal content; it includes no times and no absolute paths.
 
         Raises:
-            DataError: a file is gone or has another size.
+            DataError: a file does not exist any longer, or has another size.
         """
 
     def decode(self, *raw: Any) -> Any:
@@ -94,7 +94,7 @@ class IndexedFiles(ABC):
 
         Raises:
             IndexError: there is no such example.
-            RecordError: it cannot be read or decoded.
+            RecordError: the example cannot be read or decoded.
         """
         index = int(index)
         if not -len(self) <= index < len(self):
@@ -102,12 +102,12 @@ class IndexedFiles(ABC):
         index %= len(self)
         raw = self.read(np.array([index], np.int64))
         try:
-            # TensorFlow has strings on the CPU alone
+            # TensorFlow has strings on the CPU only
             with tf.device("CPU:0"):
                 tensors = [tf.constant(part[0], spec.dtype) for part, spec in zip(raw, self.raw_spec, strict=True)]
                 example = self.decode(*tensors)
         except tf.errors.OpError as error:
-            # what is wrong, without where in a graph
+            # without the names of graph nodes
             reason = first_line(re.sub(r"\{\{[^}]*\}\}\s*|\s*\[Op:\w+\].*", "", error.message))
             raise RecordError(index, self.where(index), reason) from error
         return tf.nest.map_structure(
@@ -116,27 +116,27 @@ class IndexedFiles(ABC):
 
 
 class FilesOfRecords(IndexedFiles):
-    """Examples that are counted file by file.
+    """Examples that are numbered file by file.
 
     Args:
-        firsts: int64 [files + 1], the number of the first example of each file, and the number of all.
-        noun: an example of this kind, for messages.
+        firsts: int64 [files + 1], the number of the first example of each file, and the number of all examples.
+        noun: word for an example in messages.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there are no examples.
     """
 
     def __init__(self, files: FileSet, firsts: np.ndarray, noun: str = "a record") -> None:
         self.files, self.firsts = files, firsts
         if len(self) == 0:
-            raise mistake(f"got {len(files.paths):,} files without {noun}, the first of which is {files.paths[0]}")
+            raise data_function_error(f"got {len(files.paths):,} files without {noun}; the first is {files.paths[0]}")
 
     def __len__(self) -> int:
         return int(self.firsts[-1])
 
     def locate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the number of the file and of the record in it for each example: both int64 [n]."""
-        # "right": files without records have the same first number as the next one
+        """Return the number of the file, and of the record within the file, of each example; both int64 [n]."""
+        # "right" skips files without records, whose first number is that of the next file
         file_ids = np.searchsorted(self.firsts, indices, side="right") - 1
         return file_ids, indices - self.firsts[file_ids]
 
@@ -155,7 +155,11 @@ class FilesOfRecords(IndexedFiles):
 
     @abstractmethod
     def _read(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Implement `read`. Raise UnreadableRecordError if an example cannot be read."""
+        """Read examples for `read`.
+
+        Raises:
+            UnreadableRecordError: an example cannot be read.
+        """
 
     def fingerprint(self) -> str:
         return self._fingerprint
@@ -167,7 +171,7 @@ class FilesOfRecords(IndexedFiles):
 
 def as_objects(values: list[Any]) -> np.ndarray:
     """Return an array [n] of objects of any type."""
-    # filled afterwards: `np.array` would make an array of bytes of one width
+    # assigned, because `np.array` would make an array of bytes of fixed length
     array = np.empty(len(values), object)
     array[:] = values
     return array

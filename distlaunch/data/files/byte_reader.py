@@ -1,4 +1,4 @@
-"""Reads spans of bytes of many files: by several threads at once, with few files open, neighbours in one go."""
+"""Reads byte ranges of many files from several threads, with few open files and one call for adjacent ranges."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from distlaunch.data.files.base import UnreadableRecordError
 from distlaunch.data.files.listing import FileSet
 from distlaunch.data.files.samples import why_unreadable
 
-MOST_OPEN = 64  # per source: limits of 1,024 files are common
-_MOST_SKIPPED_BYTES = 16 << 10  # reading these costs less than another call
-_MOST_AT_ONCE_BYTES = 4 << 20  # of one call, which is held in memory
+MOST_OPEN = 64  # open files per source; processes are often limited to 1,024
+_MOST_SKIPPED_BYTES = 16 << 10  # largest gap between two ranges of one call; reading it costs less than another call
+_MOST_AT_ONCE_BYTES = 4 << 20  # largest number of bytes of one call, which are held in memory
 
 
 class Descriptor:
-    """An open file, closed when nobody uses it any more."""
+    """An open file, which is closed when the object is no longer used."""
 
     def __init__(self, path: str) -> None:
-        # no file object, whose buffer and position threads would share
+        # a descriptor, because threads would share the buffer and position of a file object
         self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` is gone when Python ends
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone when Python exits
         if hasattr(self, "number"):
             close(self.number)
 
 
 class ByteReader:
-    """Reads spans of the files of a set.
+    """Reads byte ranges of a set of files.
 
-    Reads have offsets of their own and no lock is held, so threads and forked processes may share it.
+    Each call passes its offset and holds no lock, so threads and forked processes may share an object.
     """
 
     def __init__(self, files: FileSet) -> None:
@@ -40,12 +40,12 @@ class ByteReader:
         self._open = functools.lru_cache(maxsize=MOST_OPEN)(functools.partial(_open_unchanged, files))
 
     def read(self, file_ids: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> list[bytes]:
-        """Return the bytes of each span in the order of the arguments, which are int64 [n].
+        """Return the bytes of each range, in the order of the arguments, which are int64 [n].
 
         Raises:
             UnreadableRecordError: a file has vanished, changed, or cannot be read.
         """
-        # by file, then by offset: neighbours come next to each other
+        # by file and offset, so that adjacent ranges follow each other
         order = np.lexsort((starts, file_ids)).tolist()
         files, begins, stops = file_ids.tolist(), starts.tolist(), ends.tolist()
         found: list[bytes] = [b""] * len(order)
@@ -53,13 +53,13 @@ class ByteReader:
         low = high = 0
         for place in order:
             begin, stop = begins[place], stops[place]
-            # one call for spans of a file that touch, or nearly so
+            # one call for ranges with small gaps
             near = group and files[place] == files[group[0]] and begin - high <= _MOST_SKIPPED_BYTES
             if not near or stop - low > _MOST_AT_ONCE_BYTES:
                 self._read_group(group, files, begins, stops, found)
                 group, low, high = [], begin, stop
             group.append(place)
-            # spans may overlap: the same example twice
+            # ranges may overlap, if an example is requested twice
             high = max(high, stop)
         self._read_group(group, files, begins, stops, found)
         return found
@@ -97,7 +97,12 @@ def _open_unchanged(files: FileSet, file_id: int) -> Descriptor:
 
 
 def unchanged(files: FileSet, file_id: int) -> str:
-    """Return the path of a file. Raise ValueError if its size has changed, OSError if it is gone."""
+    """Return the path of a file whose size has not changed.
+
+    Raises:
+        ValueError: the size has changed.
+        OSError: the file does not exist any longer.
+    """
     path, known = files.paths[file_id], files.sizes[file_id]
     size = os.stat(path).st_size
     if size != known:
@@ -114,7 +119,7 @@ def changed_size(known: int, found: int) -> str:
 def read_fully(descriptor: int, start: int, num_bytes: int) -> bytes:
     """Read like `os.pread`, but return fewer bytes only at the end of the file."""
     data = os.pread(descriptor, num_bytes, start)
-    # `pread` may return less, as on network file systems or above 2 GiB
+    # `pread` may return fewer bytes on network file systems or above 2 GiB
     while 0 < len(data) < num_bytes:
         more = os.pread(descriptor, num_bytes - len(data), start + len(data))
         if not more:

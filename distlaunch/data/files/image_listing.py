@@ -1,4 +1,4 @@
-"""The images in a directory with a folder for each class."""
+"""Lists the images in a directory with a folder for each class."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distlaunch.data.files.listing import mistake
+from distlaunch.data.files.listing import data_function_error
 
 _IMAGES = (b".jpg", b".jpeg", b".png", b".gif", b".bmp", b".webp")
 _OTHER_IMAGES = (b".tif", b".tiff", b".heic", b".heif", b".avif", b".jp2", b".jxl")
-_NUM_THREADS = 8  # they hide the latency of network file systems
+_NUM_THREADS = 8  # more than one, to hide the latency of network file systems
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class ClassFolder:
     """The images of one class.
 
     Attributes:
-        names: their paths from the directory on, sorted, one after another.
-        lengths: int32 [images], of each of them in bytes.
+        names: concatenated paths of the images, relative to the directory, sorted.
+        lengths: int32 [images], the length of each path in bytes.
     """
 
     name: str
@@ -34,52 +34,57 @@ def list_classes(root: str, classes: Sequence[str] | None) -> list[ClassFolder]:
     """List the folders of the classes, in the order of their labels.
 
     Raises:
-        ConfigError: no such directory or classes, no images, or images of other types.
+        ConfigError: the directory or a class does not exist, there are no images, or images have an unsupported type.
     """
     if not os.path.isdir(root):
-        raise mistake(f"no such directory: {root}")
+        raise data_function_error(f"no such directory: {root}")
     there = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     if not there:
-        raise mistake(f"the directory {root} has no sub-folders; expected one for each class, with its images")
+        raise data_function_error(
+            f"the directory {root} has no subfolders; expected a folder with images for each class"
+        )
     if isinstance(classes, str) or (classes is not None and len(set(classes)) != len(classes)):
-        raise mistake(f"classes: got {classes!r}; expected a list of names, each once")
+        raise data_function_error(f"classes: got {classes!r}; expected a list of different names")
     missing = [name for name in classes or () if name not in there]
     if missing:
-        raise mistake(f"classes: {root} has no folder {', '.join(missing)}; its folders are {', '.join(there)}")
+        raise data_function_error(
+            f"classes: {root} has no folder {', '.join(missing)}; its folders are {', '.join(there)}"
+        )
     chosen = list(there if classes is None else classes)
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         folders = list(pool.map(lambda name: _list_folder(os.fsencode(root), name), chosen))
     if not any(len(folder.lengths) for folder in folders):
-        raise mistake(f"no images in the folders of {root}; expected JPEG, PNG, GIF, BMP or WebP files")
+        raise data_function_error(f"no images in the folders of {root}; expected JPEG, PNG, GIF, BMP or WebP files")
     return folders
 
 
 def _list_folder(root: bytes, name: str) -> ClassFolder:
     try:
-        # bytes: the order does not depend on the host's locale
+        # as bytes, so that the order does not depend on the host's locale
         names = sorted(_walk(root, os.fsencode(name), ()))
     except OSError as error:
-        raise mistake(f"{error.filename!s} cannot be listed: {error.strerror or error}") from None
+        raise data_function_error(f"{error.filename!s} cannot be listed: {error.strerror or error}") from None
     return ClassFolder(name, b"".join(names), np.array([len(path) for path in names], np.int32))
 
 
 def _walk(root: bytes, folder: bytes, above: tuple[tuple[int, int], ...]) -> Iterator[bytes]:
     """Yield the paths of images in a folder and its subfolders, including links to folders."""
-    # of what a link points to
+    # follows links
     facts = os.stat(os.path.join(root, folder))
     here = (facts.st_dev, facts.st_ino)
-    if here in above:  # a link to a folder that it is in
+    if here in above:  # a link to a folder that contains the link
         return
     with os.scandir(os.path.join(root, folder)) as entries:
         for entry in entries:
             path, name = os.path.join(folder, entry.name), entry.name.lower()
             if name.startswith(b"."):
                 continue
-            # follows links, as `os.stat` above
             if entry.is_dir():
                 yield from _walk(root, path, (*above, here))
             elif name.endswith(_IMAGES):
                 yield path
             elif name.endswith(_OTHER_IMAGES):
                 shown = os.fsdecode(os.path.join(root, path))
-                raise mistake(f"{shown} is an image of another type than are read; make it JPEG or PNG, or remove it")
+                raise data_function_error(
+                    f"{shown} is an image of an unsupported type; convert it to JPEG or PNG, or remove it"
+                )

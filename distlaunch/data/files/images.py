@@ -1,4 +1,4 @@
-"""A directory of images with a folder for each class."""
+"""Images in a directory with a folder for each class."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from distlaunch.data.files.base import STRING, IndexedFiles, RecordError, as_objects
 from distlaunch.data.files.image_listing import ClassFolder, list_classes
-from distlaunch.data.files.listing import mistake
+from distlaunch.data.files.listing import data_function_error
 from distlaunch.data.files.samples import read_sample
 
-_NUM_SAMPLES = 32  # images, of which the first bytes are hashed
+_NUM_SAMPLES = 32  # number of images whose first bytes are hashed
 
 
 def image_folder(
@@ -28,26 +28,26 @@ def image_folder(
 ) -> ImageFolder:
     """Return the images in folders, one for each class, as `keras.utils.image_dataset_from_directory` expects them.
 
-    The names of the folders, sorted, are the classes, and their numbers are the labels. Images are JPEG, PNG, GIF (its
-    first picture), BMP and WebP files (TensorFlow reads the last with their own channels only), also those in folders
-    within the folder of a class. Hidden files and folders, files that are no images, and images beside the folders are
-    left out. A folder without images keeps its number.
+    The sorted names of the folders are the classes, and their indices are the labels. Images are JPEG, PNG, GIF (the
+    first frame), BMP and WebP files, also in subfolders of a class's folder. For WebP, `channels` must be the number of
+    channels in the file. Hidden files and folders, other files, and images outside the folders are ignored. A folder
+    without images counts as a class.
 
     Args:
         path: the directory.
-        size: height and width in pixels, or one number for both. Images are resized to it, without keeping their aspect
-            ratio, and are float32 from 0 to 255, as Keras does. None leaves their sizes, and uint8.
+        size: height and width in pixels, or one number for both. Images are resized to this size, without keeping their
+            aspect ratio, and are float32 from 0 to 255, as in Keras. With None, images keep their sizes and are uint8.
         channels: 1, 3 or 4.
         classes: the folders to read, in the order of their labels; all by default.
 
     Returns:
-        a source of pairs: an image [height, width, channels] and an int64 label. Its `class_names` are the classes.
+        A source of pairs of an image [height, width, channels] and an int64 label. Its `class_names` are the classes.
 
     Raises:
-        ConfigError: no such directory or classes, no images, or images of other types.
+        ConfigError: the directory or a class does not exist, there are no images, or images have an unsupported type.
     """
     if channels not in (1, 3, 4):
-        raise mistake(f"channels: got {channels!r}; expected 1 (grey), 3 (RGB) or 4 (RGBA)")
+        raise data_function_error(f"channels: got {channels!r}; expected 1 (grey), 3 (RGB) or 4 (RGBA)")
     root = os.path.abspath(os.path.expanduser(os.fspath(path)))
     return ImageFolder(list_classes(root, classes), root, _as_size(size), channels)
 
@@ -64,7 +64,7 @@ class ImageFolder(IndexedFiles):
         self.class_names = [folder.name for folder in folders]
         self._root = os.fsencode(root)
         self._size, self._channels = size, channels
-        # one text with offsets and not a list: a million paths would be a million objects
+        # one text with offsets, because a list of a million paths would be a million objects
         self._names = b"".join(folder.names for folder in folders)
         lengths = np.concatenate([folder.lengths for folder in folders])
         self._ends = np.cumsum(lengths, dtype=np.int64)
@@ -83,9 +83,9 @@ class ImageFolder(IndexedFiles):
     def decode(self, *raw: Any) -> Any:
         """Return the image and its label."""
         path, label = raw
-        # no fourth dimension, so GIFs have the rank of other images
+        # without `expand_animations`, GIFs have the same rank as other images
         image = tf.io.decode_image(tf.io.read_file(path), self._channels, expand_animations=False)
-        # `decode_image` knows no rank
+        # `decode_image` does not set a rank
         image.set_shape([None, None, self._channels])
         if self._size is not None:
             image = tf.image.resize(image, self._size)
@@ -99,7 +99,7 @@ class ImageFolder(IndexedFiles):
 
     @functools.cached_property
     def _fingerprint(self) -> str:
-        # the sizes of all would take a look at each file
+        # reading the sizes of all files would take too long
         hashed = hashlib.sha256(repr((len(self), self.class_names)).encode("utf-8", "surrogateescape"))
         for part in (self._names, self._ends.tobytes(), self._labels.tobytes()):
             hashed.update(part)
@@ -122,5 +122,5 @@ def _as_size(size: Any) -> tuple[int, int] | None:
         return None
     pair = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, (tuple, list)) else ()
     if len(pair) != 2 or not all(isinstance(side, int) and side > 0 for side in pair):
-        raise mistake(f"size: got {size!r}; expected the height and the width in pixels: (224, 224)")
+        raise data_function_error(f"size: got {size!r}; expected the height and the width in pixels: (224, 224)")
     return pair[0], pair[1]

@@ -1,6 +1,6 @@
-"""Indices of files, kept in the user's cache: made once, then mapped into memory by all processes of a host.
+"""Indices of files in the user's cache, built once and then mapped into memory by all processes of a host.
 
-A cached index is one file: arrays in NumPy's format, one after another. The first is JSON that describes the others.
+A cached index is a file with several arrays in NumPy's format. The first one contains JSON that describes the others.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import numpy as np
 from distlaunch.base.cache_dir import cache_directory
 from distlaunch.data.files.listing import FileSet
 
-_VERSION = 1  # of the layout of the file
-_CHECKED_AT_ONCE = 16 << 20  # bytes: `zlib.crc32` holds no lock for large data, and pages come in turn
+_VERSION = 1  # version of the file format
+_CHECKED_AT_ONCE = 16 << 20  # bytes per call of `zlib.crc32`, which releases the interpreter's lock meanwhile
 _KEPT_UNUSED_S = 90 * 24 * 3_600  # 90 days
 
 
@@ -33,7 +33,8 @@ class Index:
     """The positions of the records of some files.
 
     Attributes:
-        facts: further facts about the files, in the types of JSON.
+        arrays: the positions, in arrays whose names depend on the format.
+        facts: further facts about the files, as JSON types.
     """
 
     arrays: dict[str, np.ndarray]
@@ -44,14 +45,14 @@ def cached_index(files: FileSet, kind: str, version: int, build: Callable[[], In
     """Return the index of the files, from the cache if it is up to date.
 
     Args:
-        kind: names the format, in the name of the file too.
-        version: of what `build` does; another one makes what is cached stale.
-        build: reads the files.
+        kind: name of the format, which is part of the cached file's name.
+        version: version of `build`; cached indices of other versions are not used.
+        build: reads the files and returns the index.
     """
     directory = cache_directory("indices")
     if directory is None:
         return build()
-    # a file that was written anew has another size or time
+    # a file that was changed has another size or time
     key = _hash((_VERSION, version, kind, files.paths, files.sizes, files.modified_ns))
     path = directory / f"{kind}-{key[:24]}.index"
     known = _load(path, key)
@@ -62,17 +63,17 @@ def cached_index(files: FileSet, kind: str, version: int, build: Callable[[], In
         _save(path, key, index)
     except OSError as error:
         warnings.warn(
-            f"the index of {len(files.paths):,} files is not kept in {directory} ({error.strerror or error}), so each "
-            "process makes its own; set XDG_CACHE_HOME to a directory with space that can be written",
+            f"the index of {len(files.paths):,} files cannot be cached in {directory} ({error.strerror or error}), so "
+            "each process builds its own; set XDG_CACHE_HOME to a writable directory with free space",
             stacklevel=2,
         )
         return index
     _remove_unused(directory)
-    return _load(path, key) or index  # mapped, it takes no memory of this process alone
+    return _load(path, key) or index  # mapped, so that processes share its memory
 
 
 def _remove_unused(directory: Path) -> None:
-    """Remove what no process has used for a long time; other hosts may still map newer files."""
+    """Remove indices that no process has used for a long time."""
     for path in directory.iterdir():
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _KEPT_UNUSED_S:
@@ -94,7 +95,7 @@ def _save(path: Path, key: str, index: Index) -> None:
                 np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
             file.flush()
             os.fsync(file.fileno())
-        # several processes may make the same index: each replaces it whole
+        # several processes may write the same index, so each replaces the file as a whole
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
@@ -106,22 +107,22 @@ def _load(path: Path, key: str) -> Index | None:
     try:
         with path.open("rb") as file:
             header = json.loads(_map_array(file).tobytes())
-            # the name has 24 digits of the key only
+            # the file's name has only 24 digits of the key
             if header["key"] != key:
                 return None
             arrays = {name: _map_array(file) for name in header["checksum"]}
             if file.read(1) or any(_checksum(arrays[name]) != known for name, known in header["checksum"].items()):
                 return None
             with contextlib.suppress(OSError):
-                os.utime(path)  # it is in use
+                os.utime(path)  # marks the file as used
             return Index(arrays, header["facts"])
-    # what NumPy and JSON raise where bytes are not theirs
+    # NumPy and JSON raise these for damaged files
     except (OSError, ValueError, KeyError, TypeError, EOFError, OverflowError, SyntaxError):
         return None
 
 
 def _map_array(file: BinaryIO) -> np.ndarray:
-    """Map the array at the position of the file, and move the position behind it."""
+    """Map the array at the file's position, and move the position to its end."""
     version = np.lib.format.read_magic(file)
     if version != (1, 0):
         raise ValueError(f"got version {version} of NumPy's format")

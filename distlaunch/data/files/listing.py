@@ -1,4 +1,4 @@
-"""The files that a path, a glob, a directory or a list of them names, in the same order on all hosts."""
+"""Finds the files of a path, a glob, a directory or a list of them, in the same order on all hosts."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class FileSet:
     """Files, sorted by name.
 
     Attributes:
-        paths: absolute.
-        sizes: in bytes.
-        modified_ns: when each was modified last.
+        paths: absolute paths.
+        sizes: sizes in bytes.
+        modified_ns: time of the last modification of each file.
     """
 
     paths: tuple[str, ...]
@@ -41,7 +41,7 @@ class FileSet:
         return tuple(os.path.relpath(path, common) for path in self.paths)
 
 
-def mistake(message: str) -> ConfigError:
+def data_function_error(message: str) -> ConfigError:
     """Return an error for a mistake in the user's data function."""
     return ConfigError(Problem(KEY, message))
 
@@ -50,64 +50,66 @@ def find_files(patterns: Patterns, kind: str, suffixes: Sequence[str]) -> FileSe
     """Find files.
 
     Args:
-        kind: what they should be, for messages: `a CSV file`.
-        suffixes: how names end, as globs, of the files to take from a directory.
+        kind: word for the expected files in messages, such as `a CSV file`.
+        suffixes: globs for the names of files that are read from a directory.
 
     Raises:
-        ConfigError: a pattern matches nothing, or a file that cannot be read by offset.
+        ConfigError: a pattern matches no file, or a file that cannot be read by offset.
     """
     given = [patterns] if isinstance(patterns, (str, os.PathLike)) else list(patterns)
     if not given:
-        raise mistake(f"got an empty list of files; expected at least one path, glob or directory of {kind}")
-    # a set: patterns may overlap, and a file counts once
+        raise data_function_error(
+            f"got an empty list of files; expected at least one path, glob or directory of {kind}"
+        )
+    # a set, because patterns may overlap
     found = {path for pattern in given for path in _expand(os.fspath(pattern), suffixes)}
-    # by folder, then by name, in bytes: the same on all hosts
+    # by folder and name, as bytes, so that the order is the same on all hosts
     paths = sorted(found, key=lambda path: os.fsencode(path).split(b"/"))
     for path in paths:
         program = _COMPRESSED.get(os.path.splitext(path)[1])
         if program:
-            raise compressed(path, program)
+            raise compressed_file_error(path, program)
     facts = [_examine(path) for path in paths]
     return FileSet(tuple(paths), tuple(size for size, _ in facts), tuple(modified for _, modified in facts))
 
 
-def compressed(path: str, program: str) -> ConfigError:
+def compressed_file_error(path: str, program: str) -> ConfigError:
     """Return the error for a compressed file, whose records have no offsets."""
-    return mistake(
-        f"{path} is compressed, so no example in it can be read without all those before it; decompress it, as with "
-        f"'{program}', or convert it to ArrayRecord or Parquet, which compress blocks of examples"
+    return data_function_error(
+        f"{path} is compressed as a whole, so its examples cannot be read in any order; decompress it, for instance "
+        f"with '{program}', or convert it to ArrayRecord or Parquet, which compress blocks of examples"
     )
 
 
 def _expand(pattern: str, suffixes: Sequence[str]) -> list[str]:
     if "://" in pattern:
-        raise mistake(f"got '{pattern}'; only files of a file system can be read by offset: mount or copy them")
+        raise data_function_error(f"got '{pattern}'; expected files in a file system; mount or copy these")
     path = os.path.abspath(os.path.expanduser(pattern))
     try:
         if os.path.isdir(path):
-            return _take_from(path, suffixes)
+            return _list_directory(path, suffixes)
         if os.path.lexists(path):  # also names with brackets in them
             return [path]
         matches = glob.glob(path, recursive=True) if glob.has_magic(path) else []
     except OSError as error:
-        raise mistake(f"'{pattern}' cannot be listed: {error.strerror or error}") from None
+        raise data_function_error(f"'{pattern}' cannot be listed: {error.strerror or error}") from None
     files = [match for match in matches if os.path.isfile(match)]
     if not files:
         missing = "no file matches" if glob.has_magic(path) else "no such file or directory:"
-        raise mistake(f"{missing} '{pattern}' (looked for {path})")
+        raise data_function_error(f"{missing} '{pattern}' (looked for {path})")
     return files
 
 
-def _take_from(directory: str, suffixes: Sequence[str]) -> list[str]:
-    # `_SUCCESS` and the like of Spark are no data
+def _list_directory(directory: str, suffixes: Sequence[str]) -> list[str]:
+    # Spark writes files such as `_SUCCESS`, which are not data
     names = [name for name in os.listdir(directory) if not name.startswith((".", "_"))]
     endings = [*suffixes, *(suffix + end for suffix in suffixes for end in _COMPRESSED)]
     taken = [name for name in names if any(fnmatch.fnmatch(name.lower(), ending) for ending in endings)]
     files = [path for path in (os.path.join(directory, name) for name in taken) if os.path.isfile(path)]
     if not files:
-        raise mistake(
-            f"the directory {directory} has no file named {' or '.join(suffixes)}; for other names or sub-directories "
-            f"give a glob, such as '{os.path.join(directory, '**', suffixes[0])}'"
+        raise data_function_error(
+            f"the directory {directory} has no file named {' or '.join(suffixes)}; for other names or subdirectories "
+            f"use a glob, such as '{os.path.join(directory, '**', suffixes[0])}'"
         )
     return files
 
@@ -117,7 +119,9 @@ def _examine(path: str) -> tuple[int, int]:
     try:
         facts = os.stat(path)
     except OSError as error:
-        raise mistake(f"{path} cannot be read: {why_unreadable(error)}") from None
+        raise data_function_error(f"{path} cannot be read: {why_unreadable(error)}") from None
     if not stat.S_ISREG(facts.st_mode):
-        raise mistake(f"{path} is not a regular file; a record can be read by its offset only in those")
+        raise data_function_error(
+            f"{path} is not a regular file; records can be read by offset only from regular files"
+        )
     return facts.st_size, facts.st_mtime_ns

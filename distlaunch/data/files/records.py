@@ -1,4 +1,4 @@
-"""Sources whose examples are spans of bytes, one after another, of which an index has the offsets."""
+"""Sources whose examples are consecutive ranges of bytes, with an index of their offsets."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from distlaunch.data.files.index_cache import Index, cached_index
 from distlaunch.data.files.listing import FileSet
 from distlaunch.data.files.samples import why_unreadable
 
-_NUM_THREADS = 8  # they hide the latency of file systems; most of the rest is one thread's at a time
+_NUM_THREADS = 8  # more than one, to hide the latency of file systems
 
 
 class ScanError(Exception):
-    """A file is not what it should be.
+    """A file does not have the expected format.
 
     Attributes:
-        offset: in bytes.
+        offset: position of the problem in bytes.
     """
 
     def __init__(self, offset: int, message: str) -> None:
@@ -38,8 +38,8 @@ class Scanned:
     """The records found in one file.
 
     Attributes:
-        starts: integers [records], the offset of each in bytes.
-        facts: what the format wants to know besides.
+        starts: integers [records], the offset of each record in bytes.
+        facts: further facts that the format needs.
     """
 
     starts: np.ndarray
@@ -47,16 +47,18 @@ class Scanned:
 
 
 Scan = Callable[[int, int], Scanned]
-"""Takes the descriptor of a file and its size in bytes. Raises ScanError, OSError."""
+"""Function of a file's descriptor and its size in bytes; it may raise ScanError or OSError."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """The way to find the records of a format.
+    """Description of a file format, for building an index.
 
     Attributes:
-        version: another one makes cached indices stale.
-        merge: what the facts of all files together say, for JSON; it takes the facts by path.
+        kind: name of the format.
+        version: version of `scan` and `merge`; cached indices of other versions are not used.
+        scan: finds the records of a file.
+        merge: function of the facts by path that returns the facts about all files, as JSON types.
     """
 
     kind: str
@@ -65,11 +67,11 @@ class Format:
     merge: Callable[[dict[str, Any]], dict[str, Any]] = field(default=lambda facts: {})
 
 
-class FilesOfSpans(FilesOfRecords):
-    """Records that end where the next one starts, or with the file.
+class FilesOfByteRanges(FilesOfRecords):
+    """Records each of which ends where the next one starts, or at the end of the file.
 
     Raises:
-        DataError: a file cannot be read as what it should be.
+        DataError: a file does not have the expected format.
     """
 
     def __init__(self, files: FileSet, form: Format) -> None:
@@ -88,17 +90,21 @@ class FilesOfSpans(FilesOfRecords):
         starts = self.starts[indices].astype(np.int64)
         following = indices + 1
         is_last = following == self.firsts[file_ids + 1]
-        # `where` evaluates both: without the inner one the last index would be out of bounds
+        # the inner `where` avoids an index out of bounds for the last record
         ends = np.where(is_last, self._sizes[file_ids], self.starts[np.where(is_last, 0, following)])
         return self._parse(self._reader.read(file_ids, starts, ends.astype(np.int64)))
 
     @abstractmethod
     def _parse(self, spans: list[bytes]) -> tuple[np.ndarray, ...]:
-        """Return the result of `read` from the bytes of each record. Raise UnreadableRecordError."""
+        """Return the result of `read`, given the bytes of each record.
+
+        Raises:
+            UnreadableRecordError: a record cannot be parsed.
+        """
 
 
 def _build(files: FileSet, form: Format) -> Index:
-    # four bytes do for most files
+    # four bytes are enough for most files
     offset = np.uint32 if max(files.sizes) < 1 << 32 else np.uint64
 
     def scan(file_id: int) -> Scanned:
@@ -109,7 +115,7 @@ def _build(files: FileSet, form: Format) -> Index:
     try:
         scanned = list(pool.map(scan, range(len(files.paths))))
     finally:
-        # the first error ends it: other files need not be read any more
+        # after an error, the other files need not be read
         pool.shutdown(cancel_futures=True)
     firsts = np.cumsum([0, *(len(found.starts) for found in scanned)], dtype=np.int64)
     starts = np.concatenate([found.starts for found in scanned])
@@ -121,7 +127,7 @@ def _scan_file(path: str, size: int, scan: Scan) -> Scanned:
     try:
         opened = Descriptor(path)
         found = scan(opened.number, size)
-        # after the scan: whoever wrote to the file meanwhile may have written half a record
+        # checked after the scan, because a process that writes the file may have written half a record
         now = os.fstat(opened.number).st_size
     except OSError as error:
         raise DataError(f"{path} cannot be indexed: {why_unreadable(error)}") from error

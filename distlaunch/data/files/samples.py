@@ -1,4 +1,4 @@
-"""A hash of names, sizes and samples of bytes: detects different data, on any host, in milliseconds."""
+"""Hashes names, sizes and samples of bytes of files, to detect different data on hosts within milliseconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from distlaunch.base.errors import DataError
 
-# 64 x 4 KiB: milliseconds, also on a network file system
+# 64 x 4 KiB takes milliseconds, even on a network file system
 _NUM_SAMPLES = 64
 _SAMPLE_BYTES = 4_096
 
@@ -19,16 +19,16 @@ def hash_files(paths: Sequence[str], names: Sequence[str], sizes: Sequence[int],
     """Return a hash of a set of files.
 
     Args:
-        names: what the files are called, which is the same on all hosts.
-        sizes: in bytes.
+        names: names of the files, which are the same on all hosts.
+        sizes: sizes in bytes.
 
     Raises:
-        DataError: a file is gone, or has not this size.
+        DataError: a file does not exist any longer, or has another size.
     """
     hashed = hashlib.sha256(repr((num_examples, list(names), [int(size) for size in sizes])).encode("utf-8", "replace"))
     ends = np.cumsum(np.asarray(sizes, np.int64))
     if len(ends) and ends[-1]:
-        # spread over all bytes, the first and the last included
+        # evenly spaced over all bytes, including the first and the last
         for place in np.linspace(0, ends[-1] - 1, _NUM_SAMPLES).astype(np.int64):
             file_id = int(np.searchsorted(ends, place, side="right"))
             start = max(0, min(int(place - ends[file_id] + sizes[file_id]), int(sizes[file_id]) - _SAMPLE_BYTES))
@@ -40,7 +40,7 @@ def read_sample(path: str, start: int, size: int | None = None) -> bytes:
     """Read a few bytes of a file from an offset.
 
     Raises:
-        DataError: the file is gone or has not this size.
+        DataError: the file does not exist any longer, or has another size.
     """
     try:
         with open(path, "rb", buffering=0) as file:

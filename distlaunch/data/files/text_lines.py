@@ -6,7 +6,7 @@ import numpy as np
 
 from distlaunch.data.files.base import STRING, as_objects
 from distlaunch.data.files.listing import Patterns, find_files
-from distlaunch.data.files.records import FilesOfSpans, Format, Scanned
+from distlaunch.data.files.records import FilesOfByteRanges, Format, Scanned
 from distlaunch.data.files.tables.rows import scan_rows
 
 
@@ -17,14 +17,14 @@ def text_lines(files: Patterns) -> TextLines:
         files: a path, a glob, a directory (its `*.txt` files), or a list of them.
 
     Raises:
-        ConfigError: no such files, compressed ones, or no line in all of them.
-        DataError: a file that cannot be read.
+        ConfigError: there are no such files, they are compressed, or they have no lines.
+        DataError: a file cannot be read.
     """
     found = find_files(files, "a text file", ("*.txt", "*.text"))
     return TextLines(found, Format("text", 1, scan))
 
 
-class TextLines(FilesOfSpans):
+class TextLines(FilesOfByteRanges):
     """See `text_lines`."""
 
     raw_spec = (STRING,)

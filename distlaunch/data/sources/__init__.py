@@ -1,1 +1,1 @@
-"""The kinds of data sources: examples by number, a pipeline, streams; each as global batches at any position."""
+"""Kinds of data as splits: examples by number, pipelines, streams and PyDatasets."""

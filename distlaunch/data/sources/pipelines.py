@@ -1,7 +1,8 @@
-"""A `tf.data.Dataset` of the user's as a split: every process reads it, and maps its own rows alone.
+"""Split of a user's `tf.data.Dataset`; every process reads it, but maps only its own rows.
 
-What `data.map` is still to work on travels as one tensor an example, a dataset of that example: it takes any structure,
-rows of different shapes too, costs no copy, and can be cut into the rows of replicas like any other batch.
+Before `data.map`, each example is represented by one variant tensor, a dataset with this single example. This works for
+examples of any structure, and of different shapes. It needs no copy, and batches of variants can be sliced into the
+rows of replicas.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from distlaunch.data.context import StreamContext
 from distlaunch.data.examples.each_example import (
     ExampleMap,
     batch_of,
-    batches_at_once,
+    empty_value,
     first_failure,
-    no_rows,
+    num_parallel_batches,
     num_threads,
-    packed,
+    unpack_arguments,
 )
-from distlaunch.data.examples.read_failures import Find, noted
+from distlaunch.data.examples.read_failures import Find, remember_rows
 from distlaunch.data.fingerprints import fingerprint
 from distlaunch.data.graph_clock import now
 from distlaunch.data.seeds import seed_of_pass
@@ -36,28 +37,28 @@ from distlaunch.patches.tensorflow_private import batching_of
 from distlaunch.patches.tensorflow_shuffle import shuffles_of
 
 _ZERO = np.int64(0)
-ONLY = StreamContext(num_streams=1, stream=0)
+SINGLE_STREAM = StreamContext(num_streams=1, stream=0)
 BUFFER = 10_000
-"""Examples that `shuffle: true` holds at most."""
+"""Largest number of examples in the buffer of `shuffle: true`."""
 _HEAD = 4
-"""Examples from which shapes, the size of one and a fingerprint are learnt: read once."""
+"""Number of examples that are read to find shapes, sizes and a fingerprint."""
 
 
 class Pipeline(Split):
     """A split whose data is a `tf.data` pipeline of examples, or of global batches with `batched: true`.
 
     Args:
-        seed: order of the passes; None: the pipeline's own.
-        drop: leave out what makes no whole global batch.
-        stream: it is that of so many streams.
+        seed: seed of the order of each pass; None for the pipeline's order.
+        drop: whether to drop a last batch that is not full.
+        stream: the stream that this pipeline is.
 
     Raises:
-        ConfigError: there is not one batch, or each example holds a dataset.
+        ConfigError: there is not a single batch, or each example contains a dataset.
     """
 
     def __init__(self, dataset: tf.data.Dataset, config: DataConfig, limit: int | None,
                  example_map: ExampleMap | None, seed: int | None, *, drop: bool,
-                 stream: StreamContext = ONLY) -> None:  # fmt: skip
+                 stream: StreamContext = SINGLE_STREAM) -> None:  # fmt: skip
         if limit is not None:
             dataset = dataset.take(math.ceil(limit / config.batch) if config.batched else limit)
         self._dataset, self._config, self._seed, self._drop = dataset, config, seed, drop
@@ -70,24 +71,24 @@ class Pipeline(Split):
         config, dataset = self._config, self._dataset
         if any(isinstance(leaf, tf.data.DatasetSpec) for leaf in tf.nest.flatten(dataset.element_spec)):
             hint = "add `.flat_map(...)` to the pipeline, such as `.flat_map(lambda window: window.batch(8))`"
-            message = f"each example holds a dataset, as `.window()` makes them; {hint}"
+            message = f"each example contains a dataset, as after `.window()`; {hint}"
             raise ConfigError(Problem(("data", "function"), message))
         length = int(dataset.cardinality())
         known = length if length >= 0 else None
         count = known
         if known is not None and not config.batched:
             count = known // config.batch if self._drop else math.ceil(known / config.batch)
-        if count == 0 and self._stream is ONLY:  # of streams, those without examples are named together
-            raise ConfigError(Problem(("data",), f"{known} examples make no batch of {config.batch}"))
+        if count == 0 and self._stream is SINGLE_STREAM:  # `Streams` checks its streams itself
+            raise ConfigError(Problem(("data",), f"{known} examples are too few for a batch of {config.batch}"))
         self.num_examples = None if config.batched else known
         self.num_batches = None if self._drop and config.batched else count
-        rows = dataset if config.batched else self._as_rows(dataset, _ZERO).batch(1)
-        self.empty = tf.nest.map_structure(no_rows, rows.element_spec)
+        rows = dataset if config.batched else self._to_row_sources(dataset, _ZERO).batch(1)
+        self.empty = tf.nest.map_structure(empty_value, rows.element_spec)
         self.endless = length == tf.data.INFINITE_CARDINALITY
         self.global_batch = config.batch
-        self.has_glimpse = _is_plain(dataset.element_spec)
+        self.can_compare_rows = _is_plain(dataset.element_spec)
         if self._map is not None:
-            self.at_once, self.threads = batches_at_once(config), num_threads(config)
+            self.at_once, self.threads = num_parallel_batches(config), num_threads(config)
             self.work = joined(self._map.work)
 
     def buffer(self) -> tuple[int, int]:
@@ -107,7 +108,7 @@ class Pipeline(Split):
             return None
         how, several = batching_of(self._dataset), len(tf.nest.flatten(self.head[0])) > 1
         is_open = all(leaf.shape[0] is None for leaf in tf.nest.flatten(self._dataset.element_spec))
-        # `.batch()` also cuts a text into sequences, all of one length, of which a function then makes examples
+        # `.batch()` may also divide text into sequences of equal length, from which `data.map` makes examples
         mapped_later = self._map is not None
         seen = (is_open and (several or not mapped_later)) or (how == "last" and several and not mapped_later)
         is_even = all(sizes == {rows} for sizes in others)
@@ -116,26 +117,26 @@ class Pipeline(Split):
     # order
 
     def batches(self, number_of_pass: Index, start: Index) -> tf.data.Dataset:
-        # the order of the user's own shuffles is that of the pass, whatever was read before
+        # makes the order of the user's own shuffles depend on the pass only, and not on earlier reads
         rows = self._shuffles.in_pass(self._dataset, number_of_pass)
         if not self._config.batched:
-            rows = self._shuffled(self._as_rows(rows, number_of_pass), number_of_pass).batch(self._config.batch)
+            rows = self._shuffled(self._to_row_sources(rows, number_of_pass), number_of_pass).batch(self._config.batch)
         if self._drop:
-            rows = rows.filter(packed(lambda batch: num_rows(batch) == self._config.batch))
+            rows = rows.filter(unpack_arguments(lambda batch: num_rows(batch) == self._config.batch))
         return rows.skip(start)
 
     def _shuffled(self, examples: tf.data.Dataset, number_of_pass: Index) -> tf.data.Dataset:
         if self._seed is None:
             return examples
         if not tf.executing_eagerly():
-            # TensorFlow joins this with the graph's seed, and compares both with 0, which a tensor forbids
+            # sets a seed for the graph, because without one TensorFlow compares the operation's seed, a tensor, with 0
             tf.random.set_seed(self._seed + 1)
         order: Any = seed_of_pass(self._seed, number_of_pass) * self._stream.num_streams + self._stream.stream
         return examples.shuffle(self._buffer, seed=order, reshuffle_each_iteration=False)
 
     @functools.cached_property
     def _buffer(self) -> int:
-        """Return the size of the shuffle buffer, from the first examples only, so that it is equal in all processes."""
+        """Size of the shuffle buffer; it depends on the first examples only, so that it is equal in all processes."""
         most = self._config.shuffle_buffer_bytes
         if self._config.shuffle is not True:
             return max(1, int(self._config.shuffle) // self._stream.num_streams)
@@ -143,7 +144,7 @@ class Pipeline(Split):
 
     @functools.cached_property
     def _example_bytes(self) -> int:
-        """Return the bytes of one example, before `data.map`."""
+        """Bytes of one example, before `data.map`."""
         size = _num_bytes(self._dataset.element_spec)
         if size is not None:
             return size
@@ -152,22 +153,22 @@ class Pipeline(Split):
 
     @functools.cached_property
     def head(self) -> list[Any]:
-        """Return the first few examples."""
+        """The first few examples."""
         with tf.device("CPU:0"):
             return list(self._shuffles.in_pass(self._dataset, _ZERO).take(_HEAD))
 
     # rows
 
-    def glimpse(self, rows: Any) -> Any:
+    def identify_rows(self, rows: Any) -> Any:
         if self._map is None:
-            return super().glimpse(rows)
+            return super().identify_rows(rows)
         number, spec = num_rows(rows), self._example_spec
         places = (tf.zeros_like(number), number - 1)
         return [tf.data.experimental.from_variant(rows[0][at], spec).get_single_element() for at in places], number
 
     @property
     def _example_spec(self) -> Any:
-        """Return the spec of one example as a function gets it: rows of a ragged tensor are dense, of any length."""
+        """Spec of one example as functions get it; a row of a ragged tensor is a dense tensor of any length."""
 
         def plain(leaf: Any) -> Any:
             is_row = isinstance(leaf, tf.RaggedTensorSpec) and leaf.ragged_rank == 0
@@ -175,8 +176,8 @@ class Pipeline(Split):
 
         return tf.nest.map_structure(plain, self._dataset.element_spec)
 
-    def _as_rows(self, examples: tf.data.Dataset, number_of_pass: Index) -> tf.data.Dataset:
-        """Return each example as the row of a row source: for a map, the example with its pass and number."""
+    def _to_row_sources(self, examples: tf.data.Dataset, number_of_pass: Index) -> tf.data.Dataset:
+        """Return each example as the row of a row source; with a map, a row also has the pass and the number."""
         if self._map is None:
             return examples
 
@@ -189,18 +190,18 @@ class Pipeline(Split):
         return examples.enumerate().map(row)
 
     def read(self, rows: Any, *, at_once: int = 1) -> Batch:
-        return self.read_by(self.first_failure, rows, at_once)
+        return self.read_with(self.first_failure, rows, at_once)
 
-    def read_by(self, find: Find, rows: Any, at_once: int) -> Batch:
+    def read_with(self, find: Find, rows: Any, at_once: int) -> Batch:
         """Read rows of all streams; see `read()`.
 
         Args:
-            find: the first of them that fails, in any stream.
+            find: returns the first of the rows that fails, in any stream.
         """
         spec = self._example_spec
         if self._map is None:
             return rows
-        rows = rows[0], noted(rows[1], find)
+        rows = rows[0], remember_rows(rows[1], find)
 
         @tf.autograph.experimental.do_not_convert
         def example(*row: Any) -> tf.data.Dataset:
@@ -209,10 +210,10 @@ class Pipeline(Split):
             return tf.data.Dataset.zip((one, tf.data.Dataset.from_tensors(key)))
 
         examples = tf.data.Dataset.from_tensor_slices(rows).flat_map(example)
-        return batch_of(rows, examples, self._one, num_threads(self._config), now(rows[1]), at_once=at_once)
+        return batch_of(rows, examples, self._make_example, num_threads(self._config), now(rows[1]), at_once=at_once)
 
     @tf.autograph.experimental.do_not_convert
-    def _one(self, example: Any, key: tf.Tensor) -> Any:
+    def _make_example(self, example: Any, key: tf.Tensor) -> Any:
         assert self._map is not None
         return self._map(example, key[0], key[1])
 
@@ -225,21 +226,21 @@ class Pipeline(Split):
         read = zip(range(max(wanted, default=-1) + 1), examples, strict=False)
         where = "the pipeline" if number == 1 else f"stream {stream}"
         named = ((f"example {at} of {where}", (one, wanted[at])) for at, one in read if at in wanted)
-        return first_failure(named, lambda given: self._one(*given))
+        return first_failure(named, lambda given: self._make_example(*given))
 
     def sample(self, number: int) -> tf.data.Dataset:
         if self._config.batched:
             first = self._shuffles.in_pass(self._dataset, _ZERO).take(1)
-            return first.map(packed(lambda batch: slice_rows(batch, 0, number)))
+            return first.map(unpack_arguments(lambda batch: slice_rows(batch, 0, number)))
         if not self.head:
             return self._dataset.take(0)
         if any(isinstance(leaf, tf.RaggedTensorSpec) for leaf in tf.nest.flatten(self._dataset.element_spec)):
-            # one example may be a plain tensor, and two of them tensors of different lengths
-            return self._as_rows(self._dataset.take(number), _ZERO).batch(number)
+            # two examples may be tensors of different lengths, which cannot be concatenated as datasets
+            return self._to_row_sources(self._dataset.take(number), _ZERO).batch(number)
         first, *others = (tf.data.Dataset.from_tensors(example) for example in self.head[:number])
         for other in others:
             first = first.concatenate(other)
-        return self._as_rows(first, _ZERO).batch(number)
+        return self._to_row_sources(first, _ZERO).batch(number)
 
     def fingerprint(self) -> str:
         if self._config.batched:
@@ -249,7 +250,7 @@ class Pipeline(Split):
 
 
 def _num_bytes(spec: Any) -> int | None:
-    """Return the bytes of an example, or None if its type does not say."""
+    """Return the bytes of an example, or None if its type does not determine them."""
     total = 0
     for leaf in tf.nest.flatten(spec, expand_composites=True):
         if leaf.dtype in (tf.string, tf.variant) or not leaf.shape.is_fully_defined():
@@ -259,7 +260,7 @@ def _num_bytes(spec: Any) -> int | None:
 
 
 def _is_plain(spec: Any) -> bool:
-    """Return True if Python can inspect all of the value; it cannot for a dataset within the dataset."""
+    """Return whether Python can read all values of an example, which it cannot for nested datasets."""
     return all(leaf.dtype != tf.variant for leaf in tf.nest.flatten(spec, expand_composites=True))
 
 

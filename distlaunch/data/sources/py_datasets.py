@@ -1,7 +1,7 @@
-"""A `keras.utils.PyDataset` as a split: its items are global batches, read whole in every process.
+"""Split of a `keras.utils.PyDataset`, whose items are global batches; every process reads them as a whole.
 
-Its `on_epoch_begin` and `on_epoch_end` may change what the items are, so a pass can only be read in the state that all
-passes before it have led to. That state is reached again after a resume by calling both for each skipped pass.
+`on_epoch_begin` and `on_epoch_end` may change the items, so a pass depends on the calls for all passes before it. After
+a resume, both are called for each skipped pass.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, DataError, Problem
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.batches import Batch, Index, num_rows
-from distlaunch.data.examples.each_example import no_rows, packed
+from distlaunch.data.examples.each_example import empty_value, unpack_arguments
 from distlaunch.data.examples.python_values import as_array, as_arrays
 from distlaunch.data.examples.read_failures import reading
 from distlaunch.data.fingerprints import fingerprint
@@ -29,19 +29,19 @@ from distlaunch.data.splits import PyData
 
 _KEY = ("data", "function")
 _BEGIN, _END, _ITEM, _FIRST = range(4)
-"""Names of generators that draw in each pass."""
+"""Parts of the seeds of random generators, for the code that draws."""
 
 
 class PyDatasets(Split):
-    """A split.
+    """Split of a `keras.utils.PyDataset`.
 
     Args:
-        limit: take no more examples, in whole batches.
-        seed: of the run.
-        shuffle: read the batches of each pass in an order that depends on the seed and the pass.
-        trains: call both hooks for each pass, as `fit` does; else `on_epoch_begin` alone, once.
-        drop: leave out batches that are smaller than the first.
-        epoch_steps: where the dataset has no end: batches of an epoch.
+        limit: largest number of examples, rounded up to whole batches; None for all.
+        seed: the run's seed.
+        shuffle: whether to read the batches of each pass in an order that depends on the seed and the pass.
+        trains: whether to call both hooks for each pass, as `fit` does; otherwise only `on_epoch_begin`, once.
+        drop: whether to drop batches that are smaller than the first.
+        epoch_steps: number of batches in an epoch, for a dataset without an end.
     """
 
     def __init__(self, data: PyData, config: DataConfig, limit: int | None, seed: int, *, shuffle: bool, trains: bool,
@@ -53,13 +53,13 @@ class PyDatasets(Split):
         self._epoch_steps = epoch_steps or np.iinfo(np.int64).max
         self._threads = 1
         self._draws = False
-        # shapes are learnt from as many batches as Keras does
+        # Keras also finds the shapes by two batches
         heads = [self._item(0, at) for at in range(2 if number is None else min(number, 2))]
         if not heads:
-            raise ConfigError(Problem(_KEY, f"got {self._name} without batches: its length is 0"))
+            raise ConfigError(Problem(_KEY, f"got {self._name} without batches; its length is 0"))
         self._structure, self._head = heads[0]
         self._notes: list[str] = []
-        self._threads = self._threads_for(data.dataset, config, number)
+        self._threads = self._choose_threads(data.dataset, config, number)
         self._spec = [_spec([leaves[at] for _, leaves in heads], self._name) for at in range(len(self._head))]
         rows = {len(leaf) for leaf in self._head}
         if len(rows) > 1:
@@ -70,34 +70,35 @@ class PyDatasets(Split):
             number = min(number, math.ceil(limit / self.global_batch))
         self._number = number
         self.num_examples, self.num_batches = None, None if drop else number
-        self.empty = tf.nest.map_structure(no_rows, self._batch_spec)
+        self.empty = tf.nest.map_structure(empty_value, self._batch_spec)
         self.endless = self.is_numbered = number is None
-        self.in_python = self.has_glimpse = True
+        self.in_python = self.can_compare_rows = True
         self.reads_all, self.notes = self._name, tuple(self._notes)
 
-    def _threads_for(self, dataset: keras.utils.PyDataset, config: DataConfig, number: int | None) -> int:
-        """Return how many threads may read, and note what cannot be as the dataset says it.
+    def _choose_threads(self, dataset: keras.utils.PyDataset, config: DataConfig, number: int | None) -> int:
+        """Return the number of threads that may read, and add notes about settings of the dataset that have no effect.
 
-        What the generators of the process give depends on who asks first, so only one thread may read what draws.
+        If `__getitem__` draws from global random generators, the numbers depend on the order of calls, so that only one
+        thread may read.
         """
         wanted = config.threads or dataset.workers
         if dataset.use_multiprocessing:
-            self._notes.append(f"{self._name}: use_multiprocessing has no effect: batches are read in threads")
+            self._notes.append(f"{self._name}: use_multiprocessing has no effect, because batches are read in threads")
         if self._draws and wanted > 1:
-            hint = "draw from np.random.default_rng([epoch, index]) to read in several"
-            message = f"{self._name}: __getitem__ draws from the generators of `random` or NumPy, so one thread reads"
-            self._notes.append(f"{message}, and not {wanted}; {hint}")
+            hint = "draw from np.random.default_rng([epoch, index]) to read in several threads"
+            message = f"{self._name}: __getitem__ draws from the generators of `random` or NumPy, so only one thread"
+            self._notes.append(f"{message} reads, instead of {wanted}; {hint}")
         again = self._item(0, 0)[1]
         if len(again) != len(self._head) or not all(map(_is_same, again, self._head)):
-            message = f"{self._name}: __getitem__ gives another batch 0 each time, from a generator of its own, which a"
-            message += " resume does not set back" + (" and threads share" if wanted > 1 else "")
+            message = f"{self._name}: __getitem__ returns another batch 0 each time, from its own generator, which a"
+            message += " resume cannot reset" + (" and which threads share" if wanted > 1 else "")
             self._notes.append(f"{message}; draw from np.random, or np.random.default_rng([epoch, index])")
-        # without an end, batches of two epochs would be read at the same time
+        # several threads would read batches of two epochs at the same time if the dataset has no end
         return 1 if number is None or self._draws else wanted
 
     @tf.autograph.experimental.do_not_convert
     def batches(self, number_of_pass: Index, start: Index) -> tf.data.Dataset:
-        # which batches are left out is only known once they have been read
+        # with `drop`, batches must be read to find the ones to drop
         first = tf.constant(0, tf.int64) if self._drop else start
         if self._number is None:
             numbers = tf.data.Dataset.range(first, np.iinfo(np.int64).max)
@@ -114,7 +115,7 @@ class PyDatasets(Split):
         rows = numbers.map(read, num_parallel_calls=threads, deterministic=None if threads is None else True)
         if not self._drop:
             return rows
-        return rows.filter(packed(lambda batch: num_rows(batch) == self.global_batch)).skip(start)
+        return rows.filter(unpack_arguments(lambda batch: num_rows(batch) == self.global_batch)).skip(start)
 
     def _order(self, number_of_pass: Index) -> tf.Tensor:
         assert self._number is not None, "batches of a known number"
@@ -129,27 +130,27 @@ class PyDatasets(Split):
         with reading(f"batch {number} of {self._name}"):
             _, leaves = self._item(at, number)
             if len(leaves) != len(self._spec):
-                raise DataError(f"it has {len(leaves)} parts, batch 0 has {len(self._spec)}")
+                raise DataError(f"it has {len(leaves)} parts, but batch 0 has {len(self._spec)}")
             for leaf, spec in zip(leaves, self._spec, strict=True):
                 if not spec.shape.is_compatible_with(leaf.shape):
-                    raise DataError(f"its shape is {leaf.shape}, that of other batches {tuple(spec.shape)}")
+                    raise DataError(f"its shape is {leaf.shape}, but the shape of other batches is {tuple(spec.shape)}")
             cast = [leaf.astype(object if spec.dtype == tf.string else spec.dtype.as_numpy_dtype, copy=False)
                     for leaf, spec in zip(leaves, self._spec, strict=True)]  # fmt: skip
-        self._epochs.note(at, number, self._left(at, int(start)))
+        self._epochs.batch_was_read(at, number, self._num_read_in_pass(at, int(start)))
         return cast
 
-    def _left(self, number_of_pass: int, start: int) -> int:
-        """Return how many batches of a pass are read by a source that began with batch `start`."""
+    def _num_read_in_pass(self, number_of_pass: int, start: int) -> int:
+        """Return the number of batches of a pass that are read if the first one is batch `start`."""
         if self._number is not None:
             return self._number - start
         return self._epoch_steps - max(start - number_of_pass * self._epoch_steps, 0)
 
     def _item(self, number_of_pass: int, index: int) -> tuple[Any, list[np.ndarray]]:
-        dataset = self._epochs.begun(number_of_pass)
-        if self._threads > 1:  # nothing is drawn
+        dataset = self._epochs.dataset_in_pass(number_of_pass)
+        if self._threads > 1:  # `__getitem__` draws no random numbers
             item = dataset[index]
         else:
-            with _drawn_from(self._seed, number_of_pass, _ITEM, index) as has_drawn:
+            with _seeded_generators(self._seed, number_of_pass, _ITEM, index) as has_drawn:
                 item = dataset[index]
                 self._draws |= has_drawn()
         item = tuple(item) if isinstance(item, list) else item if isinstance(item, (tuple, dict)) else (item,)
@@ -172,9 +173,9 @@ class PyDatasets(Split):
 
 
 class _Epochs:
-    """The dataset in the state that its hooks have led to, for one pass at a time; safe for several threads.
+    """Keeps a dataset in the state of one pass, by calling its hooks; safe for several threads.
 
-    It is not known what the hooks change, so an earlier pass begins with a new dataset of the data function's.
+    The changes that hooks make are unknown, so an earlier pass needs a new dataset from the data function.
     """
 
     def __init__(self, data: PyData, seed: int, *, trains: bool) -> None:
@@ -184,13 +185,13 @@ class _Epochs:
         self._ended, self._is_begun = 0, False
         self._read: set[int] = set()
 
-    def begun(self, number_of_pass: int) -> Any:
-        """Return the dataset as it is within a pass."""
+    def dataset_in_pass(self, number_of_pass: int) -> Any:
+        """Return the dataset in the state of a pass that has begun."""
         with self._lock:
             if not self._trains:
                 number_of_pass = 0
             if number_of_pass < self._ended:
-                self._dataset = self._data.again()
+                self._dataset = self._data.reload()
                 self._ended, self._is_begun = 0, False
             while self._ended < number_of_pass:
                 self._begin()
@@ -198,11 +199,11 @@ class _Epochs:
             self._begin()
             return self._dataset
 
-    def note(self, number_of_pass: int, index: int, of: int) -> None:
+    def batch_was_read(self, number_of_pass: int, index: int, of: int) -> None:
         """Record that a batch of a pass has been read; the last one ends the pass.
 
         Args:
-            of: how many are read in this pass.
+            of: number of batches that are read in this pass.
         """
         with self._lock:
             if not self._trains or number_of_pass != self._ended or not self._is_begun:
@@ -214,27 +215,27 @@ class _Epochs:
     def _begin(self) -> None:
         if not self._is_begun:
             if self._ended == 0 and self._trains:
-                # `fit` does so, before its first epoch
-                with _drawn_from(self._seed, 0, _FIRST):
+                # as `fit` does before its first epoch
+                with _seeded_generators(self._seed, 0, _FIRST):
                     self._dataset.on_epoch_end()
-            with _drawn_from(self._seed, self._ended, _BEGIN):
+            with _seeded_generators(self._seed, self._ended, _BEGIN):
                 self._dataset.on_epoch_begin()
             self._is_begun = True
             self._read = set()
 
     def _end(self) -> None:
-        with _drawn_from(self._seed, self._ended, _END):
+        with _seeded_generators(self._seed, self._ended, _END):
             self._dataset.on_epoch_end()
         self._ended += 1
         self._is_begun = False
 
 
 @contextlib.contextmanager
-def _drawn_from(*numbers: int) -> Iterator[Callable[[], bool]]:
-    """Seed the global generators of Python and NumPy within the block, and restore them afterwards.
+def _seeded_generators(*numbers: int) -> Iterator[Callable[[], bool]]:
+    """Seed the global generators of Python and NumPy in this context, and restore them afterwards.
 
     Yields:
-        A function that returns whether one has drawn since.
+        A function that returns whether a generator was used since.
     """
     before = random.getstate(), np.random.get_state()
     random.seed(" ".join(map(str, numbers)))
@@ -268,7 +269,7 @@ def _length(dataset: keras.utils.PyDataset) -> int | None:
 
 def _spec(leaves: list[np.ndarray], name: str) -> tf.TensorSpec:
     if any(leaf.ndim == 0 for leaf in leaves):
-        raise ConfigError(Problem(_KEY, f"batch 0 of {name} holds a single value; expected arrays with rows"))
+        raise ConfigError(Problem(_KEY, f"batch 0 of {name} has a single value; expected arrays with rows"))
     text = leaves[0].dtype.kind in "OSU"
     sizes = [None, *(size.pop() if len(size := {leaf.shape[at] for leaf in leaves}) == 1 else None
                      for at in range(1, leaves[0].ndim))]  # fmt: skip
@@ -276,28 +277,28 @@ def _spec(leaves: list[np.ndarray], name: str) -> tf.TensorSpec:
 
 
 def check_config(config: DataConfig, dataset: keras.utils.PyDataset, rows: int | None, *, training: bool) -> None:
-    """Raise ConfigError if the config says something that a `PyDataset` cannot follow.
+    """Raise ConfigError if a setting cannot be used with a `PyDataset`.
 
     Args:
-        rows: of its first batch.
+        rows: rows of the dataset's first batch.
     """
     name = type(dataset).__name__
     problems = []
     for key in ("map", "augment") if training else ("map",):
         if getattr(config, key) is not None:
-            message = f"got {getattr(config, key)}, but {name} gives batches, in which it has no examples to work on"
-            problems.append(Problem(("data", key), f"{message}; do it in its __getitem__, and remove it here"))
+            message = f"got {getattr(config, key)}, but {name} gives batches, not single examples"
+            problems.append(Problem(("data", key), f"{message}; call it in its __getitem__, and remove it here"))
     if training and config.global_batch not in (None, rows):
-        message = f"got {config.global_batch}, but the batches of {name} have {rows} examples, and are global batches"
+        message = f"got {config.global_batch}, but the batches of {name} are global batches, and have {rows} examples"
         problems.append(Problem(("data", "global_batch"), f"{message}; remove it, or write {rows}"))
     if training and config.sharding != "rows":
         message = f"got '{config.sharding}', but each process reads all batches of {name}"
         problems.append(Problem(("data", "sharding"), f"{message}; remove it"))
     if training and config.on_error == "skip":
-        message = f"got 'skip', but {name} gives no example by number to take the place of one that fails"
+        message = f"got 'skip', but {name} gives batches, so no other example can replace one that fails"
         problems.append(Problem(("data", "on_error"), f"{message}; write 'stop'"))
     if training and config.processes is not None:
         message = f"got {config.processes}, but {name} gives batches, which are read in threads"
-        problems.append(Problem(("data", "processes"), f"{message}; remove it, and give the dataset `workers`"))
+        problems.append(Problem(("data", "processes"), f"{message}; remove it, and set `workers` of the dataset"))
     if problems:
         raise ConfigError(problems)

@@ -1,7 +1,7 @@
-"""A split in streams: each gives an equal part of every global batch, in the order of their numbers.
+"""Split in streams, each of which gives an equal part of every global batch, in the order of their numbers.
 
-A batch so depends on the number of streams alone: workers that each read some of them see the same batches as one
-process that reads all. A batch near the end of a pass, when some streams have ended, is smaller.
+A batch depends on the number of streams only. Workers that each read some of the streams have the same batches as one
+process that reads all streams. Batches near the end of a pass are smaller, after some streams have ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.batches import Batch, Index, num_rows, pack
 from distlaunch.data.context import StreamContext
-from distlaunch.data.examples.each_example import ExampleMap, packed
+from distlaunch.data.examples.each_example import ExampleMap, unpack_arguments
 from distlaunch.data.sources.pipelines import Pipeline
 from distlaunch.data.split import Batching, Split
 from distlaunch.data.splits import StreamData
@@ -26,14 +26,14 @@ _ZERO = np.int64(0)
 
 
 class Streams(Split):
-    """Some of the streams of a split, neighbours, as one.
+    """Split of the streams of this process, which have consecutive numbers.
 
     Args:
-        seed: order of the passes; None: the streams' own.
+        seed: seed of the order of each pass; None for the streams' order.
         name: `training` or `validation`, for messages.
 
     Raises:
-        ConfigError: a stream has no examples, or others than the rest.
+        ConfigError: a stream has no examples, or examples of another shape than the others.
     """
 
     def __init__(
@@ -58,25 +58,27 @@ class Streams(Split):
         self.work = parts[0].work
 
     def _check_streams(self, name: str, *, mapped: bool) -> None:
-        """Raise ConfigError for an empty stream.
+        """Raise ConfigError if a stream is empty, or has examples of another shape.
 
-        A worker whose streams are all empty has no row that could fill its share. No stream may be empty, so that it
-        does not matter who reads which.
+        A worker whose streams are all empty would have no row to use as a stand-in. No stream may be empty, so that it
+        does not matter which worker reads which stream.
         """
         first: tuple[int, Any] | None = None
         for stream, pipeline in self._pipelines.items():
             if not pipeline.head:
-                message = f"stream {stream} of {self._number} has no {name} examples, and each must have one"
+                message = (
+                    f"stream {stream} of {self._number} has no {name} examples, but each stream needs at least one"
+                )
                 hint = "use fewer streams, or divide the examples of all files with "
                 hint += "`.shard(context.num_streams, context.stream)`"
                 raise ConfigError(Problem(("data", "streams"), f"{message}; {hint}"))
             shapes = [tuple(leaf.shape) for leaf in tf.nest.flatten(pipeline.head[0], expand_composites=True)]
             first = first or (stream, shapes)
-            # a map, or a ragged batch, takes rows of any shape
+            # with a map or ragged batches, shapes may differ
             ragged = not all(isinstance(leaf, tf.Tensor) for leaf in tf.nest.flatten(pipeline.head[0]))
             if shapes != first[1] and not mapped and not ragged:
                 message = f"the {name} examples of stream {stream} have the shapes {shapes}"
-                raise ConfigError(Problem(("data",), f"{message}, those of stream {first[0]} {first[1]}"))
+                raise ConfigError(Problem(("data",), f"{message}, but those of stream {first[0]} have {first[1]}"))
 
     def sample(self, number: int) -> tf.data.Dataset:
         return next(iter(self._pipelines.values())).sample(number)
@@ -90,30 +92,33 @@ class Streams(Split):
 
     def batches(self, number_of_pass: Index, start: Index) -> tf.data.Dataset:
         def until_all_end(part: Split) -> tf.data.Dataset:
-            # `zip` ends with the shortest: one that has ended gives no rows instead
+            # `zip` ends with the shortest dataset, so a stream that has ended continues without rows
             ends = tf.data.Dataset.from_tensors(part.empty).repeat()
             return part.batches(number_of_pass, start).concatenate(ends)
 
-        joined = self._joined([until_all_end(part) for part in self._pipelines.values()])
-        return joined.take_while(packed(lambda rows: num_rows(rows) > 0))
+        joined = self._zip_streams([until_all_end(part) for part in self._pipelines.values()])
+        return joined.take_while(unpack_arguments(lambda rows: num_rows(rows) > 0))
 
-    def forever(self) -> tf.data.Dataset:
-        """Repeat each stream by itself: only the other processes know when their passes end."""
+    def endless_batches(self) -> tf.data.Dataset:
+        """Return endless row sources in which each stream is repeated separately.
+
+        A process does not know when the passes of other processes' streams end.
+        """
 
         def passes(part: Split) -> tf.data.Dataset:
             return tf.data.Dataset.range(np.iinfo(np.int64).max).flat_map(lambda number: part.batches(number, _ZERO))
 
-        return self._joined([passes(part) for part in self._pipelines.values()])
+        return self._zip_streams([passes(part) for part in self._pipelines.values()])
 
     @staticmethod
-    def _joined(parts: list[tf.data.Dataset]) -> tf.data.Dataset:
+    def _zip_streams(parts: list[tf.data.Dataset]) -> tf.data.Dataset:
         def join(*elements: Any) -> Any:
-            return tf.nest.map_structure(_concatenated, *map(pack, elements))
+            return tf.nest.map_structure(_concatenate, *map(pack, elements))
 
         return tf.data.Dataset.zip(tuple(part.map(lambda *rows: (pack(rows),)) for part in parts)).map(join)
 
     def read(self, rows: Any, *, at_once: int = 1) -> Batch:
-        return next(iter(self._pipelines.values())).read_by(self._first_failure, rows, at_once)
+        return next(iter(self._pipelines.values())).read_with(self._first_failure, rows, at_once)
 
     def _first_failure(self, keys: np.ndarray) -> tuple[str, Exception] | None:
         found = (pipeline.first_failure(keys) for pipeline in self._pipelines.values())
@@ -127,12 +132,12 @@ class Streams(Split):
         return json.dumps({"streams": self._number, **shared, "parts": parts})
 
 
-def _concatenated(*leaves: Any) -> Any:
+def _concatenate(*leaves: Any) -> Any:
     if isinstance(leaves[0], tf.SparseTensor):
         return tf.sparse.concat(0, leaves)
     if leaves[0].dtype != tf.variant:
         return tf.concat(leaves, 0)
-    # TensorFlow has no operation for it, but its datasets can
+    # TensorFlow has no operation that concatenates variants, but datasets can do it
     slices = [tf.data.Dataset.from_tensor_slices(leaf) for leaf in leaves]
     rows = functools.reduce(lambda one, other: one.concatenate(other), slices)
     total = tf.add_n([num_rows(leaf) for leaf in leaves])

@@ -10,11 +10,11 @@ from tensorflow.experimental import dtensor
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.data.batches import Batch, Source
-from distlaunch.data.rows import own_rows
+from distlaunch.data.rows import rows_of_process
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.dtensor.arrays import gather, layout_of, parts_of_process, place_rows
 from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch
-from distlaunch.strategies.mesh.own_rows import RowCounts
+from distlaunch.strategies.mesh.rows_of_process import RowCounts
 
 
 class Feed:
@@ -38,7 +38,7 @@ class Feed:
         axis = self.axes[0] if self.axes else None
         first, number = parts_of_process(self._mesh, axis)
         parts = 1 if axis is None else self._sizes[axis]
-        for batch, start, total in own_rows(source, first=first, number=number, of=parts):
+        for batch, start, total in rows_of_process(source, first=first, number=number, of=parts):
             if source.is_process_local:
                 counts = RowCounts.gather(self._peers, int(total), number)
                 self.rows += counts.total

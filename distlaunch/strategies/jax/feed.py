@@ -17,11 +17,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.data.batches import Batch, Source
-from distlaunch.data.rows import own_rows
+from distlaunch.data.rows import rows_of_process
 from distlaunch.patches.jax_partitioning import Kernels, Uncertain
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch
-from distlaunch.strategies.mesh.own_rows import RowCounts
+from distlaunch.strategies.mesh.rows_of_process import RowCounts
 from distlaunch.strategies.step_times import StepTimes
 
 _MEASURE_EVERY = (
@@ -50,9 +50,9 @@ class Placement:
         """Apply all remedies to every subsequent batch."""
         self._applies_all = True
 
-    def own_rows(self, source: Source) -> tf.data.Dataset:
-        """Return the part of each batch that this process reads; see `data.rows.own_rows`."""
-        return own_rows(source, first=self._first, number=self.parts_here, of=self._parts)
+    def rows_of_process(self, source: Source) -> tf.data.Dataset:
+        """Return the part of each batch that this process reads; see `data.rows.rows_of_process`."""
+        return rows_of_process(source, first=self._first, number=self.parts_here, of=self._parts)
 
     def put(self, batch: Batch, start: int, total: int) -> Batch:
         """Put host arrays on the devices, without splitting the rows if their number is not divisible.
@@ -144,7 +144,7 @@ class Feed:
     """
 
     def __init__(self, source: Source, placement: Placement, peers: Peers) -> None:
-        self._parts = iter(placement.own_rows(source))
+        self._parts = iter(placement.rows_of_process(source))
         self._placement, self._peers, self._is_process_local = placement, peers, source.is_process_local
         self._loaded: list[tuple[Batch | None, int]] = []
         self.waited_s = 0.0

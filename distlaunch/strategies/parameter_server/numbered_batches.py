@@ -17,7 +17,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Batch, pack
 from distlaunch.data.context import WorkerContext
 from distlaunch.data.differences import FirstPass
-from distlaunch.data.examples.example_times import left_out
+from distlaunch.data.examples.example_times import not_for_training
 from distlaunch.data.examples.read_failures import data_errors_raised
 from distlaunch.data.read_ahead import batches_ahead
 from distlaunch.data.source import Split, make_split
@@ -138,7 +138,7 @@ class WorkerReaders:
     def read(self, worker: int, number: int) -> Batch:
         if worker not in self._readers:
             self._readers[worker] = self._make(worker)
-        with contextlib.nullcontext() if self._timed else left_out():
+        with contextlib.nullcontext() if self._timed else not_for_training():
             return self._readers[worker].read(number)
 
     def first_pass(self, worker: int) -> FirstPass:

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.data.batches import Batch, Source, num_rows
-from distlaunch.data.differences import REASONS, FirstPass, check_passes, different_data, kind_of, not_own_data
+from distlaunch.data.differences import REASONS, FirstPass, check_passes, describe_duplicates, different_data, kind_of
 from distlaunch.patches.tensorflow_py_function import answer
 from distlaunch.strategies.step_times import StepTimes
 
@@ -181,7 +181,7 @@ def check_data(source: Source, num_workers: int) -> None:
         if wrong := different_data({"chief": {what: json.dumps(facts)}, f"worker:{worker}": {what: json.dumps(seen)}}):
             raise ConfigError(Problem(("data",), wrong))
     # workers within one process give the same answer
-    if others and "examples" not in facts and (wrong := not_own_data(dict(others.values()))):
+    if others and "examples" not in facts and (wrong := describe_duplicates(dict(others.values()))):
         raise ConfigError(Problem(("data",), f"{what}: {wrong}"))
 
 

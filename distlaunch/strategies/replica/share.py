@@ -211,12 +211,12 @@ def _with_scaled_gradient(value: tf.Tensor, share: tf.Tensor) -> Any:
 
 @contextlib.contextmanager
 def _set(share: ReplicaShare) -> Iterator[None]:
-    before = getattr(_local, "current", None)
-    _local.current_replica_share = share
+    before = getattr(_local, "share", None)
+    _local.share = share
     try:
         yield
     finally:
-        _local.current_replica_share = before
+        _local.share = before
 
 
 @contextlib.contextmanager
@@ -230,7 +230,7 @@ def replica_share(share: ReplicaShare) -> Iterator[None]:
 
 def current_replica_share() -> ReplicaShare | None:
     """Return the share of the replica whose step is traced in this thread, or None outside a step."""
-    return getattr(_local, "current", None)
+    return getattr(_local, "share", None)
 
 
 def current_row_fraction() -> tf.Tensor | None:

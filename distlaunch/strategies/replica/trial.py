@@ -473,7 +473,7 @@ def findings_to_json(kinds: list[StepKind]) -> bytes:
 
 
 def adopt_findings(kinds: list[StepKind], text: bytes) -> None:
-    """Replace the findings about some steps by those in the JSON of `findings_to_json`; the steps share one `reductions`."""
+    """Replace the findings about some steps, which share one `reductions`, by those in the JSON."""
     plain, found = json.loads(text), kinds[0].reductions
     found.losses = {place: Reduction(reduction) for place, reduction in plain["losses"]}
     found.added = {(path, number): Reduction(reduction) for path, number, reduction in plain["added"]}

@@ -45,7 +45,7 @@ def export_on_tensorflow(
         DistlaunchError: the model's function does not work on TensorFlow; the message contains the process's output.
     """
     plain = config.model_copy(update={"strategy": OneDevice(kind="one_device"), "cluster": Cluster(), "export": []})
-    before = {name: None if layer is None else (str(layer.path), layer.raw) for name, layer in wanted.items()}
+    before = {name: None if layer is None else (str(layer.path), layer.input_spec) for name, layer in wanted.items()}
     request = folder / "model.pickle"
     request.write_bytes(pickle.dumps((dump_config(plain), state, tf.nest.map_structure(np.asarray, rows), before)))
     command = [sys.executable, *SAFE_MODULE, "distlaunch.training.export.on_tensorflow", str(request), str(folder)]

@@ -109,7 +109,7 @@ def save_saved_model(model: Any, path: Path, rows: Batch, preprocessing: Preproc
 
 
 def takes_text(preprocessing: Preprocessing) -> bool:
-    return any(spec.dtype == tf.string for spec in tf.nest.flatten(preprocessing.raw))
+    return any(spec.dtype == tf.string for spec in tf.nest.flatten(preprocessing.input_spec))
 
 
 def _input_specs(x: Any) -> Any:
@@ -157,7 +157,7 @@ def _export_with(preprocessing: Preprocessing, model: Any, path: Path) -> None:
     archive.add_endpoint(
         "serve",
         lambda inputs: model(preprocessing.layer(inputs), training=False),
-        input_signature=[_named_specs(preprocessing.raw)],
+        input_signature=[_named_specs(preprocessing.input_spec)],
     )
     archive.write_out(path, verbose=False)
 

@@ -18,7 +18,7 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Batch
 from distlaunch.data.function_references import load_function
-from distlaunch.data.user_functions import both_ways
+from distlaunch.data.user_functions import with_autograph_in_graphs
 from distlaunch.strategies.collected_scope import CollectedScope
 from distlaunch.strategies.mesh.functional_step import FunctionalStep, TestState, TrainState, average, reference_loss
 from distlaunch.strategies.protocol import StepFunction, Steps
@@ -72,7 +72,7 @@ def _steps(config: RunConfig, model: keras.Model) -> Steps:
         message = f"got '{config.train.step}', which takes {num_parameters(function)} arguments; expected"
         raise ConfigError(Problem(("train", "step"), f"{message} step(context, batch) under {config.strategy.kind}"))
     # converted by AutoGraph, and not a tf.function, which would be traced for one replica and used by all
-    step: UserStep = both_ways(function)
+    step: UserStep = with_autograph_in_graphs(function)
     return Steps(model, lambda batch: step(context, batch), test, logs="mean")
 
 

@@ -1,4 +1,4 @@
-"""Examples with named columns: which of them are features and which is the label."""
+"""Tables: examples with named columns, of which some are features and one may be the label."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.data.files.base import as_objects
-from distlaunch.data.files.listing import mistake
+from distlaunch.data.files.listing import data_function_error
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Columns:
     """The columns that are read.
 
     Attributes:
-        features: a dict of these is an example, or its first part.
-        label: the second part, if there is one.
+        features: names of the columns in the dict of features.
+        label: name of the label's column; None if an example is only the dict of features.
     """
 
     features: tuple[str, ...]
@@ -28,40 +28,42 @@ class Columns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return all columns in the order in which they are read."""
+        """Names of all columns in the order in which they are read."""
         return self.features if self.label is None else (*self.features, self.label)
 
     def arrange(self, raw: Sequence[Any]) -> Any:
-        """The dict of features, or it and the label."""
+        """Return the dict of features, or a pair of the dict and the label, given values in the order of `names`."""
         features = dict(zip(self.features, raw, strict=False))
-        # the label is read last; see `names`
         return features if self.label is None else (features, raw[-1])
 
 
 def choose_columns(there: Iterable[str], columns: Sequence[str] | None, label: str | None, what: str) -> Columns:
-    """Check the columns that a user has chosen, and return them; None stands for all.
+    """Check the columns that a user has chosen, and return them; None means all.
 
     Args:
-        what: the name of the user's argument for the columns.
+        there: names of the existing columns.
+        what: name of the user's argument for the columns.
 
     Raises:
-        ConfigError: they do not exist, or none is left.
+        ConfigError: a column does not exist, or there is no column besides the label.
     """
     there = list(there)
     if isinstance(columns, str):
-        raise mistake(f"{what}: got the text '{columns}'; expected a list of names: ['{columns}']")
+        raise data_function_error(f"{what}: got the text '{columns}'; expected a list of names: ['{columns}']")
     for argument, names in ((what, columns or ()), ("label", () if label is None else (label,))):
         for name in names:
             if name not in there:
                 near = difflib.get_close_matches(str(name), there, 1)
                 hint = f"; did you mean '{near[0]}'?" if near else ""
-                raise mistake(f"{argument}: got '{name}'; expected one of {', '.join(there)}{hint}")
+                raise data_function_error(f"{argument}: got '{name}'; expected one of {', '.join(there)}{hint}")
     wanted = there if columns is None else list(columns)
     if len(set(wanted)) != len(wanted):
-        raise mistake(f"{what}: got a name more than once: {', '.join(wanted)}")
+        raise data_function_error(f"{what}: got a name more than once: {', '.join(wanted)}")
     features = tuple(name for name in wanted if name != label)
     if not features:
-        raise mistake(f"{what}: no column is left besides the label '{label}'; the columns are {', '.join(there)}")
+        raise data_function_error(
+            f"{what}: there is no column besides the label '{label}'; the columns are {', '.join(there)}"
+        )
     return Columns(features, label)
 
 
@@ -70,8 +72,9 @@ class Kind:
     """The type of a column.
 
     Attributes:
-        name: `int64`, `float32`, `bool` or `string`; anything else says why it cannot be read as a tensor.
-        shape: of one value.
+        name: a type such as `int64`, `float32`, `bool` or `string`; or a reason, with spaces, why the column cannot be
+            a tensor.
+        shape: shape of one value.
         missing: whether some values are missing.
     """
 
@@ -84,7 +87,7 @@ class Kind:
         return tf.TensorSpec(self.shape, tf.as_dtype(self.name))
 
     def to_plain(self) -> list[Any]:
-        """Return this kind in the types of JSON."""
+        """Return this kind as JSON types."""
         return [self.name, list(self.shape), self.missing]
 
     @staticmethod
@@ -109,20 +112,20 @@ class Table:
         """Return the kinds of the columns that a user has chosen; see `choose_columns`.
 
         Raises:
-            ConfigError: they do not exist, or make no tensor.
+            ConfigError: a column does not exist, or cannot be a tensor.
         """
         self._columns = choose_columns(kinds, columns, label, what)
         chosen = {name: kinds[name] for name in self._columns.names}
         for name, kind in chosen.items():
-            if " " in kind.name:  # the reason why it is no tensor
-                raise mistake(
-                    f"{what}: '{name}' {kind.name}, which makes no tensor; name the {what} to read, with {what}=[...], "
+            if " " in kind.name:  # a reason, see `Kind`
+                raise data_function_error(
+                    f"{what}: '{name}' {kind.name}, which cannot be a tensor; choose other {what} with {what}=[...], "
                     "or rewrite the files"
                 )
         return chosen
 
     def decode(self, *raw: Any) -> Any:
-        """The dict of features, or it and the label."""
+        """Return the dict of features, or a pair of the dict and the label."""
         return self._columns.arrange(raw)
 
 

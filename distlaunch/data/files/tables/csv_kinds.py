@@ -1,4 +1,4 @@
-"""The types of the columns of a CSV file, from all of their values."""
+"""Determines the types of the columns of CSV files from all values."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
 class Guess:
-    """The narrowest kind that fits the values so far."""
+    """Narrowest type that fits the values of a column so far."""
 
     def __init__(self) -> None:
         self.rank = _INT
         self.missing = False
 
     def add(self, texts: Sequence[str]) -> None:
-        """Update the guess with more values."""
+        """Update the type with more values."""
         if self.rank == _STRING:
             return
         filled = texts if all(texts) else [text for text in texts if text]
         self.missing |= len(filled) < len(texts)
         joined = "".join(filled)
-        if "_" in joined or not joined.isascii():  # what Python takes for numbers and nobody else does
+        if "_" in joined or not joined.isascii():  # only Python would read such texts as numbers
             self.rank = _STRING
         if self.rank == _INT:
             self.rank = _rank_of_whole(filled)
@@ -35,7 +35,10 @@ class Guess:
 
 
 def merge_guesses(guesses: Iterable[Guess]) -> Kind:
-    """Return the kind of one column in all files. Integers have no value for what is missing; floats have NaN."""
+    """Return the kind of one column in all files.
+
+    Integers with missing values become floats, for which missing values are NaN.
+    """
     guesses = list(guesses)
     rank = max(guess.rank for guess in guesses)
     missing = any(guess.missing for guess in guesses)
@@ -46,11 +49,11 @@ def merge_guesses(guesses: Iterable[Guess]) -> Kind:
 
 def _rank_of_whole(texts: Sequence[str]) -> int:
     try:
-        # Python's own rules, by which the values are converted later
+        # by Python's rules, which also convert the values later
         numbers = list(map(int, texts))
     except ValueError:
         return _FLOAT
-    # identifiers beyond 64 bits: no number would keep them apart
+    # identifiers with more than 64 bits stay strings, because floats would not distinguish them
     fits = not numbers or (min(numbers) >= _LOWEST and max(numbers) <= _HIGHEST)
     return _INT if fits else _STRING
 

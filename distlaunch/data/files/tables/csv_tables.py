@@ -12,22 +12,22 @@ import numpy as np
 from distlaunch.base.errors import DataError
 from distlaunch.data.files.base import UnreadableRecordError
 from distlaunch.data.files.listing import FileSet, Patterns, find_files
-from distlaunch.data.files.records import FilesOfSpans, Format, ScanError, Scanned
+from distlaunch.data.files.records import FilesOfByteRanges, Format, ScanError, Scanned
 from distlaunch.data.files.tables.base import Kind, Table, encode, kinds_from_facts
 from distlaunch.data.files.tables.csv_kinds import Guess, merge_guesses
 from distlaunch.data.files.tables.rows import Rows, scan_rows
 
-_BYTES = "latin-1"  # a character for each byte: what is read is what is in the file
-_LARGEST_FIELD = 64 << 20  # characters; as long as a row may be
+_BYTES = "latin-1"  # maps each byte to one character, so that the bytes of the file do not change
+_LARGEST_FIELD = 64 << 20  # characters; the limit for rows
 
 
 def csv(files: Patterns, *, columns: Sequence[str] | None = None, label: str | None = None) -> CSVFiles:
     """Return the rows of CSV files.
 
-    As in RFC 4180, quoted fields may hold commas, line ends and doubled quotes.
+    As in RFC 4180, quoted fields may contain commas, line ends and doubled quotes.
 
-    The first row of each file names the columns. A column is int64 where all its values in all files are whole numbers,
-    float32 where they are numbers or empty (which is NaN), else string. Empty lines are skipped.
+    The first row of each file has the names of the columns. A column is int64 if all of its values in all files are
+    integers, float32 if they are numbers or empty (NaN), and string otherwise. Empty lines are skipped.
 
     Args:
         files: a path, a glob, a directory (its `*.csv` files), or a list of them.
@@ -35,16 +35,16 @@ def csv(files: Patterns, *, columns: Sequence[str] | None = None, label: str | N
         label: the column that is the label.
 
     Returns:
-        a source of dicts of scalars, or of pairs of such a dict and the label.
+        A source of dicts of scalars, or of pairs of such a dict and the label.
 
     Raises:
-        ConfigError: no such files or columns, compressed files, or no row in all of them.
-        DataError: a file that is no CSV file, or whose columns are not those of the first one.
+        ConfigError: there are no such files or columns, the files are compressed, or they have no rows.
+        DataError: a file is not a CSV file, or does not have the columns of the first file.
     """
     return CSVFiles(find_files(files, "a CSV file", ("*.csv",)), columns, label)
 
 
-class CSVFiles(Table, FilesOfSpans):
+class CSVFiles(Table, FilesOfByteRanges):
     """See `csv`."""
 
     def __init__(self, files: FileSet, columns: Sequence[str] | None, label: str | None) -> None:
@@ -59,7 +59,7 @@ class CSVFiles(Table, FilesOfSpans):
     def _parse(self, spans: list[bytes]) -> tuple[np.ndarray, ...]:
         try:
             return self._parse_rows(spans)
-        # all rows at once is fast; one by one shows which it was
+        # parsing all rows together is fast; parsing them one by one finds the one that fails
         except (csv_module.Error, ValueError, OverflowError):
             for position, span in enumerate(spans):
                 try:
@@ -88,7 +88,7 @@ def _convert(texts: Sequence[str], kind: Kind) -> np.ndarray:
 
 def _split(lines: Iterable[str]) -> Iterable[list[str]]:
     if csv_module.field_size_limit() < _LARGEST_FIELD:
-        csv_module.field_size_limit(_LARGEST_FIELD)  # Python's limit of 128 KiB is short for a text
+        csv_module.field_size_limit(_LARGEST_FIELD)  # Python's limit of 128 KiB may be too short for a text
     return csv_module.reader(lines, strict=True)
 
 
@@ -108,32 +108,31 @@ def _scan(descriptor: int, size: int) -> Scanned:
             continue
         kept = [parsed[place] for place in filled]
         if set(map(len, kept)) != {len(header)}:
-            _refuse_lengths(kept, starts[filled], len(header))
-        # empty lines are parsed as rows without fields
+            _raise_wrong_length(kept, starts[filled], len(header))
         parts.append(starts[filled])
         for guess, texts in zip(guesses, zip(*kept, strict=True), strict=True):
             guess.add(texts)
     return Scanned(np.concatenate(parts), (header, guesses))
 
 
-def _refuse_lengths(rows: list[list[str]], starts: np.ndarray, num_columns: int) -> None:
+def _raise_wrong_length(rows: list[list[str]], starts: np.ndarray, num_columns: int) -> None:
     for row, start in zip(rows, starts.tolist(), strict=True):
         if len(row) != num_columns:
-            raise ScanError(start, f"the row has {len(row)} columns; the header has {num_columns}")
+            raise ScanError(start, f"the row has {len(row)} columns, but the header has {num_columns}")
 
 
 def _parse_block(rows: Rows) -> list[list[str]]:
-    # lines end at LF alone: a CR may be part of a line end or of a quoted field
+    # only LF ends a line, because CR may be part of a line end or of a quoted field
     reader = _split(io.StringIO(rows.data.decode(_BYTES), newline="\n"))
     parsed: list[list[str]] = []
-    message = "a quote within a field must be doubled, and the field quoted"
+    message = "a field that contains a quote must be quoted, and the quote must be doubled"
     try:
         parsed.extend(reader)
     except csv_module.Error as error:
         message = str(error)
     if len(parsed) == len(rows.starts):
         return parsed
-    # one by one: which row is it?
+    # find the row that fails
     for start, line in zip(rows.starts, rows.lines(), strict=True):
         try:
             alone = list(_split(io.StringIO(line.decode(_BYTES), newline="\n")))
@@ -165,7 +164,7 @@ def _merge(facts: dict[str, Any]) -> dict[str, Any]:
             raise DataError(
                 f"{path} has the columns {', '.join(header)}; expected those of {first}: {', '.join(named[first])}"
             )
-    # an empty file has no columns, and says nothing of theirs
+    # an empty file has no columns, so it is ignored
     of_files = [guesses for header, guesses in facts.values() if header is not None]
     kinds = [merge_guesses(guesses).to_plain() for guesses in zip(*of_files, strict=True)]
     return {"columns": dict(zip(named[first], kinds, strict=True))}

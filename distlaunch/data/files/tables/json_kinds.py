@@ -1,4 +1,4 @@
-"""The types of the fields of JSON records, from all of their values."""
+"""Determines the types of the fields of JSON records from all values."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 from distlaunch.data.files.tables.base import Kind
 
-# names with a space are reasons why a column is no tensor; see `Kind`
-_OBJECTS = Kind("holds objects")
-_RAGGED = Kind("holds lists of different lengths")
-_MIXED = Kind("holds values of different types")
-_LARGE = Kind("holds numbers beyond 64 bits")
-_NO_BOOL = "holds true and false, and is missing in some records"
+# names with a space are reasons why a column cannot be a tensor; see `Kind`
+_OBJECTS = Kind("has objects")
+_RAGGED = Kind("has lists of different lengths")
+_MIXED = Kind("has values of different types")
+_LARGE = Kind("has numbers of more than 64 bits")
+_NO_BOOL = "has true and false, and is missing in some records"
 _NULL = Kind("null", missing=True)
 _NAMES = {bool: "bool", int: "int64", float: "float32", str: "string"}
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
 class Fields:
-    """The kind of each field of the records so far."""
+    """Kinds of the fields of the records so far."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, Kind] = {}
@@ -46,7 +46,7 @@ class Fields:
         self.num_records += other.num_records
 
     def kinds(self) -> dict[str, Kind]:
-        """Return the kinds as they are read: integers with missing values become float32, with NaN."""
+        """Return the kinds for reading; integers with missing values become float32, with NaN."""
         return {name: _readable(kind) for name, kind in self.by_name.items()}
 
 
@@ -54,7 +54,7 @@ def _readable(kind: Kind) -> Kind:
     if kind.missing and kind.name in ("int64", "null"):
         return Kind("float32", kind.shape, missing=True)
     if kind.name == "null":
-        return Kind("holds nothing but empty lists")
+        return Kind("has only empty lists")
     if kind.missing and kind.name == "bool":
         return Kind(_NO_BOOL, kind.shape, missing=True)
     return kind
@@ -63,7 +63,7 @@ def _readable(kind: Kind) -> Kind:
 def _kind_of_all(values: Iterable[Any]) -> Kind:
     values = list(values)
     types = set(map(type, values))
-    if types <= {int} and types:  # the common cases, fast
+    if types <= {int} and types:  # this and the next test handle common cases fast
         return Kind("int64") if min(values) >= _LOWEST and max(values) <= _HIGHEST else _LARGE
     if len(types) == 1 and types <= _NAMES.keys():
         return Kind(_NAMES[types.pop()])
@@ -80,19 +80,19 @@ def _kind_of(value: Any) -> Kind:
             return Kind("null", (0,))
         inner = _kind_of_all(value)
         return Kind(inner.name, (len(value), *inner.shape), inner.missing)
-    # `type`: True is an int
+    # `type` and not `isinstance`, because True is an int
     if type(value) is int and not _LOWEST <= value <= _HIGHEST:
         return _LARGE
     return Kind(_NAMES[type(value)])
 
 
 def _join(a: Kind, b: Kind) -> Kind:
-    """Return the narrowest kind that holds the values of both."""
+    """Return the narrowest kind that fits the values of both."""
     missing = a.missing or b.missing
     for kind, other in ((a, b), (b, a)):
         if kind == _NULL:
             return Kind(other.name, other.shape, missing)
-        if " " in kind.name:  # the reason why it is no tensor
+        if " " in kind.name:  # a reason, see `Kind`
             return Kind(kind.name, kind.shape, missing)
     if a.shape != b.shape:
         return _RAGGED if a.shape and b.shape else _MIXED

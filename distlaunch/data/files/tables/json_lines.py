@@ -1,4 +1,4 @@
-"""JSON lines, read by offset: an object in each line."""
+"""Files of JSON lines, with an object in each line, read by offset."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import numpy as np
 
 from distlaunch.data.files.base import UnreadableRecordError, as_objects, first_line
 from distlaunch.data.files.listing import FileSet, Patterns, find_files
-from distlaunch.data.files.records import FilesOfSpans, Format, ScanError, Scanned
+from distlaunch.data.files.records import FilesOfByteRanges, Format, ScanError, Scanned
 from distlaunch.data.files.tables.base import Kind, Table, kinds_from_facts
 from distlaunch.data.files.tables.json_kinds import Fields
 from distlaunch.data.files.tables.rows import scan_rows
 
 
 def json_lines(files: Patterns, *, fields: Sequence[str] | None = None, label: str | None = None) -> JSONLines:
-    """Return the JSON objects of files with one in each line; empty lines are skipped.
+    """Return the JSON objects of files with an object in each line; empty lines are skipped.
 
-    A field is int64, float32, bool or string; lists, also nested ones, are tensors and have the same shape in all
-    records. What is null or left out is NaN, or an empty string; whole numbers of which some are missing are float32.
+    A field is int64, float32, bool or string. Lists, also nested ones, become tensors, and must have the same shape in
+    all records. Values that are null or missing become NaN or an empty string. Integers with missing values become
+    float32.
 
     Args:
         files: a path, a glob, a directory (its `*.jsonl` and `*.ndjson` files), or a list of them.
@@ -28,16 +29,17 @@ def json_lines(files: Patterns, *, fields: Sequence[str] | None = None, label: s
         label: the field that is the label.
 
     Returns:
-        a source of dicts of tensors, or of pairs of such a dict and the label.
+        A source of dicts of tensors, or of pairs of such a dict and the label.
 
     Raises:
-        ConfigError: no such files or fields, compressed files, fields that make no tensor, or no record at all.
-        DataError: a line that is not an object of JSON.
+        ConfigError: there are no such files or fields, the files are compressed, a field cannot be a tensor, or there
+            are no records.
+        DataError: a line is not a JSON object.
     """
     return JSONLines(find_files(files, "a file of JSON lines", ("*.jsonl", "*.ndjson")), fields, label)
 
 
-class JSONLines(Table, FilesOfSpans):
+class JSONLines(Table, FilesOfByteRanges):
     """See `json_lines`."""
 
     def __init__(self, files: FileSet, fields: Sequence[str] | None, label: str | None) -> None:
@@ -68,7 +70,11 @@ class JSONLines(Table, FilesOfSpans):
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
-    """Parse the object in a line of JSON. Raise ValueError with a message for users."""
+    """Parse the object in a line of JSON.
+
+    Raises:
+        ValueError: the line is not a JSON object; the message is for users.
+    """
     try:
         value = json.loads(line.decode())
     except UnicodeDecodeError:
@@ -78,7 +84,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise ValueError(f"it is not JSON: {error.msg} at character {error.pos}") from None
     if not isinstance(value, dict):
-        raise ValueError(f"it holds {type(value).__name__}; expected an object, as in {{'text': 'good', 'label': 1}}")
+        raise ValueError(f"it is {type(value).__name__}; expected an object, such as {{'text': 'good', 'label': 1}}")
     return value
 
 
@@ -100,7 +106,7 @@ def _as_array(values: list[Any], kind: Kind) -> np.ndarray:
 def _encode(value: Any) -> bytes:
     if not isinstance(value, str):
         raise TypeError(f"got {type(value).__name__}; expected a string")
-    # JSON may escape half characters, such as "\ud800"
+    # JSON may contain surrogates, such as "\ud800"
     return value.encode("utf-8", "surrogatepass")
 
 
@@ -118,7 +124,7 @@ def _scan(descriptor: int, size: int) -> Scanned:
     for rows in scan_rows(descriptor, size):
         starts, records = [], []
         for start, line in zip((rows.starts + rows.offset).tolist(), rows.lines(), strict=True):
-            # the blanks of JSON, and no others
+            # only the characters that are white space in JSON
             if not line.strip(b" \t\r\n"):
                 continue
             try:

@@ -24,9 +24,9 @@ _NUM_THREADS = 8
 def parquet(files: Patterns, *, columns: Sequence[str] | None = None, label: str | None = None) -> ParquetFiles:
     """Return the rows of Parquet files. Needs the extra `parquet`.
 
-    Columns keep the types of the files: integers, floats, booleans, strings and lists of fixed size. Missing floats are
-    NaN, missing strings are empty; other missing values are errors. The row groups that were used last stay in
-    memory, 256 MiB of them, so random order is fast with data below that, or else with small row groups.
+    Columns have the types of the files: integers, floats, booleans, strings and lists of fixed size. Missing floats are
+    NaN, and missing strings are empty; other missing values are errors. The latest row groups stay in memory, up to
+    256 MiB. So reading in random order is fast if the data is smaller, or if row groups are small.
 
     Args:
         files: a path, a glob, a directory (its `*.parquet` files), or a list of them.
@@ -34,11 +34,12 @@ def parquet(files: Patterns, *, columns: Sequence[str] | None = None, label: str
         label: the column that is the label.
 
     Returns:
-        a source of dicts of tensors, or of pairs of such a dict and the label.
+        A source of dicts of tensors, or of pairs of such a dict and the label.
 
     Raises:
-        ConfigError: no such files or columns, columns of other types, no row in all files, or the library is missing.
-        DataError: a file that is damaged, or whose columns are not those of the first one.
+        ConfigError: there are no such files or columns, a column has another type, the files have no rows, or the
+            library is not installed.
+        DataError: a file is damaged, or does not have the columns of the first file.
     """
     return ParquetFiles(find_files(files, "a Parquet file", ("*.parquet",)), columns, label)
 
@@ -65,13 +66,13 @@ class ParquetFiles(Table, FilesOfRecords):
         for group in np.unique(groups).tolist():
             places = np.flatnonzero(groups == group)
             table = self._get(group, int(places[0]))
-            # in the order of `places`, so that rows go back to where they were asked for
+            # in the order of `places`, for the assignment below
             rows = table.take(indices[places] - self._group_firsts[group])
             for array, (name, kind) in zip(found, self._kinds.items(), strict=True):
                 values, null = as_numpy(rows.column(name), kind)
                 if null is not None:
-                    reason = f"the column '{name}' is null; a tensor of {kind.name} has no value for that"
-                    raise UnreadableRecordError(int(places[null]), f"{reason}: fill it when writing the file")
+                    reason = f"the column '{name}' is null, for which a tensor of {kind.name} has no value"
+                    raise UnreadableRecordError(int(places[null]), f"{reason}; replace it when writing the file")
                 array[places] = values
         return tuple(found)
 
@@ -80,15 +81,15 @@ class ParquetFiles(Table, FilesOfRecords):
             return self._cache.get(group)
         except FileNotFoundError as error:
             raise UnreadableRecordError(place, why_unreadable(error)) from error
-        except (OSError, ValueError, KeyError) as error:  # as which pyarrow's errors come too
+        except (OSError, ValueError, KeyError) as error:  # these include pyarrow's errors
             raise UnreadableRecordError(place, first_line(error)) from error
 
     def _load(self, group: int) -> Any:
         file_id = int(np.searchsorted(self._first_groups, group, side="right")) - 1
         path = unchanged(self.files, file_id)
-        # checks pages that have a checksum, and takes those without
+        # pages without a checksum are accepted
         with library().ParquetFile(path, page_checksum_verification=True) as opened:
-            # threads of the pipeline read several groups at once anyway
+            # without threads, because the pipeline's threads read several groups at the same time
             table = opened.read_row_group(
                 group - int(self._first_groups[file_id]), columns=list(self._kinds), use_threads=False
             )
@@ -101,7 +102,7 @@ class ParquetFiles(Table, FilesOfRecords):
 def _build(files: FileSet) -> Index:
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         found = list(pool.map(_examine, files.paths))
-    filled = [place for place, (groups, _) in enumerate(found) if sum(groups)]  # without rows, columns have no types
+    filled = [place for place, (groups, _) in enumerate(found) if sum(groups)]  # files without rows have no types
     first = filled[0] if filled else 0
     columns = found[first][1]
     for place in filled:
@@ -109,8 +110,8 @@ def _build(files: FileSet) -> Index:
         if other != columns:
             different = sorted(name for name in {*columns, *other} if columns.get(name) != other.get(name))
             raise DataError(
-                f"{path} does not have the columns of {files.paths[first]}, in name, type and order; different are: "
-                f"{', '.join(different) or 'their order'}"
+                f"{path} does not have the same columns as {files.paths[first]}; they differ in "
+                f"{', '.join(different) or 'order'}"
             )
     rows = [group for groups, _ in found for group in groups]
     group_firsts = np.cumsum([0, *rows], dtype=np.int64)

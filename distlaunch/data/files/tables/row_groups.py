@@ -1,4 +1,4 @@
-"""Row groups of Parquet files in memory: the latest used, up to a number of bytes, each read once by many threads."""
+"""Cache of the latest row groups of Parquet files, up to a number of bytes, which threads share."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-_MOST_BYTES = 256 << 20  # as the documentation of `parquet` says
+_MOST_BYTES = 256 << 20  # documented in `parquet`
 
 
 class RowGroupCache:
-    """Keeps what `load` returns, which has `nbytes`. The last one is kept whatever its size."""
+    """Cache of the latest results of `load`, objects with `nbytes`; the last one is kept whatever its size."""
 
     def __init__(self, load: Callable[[int], Any], most_bytes: int = _MOST_BYTES) -> None:
         self._load, self._most_bytes = load, most_bytes
@@ -22,7 +22,7 @@ class RowGroupCache:
         _caches.add(self)
 
     def clear(self) -> None:
-        """Drop all groups. Call it only while no other thread uses the cache."""
+        """Remove all groups. Call this only while no other thread uses the cache."""
         self._lock = threading.Lock()
         self._groups: OrderedDict[int, Future[Any]] = OrderedDict()
         self._num_bytes = 0
@@ -31,12 +31,12 @@ class RowGroupCache:
         """Return a row group, loaded if necessary. Errors of `load` are raised."""
         with self._lock:
             future = self._groups.get(group)
-            mine = future is None
+            loads = future is None
             if future is None:
                 # other threads that want the same group wait for it instead of reading it again
                 future = self._groups[group] = Future()
             self._groups.move_to_end(group)
-        if mine:
+        if loads:
             self._fill(group, future)
         return future.result()
 
@@ -45,11 +45,11 @@ class RowGroupCache:
             loaded = self._load(group)
         except BaseException as error:
             with self._lock:
-                # an error is not kept: the file may be readable the next time
+                # an error is not cached, because the file may be readable the next time
                 del self._groups[group]
             future.set_exception(error)
             return
-        # before anything is thrown out: waiting threads go on
+        # first, so that waiting threads can continue
         future.set_result(loaded)
         with self._lock:
             self._num_bytes += loaded.nbytes
@@ -69,5 +69,6 @@ def _clear_all() -> None:
         cache.clear()
 
 
-# a thread that held the lock, or was loading, is not in a forked process; there is no second thread in it yet
+# In a forked process, threads that held the lock or were loading do not exist, so the caches start empty. At this time
+# the forked process has only one thread.
 os.register_at_fork(after_in_child=_clear_all)

@@ -1,4 +1,4 @@
-"""Finds the rows of text files: lines, or rows of CSV with line ends within quotes."""
+"""Finds the rows of text files: lines, or rows of CSV, which may have line ends within quotes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from distlaunch.data.files.byte_reader import read_fully
 from distlaunch.data.files.records import ScanError
 
-# larger blocks make more objects at once, which the garbage collector goes through: 3 x slower
+# with larger blocks, the garbage collector scans more objects, which takes 3 times as long
 AT_ONCE_BYTES = 64 << 10
-LONGEST_ROW_BYTES = 64 << 20  # a quote that is never closed would take the whole file
-_MARK = b"\xef\xbb\xbf"
-_WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff")
+LONGEST_ROW_BYTES = 64 << 20  # limits the memory if a quote is never closed
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Rows:
     """Some whole rows of a file.
 
     Attributes:
-        offset: of the first of them, in bytes.
-        data: the bytes of all, with line ends.
-        starts: int64 [rows], where each starts in `data`.
+        offset: offset of the first row in the file, in bytes.
+        data: bytes of all rows, with line ends.
+        starts: int64 [rows], offset of each row in `data`.
     """
 
     offset: int
@@ -39,22 +39,22 @@ class Rows:
 
 
 def scan_rows(descriptor: int, size: int, *, quotes: bool = False) -> Iterator[Rows]:
-    """Scan a file in UTF-8, without its byte order mark.
+    """Yield the rows of a UTF-8 file, without its byte order mark.
 
     Args:
-        size: in bytes.
-        quotes: line ends between double quotes belong to the row.
+        size: size of the file in bytes.
+        quotes: whether line ends within double quotes belong to the row.
 
     Raises:
-        ScanError: it is no such file, or a row is longer than 64 MiB.
+        ScanError: the file is not such a file, or a row is longer than 64 MiB.
     """
-    mark = read_fully(descriptor, 0, len(_MARK))
-    if mark.startswith(_WIDE_MARKS):
-        raise ScanError(0, "the text is UTF-16; convert it to UTF-8, as with 'iconv -f UTF-16 -t UTF-8'")
-    offset = len(_MARK) if mark == _MARK else 0
+    mark = read_fully(descriptor, 0, len(_BYTE_ORDER_MARK))
+    if mark.startswith(_UTF16_MARKS):
+        raise ScanError(0, "the text is UTF-16; convert it to UTF-8, for instance with 'iconv -f UTF-16 -t UTF-8'")
+    offset = len(_BYTE_ORDER_MARK) if mark == _BYTE_ORDER_MARK else 0
     data, at = b"", offset
     while at < size:
-        # as much again as is left over: a long row is not gone through once for each block
+        # at least as much as is left over, so that a long row is not scanned again for each block
         block = read_fully(descriptor, at, min(size - at, max(AT_ONCE_BYTES, len(data))))
         if not block:
             raise ScanError(at, f"the file was truncated while it was indexed; it had {size:,} bytes")
@@ -77,7 +77,7 @@ def _row_ends(data: bytes, quotes: bool) -> np.ndarray:
     array = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(array == ord("\n"))
     if quotes and b'"' in data:
-        # a quote within quotes is written twice, so outside of them the number of quotes so far is even
+        # a quote within quotes is doubled, so at the end of a row the number of quotes so far is even
         before = np.searchsorted(np.flatnonzero(array == ord('"')), ends)
         ends = ends[before % 2 == 0]
     return ends + 1
