@@ -47,7 +47,7 @@ def test_it_is_made_once_and_used_for_both_splits(config: Any, tmp_path: Path) -
         assert x.shape == (2, 5)  # [UNK], film, good, bad, so
         assert y.numpy().tolist() == [1, 0]
         np.testing.assert_array_equal(validation.first_rows(2)[0], x)
-        assert splits.preprocessing.raw.dtype == tf.string
+        assert splits.preprocessing.input_spec.dtype == tf.string
     assert (tmp_path / "calls").read_text() == "x"
     open_splits(config(max_tokens=3), run)
     assert (tmp_path / "calls").read_text() == "xx", "other arguments make another layer"

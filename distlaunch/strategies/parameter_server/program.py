@@ -174,9 +174,7 @@ class CoordinatorProgram(ProgramDefaults):
         results = []
         for start in range(0, num_steps, size):
             # each block gets the optimizers' counters at its first step, because blocks run in any order
-            counts = [
-                count + start * more for count, more in zip(self._counts, self._increments, strict=True)
-            ]
+            counts = [count + start * more for count, more in zip(self._counts, self._increments, strict=True)]
             order = np.array([first + start, min(size, num_steps - start), *counts], np.int64)
             results.append(self._coordinator.schedule(call, args=(tf.constant(order),)))
         _wait_for_blocks(self._coordinator)
@@ -275,9 +273,7 @@ class CoordinatorProgram(ProgramDefaults):
         return sorted(names) if always or names != set(self._logs(self._zeros, own=False)) else []
 
     def _count(self, done: int) -> None:
-        self._counts = [
-            count + done * more for count, more in zip(self._counts, self._increments, strict=True)
-        ]
+        self._counts = [count + done * more for count, more in zip(self._counts, self._increments, strict=True)]
         for counter, count in zip(self._counters, self._counts, strict=True):
             counter.assign(count)
 
