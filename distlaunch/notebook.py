@@ -32,7 +32,7 @@ from distlaunch.config.read.load import dump_config, load_config, load_mapping
 from distlaunch.config.read.load_run import load_run
 from distlaunch.config.read.words import either
 from distlaunch.config.references.argument_paths import with_argument_paths
-from distlaunch.config.resume import find_run, what_is_left
+from distlaunch.config.resume import find_run, remaining_work
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategies import MODELS, Strategy
 from distlaunch.config.user_settings import trusted_folders
@@ -101,7 +101,7 @@ def notebook_config(config: str | Path | Mapping[str, Any], overrides: tuple[str
         return _with_argument_paths(load_config(path, overrides, num_gpus=num_gpus).config)
     run = RunDir(path)
     if not run.has_config():
-        raise UsageError(f"{path}: no run directory (it has no config.yaml), and no config file either")
+        raise UsageError(f"{path}: expected a config file, or a run directory (this directory has no config.yaml)")
     found = load_run(run, overrides, machine)
     if found.config.modules_folder is not None:
         add_folder(found.config.modules_folder)
@@ -161,7 +161,7 @@ def _choose(given: str | Path | Mapping[str, Any], config: RunConfig) -> RunDir:
     found = find_run(config.runs_dir, name, os.environ, warnings.warn) if config.resume == "auto" else None
     if found is None:
         return RunDir.claim(config.runs_dir, name)
-    changed = what_is_left(config, found.run).changed if found.finished else ()
+    changed = remaining_work(config, found.run).changed if found.finished else ()
     if changed:
         raise UsageError(
             f"{found.run.path} is finished, and this config would give other numbers: {', '.join(changed)}; "

@@ -68,10 +68,10 @@ def command(
 
 def _write_stacks(run: RunDir) -> None:
     from distlaunch.jobs.stop import ask_for_stacks
-    from distlaunch.runs.paths import shown
+    from distlaunch.runs.paths import display_path
 
     if not ask_for_stacks(run):
-        raise UsageError(f"--stacks: {shown(run.path)} is not running, so there are no stacks to show")
+        raise UsageError(f"--stacks: {display_path(run.path)} is not running, so there are no stacks to show")
     time.sleep(_WRITE_S)
 
 
@@ -85,11 +85,13 @@ def _submitted(run: RunDir, note: Callable[[str], None]) -> Callable[[], bool]:
 
 def _check_started(run: RunDir) -> None:
     from distlaunch.jobs.batch.job_states import live_job
-    from distlaunch.runs.paths import shown
+    from distlaunch.runs.paths import display_path
 
     if not run.attempts() and (found := live_job(run)) is not None:
         job, state = found
-        raise UsageError(f"{shown(run.path)}: nothing has been started yet; job {job.job}: {state}; `logs -f` waits")
+        raise UsageError(
+            f"{display_path(run.path)}: nothing has been started yet; job {job.job}: {state}; `logs -f` waits"
+        )
 
 
 def wait_a_moment() -> bool:

@@ -23,7 +23,7 @@ def command(run: str, now: bool, timeout: float | None) -> None:
     from distlaunch.jobs.batch.job_states import state_of
     from distlaunch.jobs.stop import stop_run
     from distlaunch.runs.listing import summarize
-    from distlaunch.runs.paths import shown
+    from distlaunch.runs.paths import display_path
     from distlaunch.runs.report import open_run
     from distlaunch.ui.plain import echo
     from distlaunch.ui.runs import how_it_ended
@@ -34,7 +34,7 @@ def command(run: str, now: bool, timeout: float | None) -> None:
         found = open_run(run)
     stopped = stop_run(found, at_once=now, timeout_s=timeout)
     if stopped and not found.exists():
-        echo(f"{shown(found.path)}: stopped before any task was started")
+        echo(f"{display_path(found.path)}: stopped before any task was started")
         return
     summary = summarize(found, job=state_of(found))
     echo(how_it_ended(summary, stopped=stopped, has_checkpoint=bool(found.checkpoint_steps())))

@@ -126,7 +126,7 @@ def _follow(submitted: Submitted, *, quiet: bool) -> int:
     view = printing_view()
     watch = JobWatch(run, submitted.job, (lambda text: None) if quiet else view.note)
     try:
-        has_started = await_attempt(run, wait_a_moment, watch.is_active, submitted.attempts)
+        has_started = await_attempt(run, wait_a_moment, watch.is_active, submitted.last_attempt)
         if has_started and not quiet:
             follow_logs(run, LogSelection(), view, wait_a_moment, watch.is_active)
         while quiet and watch.is_active() and wait_a_moment():

@@ -178,10 +178,10 @@ def _detached(request: JobRequest, *, as_json: bool, quiet: bool) -> int:
     claimed = job.begin(request, make_view(quiet=True) if quiet else NotesView(), Machine.here(), finished)
     if claimed is None:
         return ExitCode.DONE
-    if claimed.choice.beside:
+    if claimed.choice.evaluator_only:
         raise UsageError("--detach: an evaluator with a launcher of its own stays where it is started; use nohup")
     # after `begin`: what is wrong with the request is reported here, in the terminal
-    side = detach.leave(claimed.run.launcher_log)
+    side = detach.fork_launcher(claimed.run.launcher_log)
     if isinstance(side, detach.Waiting):
         code = side.wait()
         if code is None and not quiet:

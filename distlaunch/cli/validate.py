@@ -105,7 +105,7 @@ def _planning_problems(config: str, overrides: tuple[str, ...], machine: Machine
     from distlaunch.jobs.choose_run import JobRequest
 
     try:
-        job.plan(JobRequest(config, (*overrides, "resume=never"), makes_run=False), machine)
+        job.plan(JobRequest(config, (*overrides, "resume=never"), makes_run_dir=False), machine)
     except ConfigError as error:
         return error.problems
     except UsageError as error:

@@ -26,7 +26,7 @@ def command(runs: tuple[str, ...], as_json: bool, quiet: bool) -> int:
     from distlaunch.jobs.wait import wait_for_runs
     from distlaunch.runs.final_code import worst_code
     from distlaunch.runs.listing import summarize
-    from distlaunch.runs.paths import shown
+    from distlaunch.runs.paths import display_path
     from distlaunch.runs.report import open_run
     from distlaunch.ui.plain import echo
 
@@ -38,5 +38,7 @@ def command(runs: tuple[str, ...], as_json: bool, quiet: bool) -> int:
         if as_json or not quiet:
             status = summarize(run, job=state_of(run)).status if run.exists() else "stopped"
             plain = {"run": str(run.path), "status": status, "exit_code": int(code)}
-            click.echo(json.dumps(plain)) if as_json else echo(f"{shown(run.path)}: {status}, exit code {int(code)}")
+            click.echo(json.dumps(plain)) if as_json else echo(
+                f"{display_path(run.path)}: {status}, exit code {int(code)}"
+            )
     return int(worst_code(codes))

@@ -82,7 +82,7 @@ def _newest(runs: Sequence[RunDir]) -> Found | None:
 
 
 @dataclass(frozen=True)
-class Left:
+class RemainingWork:
     """The parts of a config that a finished run does not have yet.
 
     Attributes:
@@ -99,16 +99,16 @@ class Left:
     evaluation: bool = False
 
 
-def what_is_left(config: RunConfig, run: RunDir) -> Left:
+def remaining_work(config: RunConfig, run: RunDir) -> RemainingWork:
     """Return what a config asks for beyond the config of a finished run."""
     ended = RunFacts.of(read_events_of(run.events, TrainingStarted, RunEnded)).ended
     assert ended is not None, "the run is finished"
     before = _config_of(run, ended.attempt)
     if before is None:  # written by another version: it cannot be continued
-        return Left()
+        return RemainingWork()
     # the attempt's config, since a later attempt that was killed early may have left `run.config` with more epochs
     if config.train.epochs > before.train.epochs:
-        return Left(training=True)
+        return RemainingWork(training=True)
     evaluation = config.validation is not None and before.validation is None
     # callbacks that depend on validation have already run without it
     evaluation = evaluation and all(callback.only_records for callback in config.train.callbacks)
@@ -116,10 +116,10 @@ def what_is_left(config: RunConfig, run: RunDir) -> Left:
     before = before.in_folder(folder or config.folder)
     changed = tuple(_number_changes(before, config, run, ignores_validation=evaluation))
     if changed:
-        return Left(changed=changed)
+        return RemainingWork(changed=changed)
     if not run.checkpoint_steps():  # for example, the run of a task whose chief has another run
-        return Left()
-    return Left(formats=tuple(_missing_formats(config, run, ended.step)),
+        return RemainingWork()
+    return RemainingWork(formats=tuple(_missing_formats(config, run, ended.step)),
                 evaluation=evaluation and not _is_evaluated(run, ended.step))  # fmt: skip
 
 

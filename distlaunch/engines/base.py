@@ -26,7 +26,7 @@ class Needs:
             single process. Each worker takes a slot of a host, and nothing else does: see `cluster.hosts.place_tasks`.
         ports: one for each address, or any that are free.
         failure_window_s: what a host did longer ago is forgotten; None: nothing is.
-        spares_failed: do without hosts that have failed twice. False: the others do not suffice.
+        avoids_failed_hosts: do without hosts that have failed twice. False: the others do not suffice.
     """
 
     num_tasks: int = 1
@@ -35,7 +35,7 @@ class Needs:
     jobs: Mapping[str, int] = field(default_factory=dict[str, int])
     ports: Sequence[int] | Literal["auto"] = "auto"
     failure_window_s: float | None = None
-    spares_failed: bool = True
+    avoids_failed_hosts: bool = True
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Engine(Protocol):
         Raises:
             ConfigError: the config asks for what cannot be had.
             TooFewSlotsError: there are `slots` places for workers, and more are asked for. The job is tried again with
-                fewer workers if it allows that, else with `spares_failed=False`.
+                fewer workers if it allows that, else with `avoids_failed_hosts=False`.
             UsageError: there is too little of something, with what is missing.
         """
         ...

@@ -19,14 +19,22 @@ from distlaunch.config.cluster import WorkerRange
 from distlaunch.config.run import RunConfig
 from distlaunch.engines.base import Needs
 from distlaunch.engines.context import LaunchContext
-from distlaunch.plan.train import LaunchPlan, Mode, cluster_at, config_mark, fit_config, plan_launch, processes
-from distlaunch.runs.paths import shown
+from distlaunch.plan.train import (
+    LaunchPlan,
+    Mode,
+    cluster_at,
+    config_mark_arguments,
+    fit_config,
+    plan_launch,
+    processes,
+)
+from distlaunch.runs.paths import display_path
 from distlaunch.runs.report import newest_training
 from distlaunch.supervise.allocation import Allocation
 from distlaunch.supervise.observer import Observer
 from distlaunch.supervise.outcome import Outcome
 from distlaunch.supervise.requests import SignalPipe
-from distlaunch.supervise.run_events import last_end, write_end_again
+from distlaunch.supervise.run_events import last_end, restore_end
 from distlaunch.supervise.supervisor import Supervisor
 
 
@@ -44,7 +52,7 @@ class AttemptResult:
 
 
 def count_workers(config: RunConfig, context: LaunchContext, *, dry: bool = False) -> RunConfig:
-    """Return the config with the number of workers filled in: as many as there are slots, if it leaves that open.
+    """Return the config with its number of workers filled in. `auto` becomes the number of free slots.
 
     Args:
         dry: see `Engine.count_slots`.
@@ -76,14 +84,14 @@ def plan_attempt(
     """Return the plan of an attempt without reserving or writing anything."""
     from distlaunch.config.read.load import dump_config
 
-    least = least_workers(config)
+    least = min_workers(config)
     config, allocation = allocate_fitting(count_workers(config, context, dry=True), context, least, dry=True)
-    config = _fitted(config, allocation)
-    return _plan(config, run, attempt, mode, allocation, [*extra, *config_mark(dump_config(config))])
+    config = _fit_to_allocation(config, allocation)
+    return _plan(config, run, attempt, mode, allocation, [*extra, *config_mark_arguments(dump_config(config))])
 
 
-def _fitted(config: RunConfig, allocation: Allocation) -> RunConfig:
-    """Return the config with as many workers as there are."""
+def _fit_to_allocation(config: RunConfig, allocation: Allocation) -> RunConfig:
+    """Return the config with the number of workers that the allocation's cluster has."""
     cluster, here = _cluster(config, allocation)
     return config if here is None else fit_config(config, cluster)
 
@@ -91,63 +99,66 @@ def _fitted(config: RunConfig, allocation: Allocation) -> RunConfig:
 def _plan(
     config: RunConfig, run: RunDir, attempt: int, mode: Mode, allocation: Allocation, extra: Sequence[str]
 ) -> LaunchPlan:
-    """Return what is to be started, of a config that fits the allocation."""
+    """Return the launch plan of a config that fits the allocation."""
     cluster, here = _cluster(config, allocation)
     places, engine = allocation.places, allocation.engine
     return plan_launch(config, run, attempt, mode, cluster, here=here, places=places, extra=extra, engine=engine)
 
 
 def import_ahead(config: RunConfig, run: RunDir, mode: Mode, context: LaunchContext) -> None:
-    """Start to import what an attempt will need. Errors are left to the start itself, which reports them."""
+    """Start to import the modules that an attempt will need. Ignore errors: the attempt itself reports them."""
     with contextlib.suppress(DistlaunchError):
         allocation = allocate(config, context, dry=True)
-        allocation.import_ahead(_plan(_fitted(config, allocation), run, 0, mode, allocation, ()))
+        allocation.import_ahead(_plan(_fit_to_allocation(config, allocation), run, 0, mode, allocation, ()))
 
 
 def allocate_fitting(
     config: RunConfig, context: LaunchContext, least: int, *, dry: bool = False
 ) -> tuple[RunConfig, Allocation]:
-    """Return an allocation, and the config with as many workers as fit. See `Engine.allocate` for errors.
+    """Return the config with the largest number of workers that fits, and its allocation.
 
-    Hosts that have failed twice are used only if the others do not suffice.
+    Hosts that have failed twice are used only if the other hosts do not have enough slots. See `Engine.allocate` for
+    errors.
 
     Args:
-        least: the smallest number of workers that is enough.
+        least: the smallest number of workers to accept.
     """
-    spares_failed = True
+    avoids_failed_hosts = True
     while True:
         try:
-            return config, allocate(config, context, dry=dry, spares_failed=spares_failed)
+            return config, allocate(config, context, dry=dry, avoids_failed_hosts=avoids_failed_hosts)
         except TooFewSlotsError as error:
             fewer = range(error.slots, least - 1, -1)
             number = fitting_workers(config, fewer, len(context.machine.gpus))
             if number is not None:
                 config = config.with_workers(number)
-            elif spares_failed:
-                spares_failed = False
+            elif avoids_failed_hosts:
+                avoids_failed_hosts = False
             else:
                 raise
 
 
-def least_workers(config: RunConfig) -> int:
+def min_workers(config: RunConfig) -> int:
     """Return the smallest number of workers with which the job may continue."""
     workers = config.cluster.workers
     return workers.min if isinstance(workers, WorkerRange) else 1 if workers == "auto" else workers
 
 
-def allocate(config: RunConfig, context: LaunchContext, *, dry: bool = False, spares_failed: bool = True) -> Allocation:
+def allocate(
+    config: RunConfig, context: LaunchContext, *, dry: bool = False, avoids_failed_hosts: bool = True
+) -> Allocation:
     """Return hosts, devices and addresses for the tasks of a config. See `Engine.allocate` for errors."""
     jobs = processes(config)
     count = sum(jobs.values())
     computing = config.cluster.num_workers if count else 1
-    # the evaluator needs no address: nobody connects to it
+    # the evaluator needs no address, since no task connects to it
     needs = Needs((count or 1) + config.cluster.evaluator, count, computing, jobs, config.cluster.ports,
-                  config.restarts.window_s, spares_failed)  # fmt: skip
+                  config.restarts.window_s, avoids_failed_hosts)  # fmt: skip
     return context.engine.allocate(needs, dry=dry)
 
 
 def _cluster(config: RunConfig, allocation: Allocation) -> tuple[ClusterSpec, Task | None]:
-    """Return the cluster and the one task of it to start here, or None for all tasks."""
+    """Return the cluster, and its only task to start here or None to start all tasks."""
     if allocation.given is not None:
         return allocation.given
     addresses = [place.address for place in allocation.places if place.address]
@@ -167,52 +178,54 @@ def run_attempt(
 ) -> AttemptResult:
     """Run the next attempt of a run.
 
-    The caller holds the lock of the run, has entered the engine, and may have taken signals over.
-
-    Raises StopRequested: a signal came before its tasks were started.
+    The caller must hold the lock of the run and have entered the engine.
 
     Args:
-        workers: how many this attempt has, if the config gives a range; None for the number in the config.
+        signals: the pipe of a caller that handles signals over several attempts; None to handle them here.
+        workers: the number of workers of this attempt if the config gives a range; None for the number in the config.
+
+    Raises:
+        StopRequested: a stop signal came before the tasks were started.
     """
     from distlaunch.config.read.load import dump_config
 
-    before: str | None = None
-    end = last_end(run) if run.finished() else None  # before this attempt writes events of its own
-    whole = config
+    replaced_config: str | None = None
+    earlier_end = last_end(run) if run.finished() else None  # read it before this attempt writes its own events
+    full_config = config
     with contextlib.nullcontext() if signals is None else signals.raising():
         config = count_workers(config, context)
         config = config.with_workers(workers or config.cluster.num_workers)
         wanted = config.cluster.num_workers
-        config, allocation = allocate_fitting(config, context, least_workers(whole))
+        config, allocation = allocate_fitting(config, context, min_workers(full_config))
     try:
         for note in allocation.notes:
             observer.note(note)
         if (number := config.cluster.num_workers) < wanted:
             observer.note(f"there is room for {number} of {wanted} workers")
-        config = _fitted(config, allocation)
+        config = _fit_to_allocation(config, allocation)
         text = dump_config(config)
         with run.claim_attempt() as attempt:
-            # so that nobody who can write to the run can give the tasks another
-            plan = _plan(config, run, attempt, mode, allocation, [*extra, *config_mark(text)])
+            # the mark lets tasks detect a config file that somebody else has replaced
+            plan = _plan(config, run, attempt, mode, allocation, [*extra, *config_mark_arguments(text)])
             _write_attempt(run, text, plan)
         if mode == "train":
-            if not isinstance(whole.cluster.workers, int):
-                # a run that is resumed may have all of its workers again
-                config, text = whole, dump_config(whole)
-            before = _write_run(run, config, text, plan, allocation, context.machine.environ)
+            if not isinstance(full_config.cluster.workers, int):
+                # store the range, so that a resume may use all workers again
+                config, text = full_config, dump_config(full_config)
+            replaced_config = _write_run(run, config, text, plan, allocation, context.machine.environ)
         with run.attempt_lock(attempt) if plan.is_reader else contextlib.nullcontext():
             outcome = Supervisor(plan, allocation, observer, signals=signals).run()
-        end_processes_left(plan, observer)
+        end_leftover_processes(plan, observer)
         if mode == "train" and outcome.status == "done":
             outcome = _with_failed_export(run, attempt, outcome)
-        if before is not None and _failed_before_first_step(run, attempt, outcome):
-            # it would stand in the way of every later resume
-            write_atomically(run.config, before)
-            observer.note(f"no step was made: {run.config} is what it was before")
+        if replaced_config is not None and _failed_before_first_step(run, attempt, outcome):
+            # a config that cannot train would make every later resume fail
+            write_atomically(run.config, replaced_config)
+            observer.note(f"no step was made: restored the earlier {run.config}")
         if mode == "train" and outcome.status == "done":
             run.forget_secrets()
-        if mode == "train" and end is not None and _failed_before_first_step(run, attempt, outcome):
-            write_end_again(run, end)
+        if mode == "train" and earlier_end is not None and _failed_before_first_step(run, attempt, outcome):
+            restore_end(run, earlier_end)
         return AttemptResult(plan, outcome)
     finally:
         allocation.release()
@@ -222,7 +235,7 @@ def _write_attempt(run: RunDir, text: str, plan: LaunchPlan) -> None:
     """Write the files of an attempt before anything starts, so that a killed launcher leaves a record of it.
 
     Args:
-        text: of the config.
+        text: the dumped config.
     """
     run.write_json(run.attempt_plan(plan.attempt), plan.to_plain())
     write_atomically(run.attempt_config(plan.attempt), text)
@@ -233,60 +246,60 @@ def _write_attempt(run: RunDir, text: str, plan: LaunchPlan) -> None:
 def _write_run(
     run: RunDir, config: RunConfig, text: str, plan: LaunchPlan, allocation: Allocation, environ: Mapping[str, str]
 ) -> str | None:
-    """Write the config of the run; return the config of earlier attempts if it differs.
+    """Write the config of the run; return the text that it replaces if that differs.
 
     Args:
-        text: of the config.
+        text: the dumped config.
     """
-    before: str | None = None
+    replaced: str | None = None
     if plan.attempt and run.config.exists() and (former := run.config.read_text()) != text:
-        before = former
-    # first: a config whose references nothing can fill in could not be resumed
+        replaced = former
+    # write the secrets first: without them, a resume could not fill in the references of the config
     run.keep_secrets(config.secrets.variables)
     write_atomically(run.config, text)
     run.write_json(run.plan, plan.to_plain())
     gpus = allocation.places[0].gpus
     environment = describe_environment(gpus, config.folder, run, config.modules_folder, environ)
     run.write_json(run.environment, environment)
-    return before
+    return replaced
 
 
-def end_processes_left(plan: LaunchPlan, observer: Observer) -> None:
-    """End and name the processes that tasks of an attempt have left running on this host."""
-    from distlaunch.agent.leavers import end_leavers
+def end_leftover_processes(plan: LaunchPlan, observer: Observer) -> None:
+    """End the processes that tasks of an attempt have left running on this host, and report them."""
+    from distlaunch.agent.leftover_processes import end_leftovers
 
     tasks = {str(task.task) for task in plan.tasks}
-    if ended := end_leavers(str(plan.run_dir), plan.attempt, tasks):
+    if ended := end_leftovers(str(plan.run_dir), plan.attempt, tasks):
         observer.note(ended)
 
 
 def _with_failed_export(run: RunDir, attempt: int, outcome: Outcome) -> Outcome:
-    """Return how a finished training has ended, exports included."""
+    """Return the outcome of a finished training. If an export failed, it has a warning and exit code 1."""
     failed = [event for event in read_events_of(run.events, ExportFailed) if event.attempt == attempt]
     if not failed:
         return outcome
-    again = f"the run is done; once that is mended, `distlaunch export {shown(run.path)}` writes it"
-    warnings = tuple(f"the export failed: {event.reason}; {again}" for event in failed)
+    advice = f"the run is done; once that is fixed, run `distlaunch export {display_path(run.path)}`"
+    warnings = tuple(f"the export failed: {event.reason}; {advice}" for event in failed)
     return replace(outcome, exit_code=ExitCode.FAILED, warnings=(*outcome.warnings, *warnings))
 
 
 def _failed_before_first_step(run: RunDir, attempt: int, outcome: Outcome) -> bool:
     """Return True if the attempt failed before its first step and was not stopped from outside."""
-    # a killed task says nothing about the config
+    # a killed task proves nothing about the config
     if outcome.lost or not (outcome.problems or outcome.failure is not None):
         return False
     return not any(isinstance(event, StepsDone) and event.attempt == attempt for event in read_events(run.events))
 
 
-def run_beside(config: RunConfig, run: RunDir, observer: Observer, context: LaunchContext) -> AttemptResult:
+def run_evaluator_only(config: RunConfig, run: RunDir, observer: Observer, context: LaunchContext) -> AttemptResult:
     """Run the evaluator task of a TF_CONFIG in the latest attempt of a run that another launcher trains.
 
-    Files that belong to that launcher are not written.
+    The files that the other launcher writes are left alone.
     """
     allocation = allocate(config, context)
     cluster, here = _cluster(config, allocation)
     places, engine, number = allocation.places, allocation.engine, newest_training(run) or 0
-    extra = config_mark(run.attempt_config(number).read_text(encoding="utf-8"))
+    extra = config_mark_arguments(run.attempt_config(number).read_text(encoding="utf-8"))
     plan = plan_launch(config, run, number, "train", cluster, here=here, places=places, extra=extra, engine=engine)
     for task in plan.tasks:
         make_folder(task.files.path)

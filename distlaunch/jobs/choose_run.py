@@ -1,4 +1,4 @@
-"""The decision which run a request is about: a new run, one to resume, or one whose exports are missing."""
+"""Decides which run a request is about: a new run, one to resume, or a finished one whose exports are missing."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from distlaunch.config.run import RunConfig
 from distlaunch.config.user_settings import trusted_folders
 from distlaunch.engines.context import LaunchContext
 from distlaunch.plan.train import Mode, fit_config, task_run_name
-from distlaunch.runs.paths import shown
+from distlaunch.runs.paths import display_path
 
 if TYPE_CHECKING:
-    from distlaunch.config.resume import Left
+    from distlaunch.config.resume import RemainingWork
 
 Locate = Callable[[Iterable[Problem]], list[Problem]]
 
@@ -34,14 +34,14 @@ class JobRequest:
 
     Attributes:
         target: a config file, or the directory of a run to resume.
-        makes_run: whether a run directory is made, which needs a name.
+        makes_run_dir: whether the command makes a run directory, which needs a valid name.
     """
 
     target: str
     overrides: tuple[str, ...] = ()
     name: str | None = None
     resume: bool = False
-    makes_run: bool = True
+    makes_run_dir: bool = True
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,15 @@ class Choice:
     """The config to train, its launch context and its run.
 
     Attributes:
-        context: where its tasks are started.
-        run: the run to resume; None: a new run called `name`.
-        note: what the user should know about the choice.
-        warnings: what the user should know about the config.
-        finished: `run` has come to its end already.
-        beside: another launcher works on `run`, and all that is to be started is its evaluator.
-        uses: what is to be done with a finished `run` instead of training: modes and arguments of tasks.
+        locate: adds the file and line of the config to problems.
+        context: the machine and engine on which tasks are started.
+        run: the run to resume; None for a new run called `name`.
+        note: a message to the user about the choice of the run.
+        warnings: messages to the user about the config.
+        finished: True if `run` has finished and nothing is left to do.
+        evaluator_only: True if another launcher trains `run` and this one only starts its evaluator.
+        missing_outputs: exports and evaluations that a finished `run` lacks, as modes and arguments of tasks. They are
+            made instead of training.
     """
 
     config: RunConfig
@@ -66,12 +68,12 @@ class Choice:
     note: str = ""
     warnings: tuple[str, ...] = ()
     finished: bool = False
-    beside: bool = False
-    uses: tuple[tuple[Mode, tuple[str, ...]], ...] = ()
+    evaluator_only: bool = False
+    missing_outputs: tuple[tuple[Mode, tuple[str, ...]], ...] = ()
 
     @property
     def target_run_dir(self) -> RunDir:
-        """Return the target run directory; for a new run, the one that it would get now."""
+        """Return the target run directory. For a new run, it is not claimed yet."""
         return self.run or RunDir.unclaimed(self.config.runs_dir, self.name)
 
 
@@ -81,15 +83,15 @@ def choose(request: JobRequest, machine: Machine) -> Choice:
     if target.is_dir():
         return _choose_directory(request, RunDir(target), machine)
     config, locate = _load_for(request, machine)
-    if request.makes_run:
+    if request.makes_run_dir:
         config.check_name(request.name)
     config, warnings = with_argument_paths(config)
-    choice = _for_use(_choose(request, config, locate, machine))
-    return replace(choice, warnings=(*warnings, *_unused(config, locate)))
+    choice = _config_for_missing_outputs(_choose(request, config, locate, machine))
+    return replace(choice, warnings=(*warnings, *_warn_of_unused_settings(config, locate)))
 
 
 def _load_for(request: JobRequest, machine: Machine) -> tuple[RunConfig, Locate]:
-    """Load the config of a request. Secrets of unset variables come from the run, which has kept them."""
+    """Load the config of a request. Take the values of unset secret variables from the run to resume."""
     target = Path(request.target)
     try:
         return _load(target, request.overrides, machine)
@@ -101,12 +103,12 @@ def _load_for(request: JobRequest, machine: Machine) -> tuple[RunConfig, Locate]
 
 
 def _kept_secrets(request: JobRequest, machine: Machine) -> Mapping[str, str]:
-    """Return what the run that a request would resume has kept."""
+    """Return the secrets stored by the run that the request would resume."""
     from distlaunch.config.resume import find_run
 
     try:
         config, _ = _load(Path(request.target), request.overrides, machine, Unfilled(machine.environ))
-    except ConfigError:  # for another reason
+    except ConfigError:  # the config is wrong even without the secrets
         return {}
     name = request.name or config.name or Path(request.target).stem
     found = find_run(config.runs_dir, name, machine.environ) if request.resume or config.resume == "auto" else None
@@ -118,7 +120,7 @@ def _choose(request: JobRequest, config: RunConfig, locate: Locate, machine: Mac
     if request.name is not None:
         config = config.model_copy(update={"name": request.name})
     context = LaunchContext.resolve(config, machine)
-    name = name_of_job = config.name or target.stem
+    name = chief_run_name = config.name or target.stem
     if context.given is not None:
         fit_config(config, context.given[0])
         name = task_run_name(name, *context.given)
@@ -127,117 +129,125 @@ def _choose(request: JobRequest, config: RunConfig, locate: Locate, machine: Mac
     choice = Choice(config, name, locate, context)
     if not request.resume and config.resume != "auto":
         return choice
-    return _choose_resumed(request, choice, name_of_job)
+    return _choose_resumed(request, choice, chief_run_name)
 
 
-def _choose_resumed(request: JobRequest, new: Choice, name_of_job: str) -> Choice:
+def _choose_resumed(request: JobRequest, new: Choice, chief_run_name: str) -> Choice:
     """Choose what `--resume` does with the runs of a name.
 
     Args:
-        new: a new run of this launcher, which may start a single task of a cluster.
-        name_of_job: of the chief's run, which decides for all tasks where it can be seen.
+        new: the new run that this launcher would start otherwise. It may be that of a single task of a cluster.
+        chief_run_name: the name of the chief's run. If that run can be found, it decides for all tasks.
     """
     from distlaunch.config.resume import find_run
 
     config, name, environ = new.config, new.name, new.context.machine.environ
     notes = list[str]()
-    found = find_run(config.runs_dir, name_of_job, environ, notes.append)
-    if found is None and name != name_of_job:
+    found = find_run(config.runs_dir, chief_run_name, environ, notes.append)
+    if found is None and name != chief_run_name:
         found = find_run(config.runs_dir, name, environ, notes.append)
     if found is None:
         whose = " of yours" if notes else ""
         notes += [f"there is no run{whose} called {name} yet: starting it"] if request.resume else []
         return replace(new, note="; ".join(notes))
-    way_to_new = "leave out --resume" if request.resume else "add `--set resume=never`"
-    left = _whats_left(config, found.run, way_to_new) if found.finished else None
+    new_run_hint = "leave out --resume" if request.resume else "add `--set resume=never`"
+    remaining = _remaining_work(config, found.run, new_run_hint) if found.finished else None
     identity = found.run.identity()
-    if name != name_of_job and identity is not None and identity.name == name_of_job:
-        return _choose_beside_chief(new, found.run, identity.number, left)
-    note = "; ".join([*notes, f"resuming {shown(found.run.path)}"])
+    if name != chief_run_name and identity is not None and identity.name == chief_run_name:
+        return _choose_like_chief(new, found.run, identity.number, remaining)
+    note = "; ".join([*notes, f"resuming {display_path(found.run.path)}"])
     if found.newer is not None:
-        run, newer = shown(found.run.path), shown(found.newer.path)
+        run, newer = display_path(found.run.path), display_path(found.newer.path)
         note += (
-            f", which is unfinished; {newer} is newer, and finished: `train {newer} --resume` takes it instead, "
-            f"and {run} is left if you rename or remove it"
+            f", which is unfinished; {newer} is newer and finished: use `train {newer} --resume` for that run; "
+            f"rename or remove {run} to ignore it"
         )
-    return _choice_of(replace(new, name=found.run.name, run=found.run, note=note), left)
+    return _choose_existing(replace(new, name=found.run.name, run=found.run, note=note), remaining)
 
 
-def _choose_beside_chief(new: Choice, chief: RunDir, number: int, left: Left | None) -> Choice:
-    """Choose the run of a task that another launcher's chief has decided for."""
-    if left is not None and not left.training:
-        note = f"{shown(chief.path)}, the run of the chief, has finished; to train longer, increase `train.epochs`"
+def _choose_like_chief(new: Choice, chief: RunDir, number: int, remaining: RemainingWork | None) -> Choice:
+    """Choose the run of a single task so that it matches the run of the chief, which another launcher starts."""
+    if remaining is not None and not remaining.training:
+        note = (
+            f"{display_path(chief.path)}, the run of the chief, has finished; to train longer, increase `train.epochs`"
+        )
         return replace(new, run=chief, note=note, finished=True)
-    own = RunDir(Path(new.config.runs_dir) / Identity(new.name, number).folder)
-    if own.identity() != Identity(new.name, number) or not own.has_config():
-        return new  # it only holds logs
-    return replace(new, name=own.name, run=own, note=f"resuming {shown(own.path)}")
+    task_run = RunDir(Path(new.config.runs_dir) / Identity(new.name, number).folder)
+    if task_run.identity() != Identity(new.name, number) or not task_run.has_config():
+        return new  # the directory only holds logs
+    return replace(new, name=task_run.name, run=task_run, note=f"resuming {display_path(task_run.path)}")
 
 
-def _whats_left(config: RunConfig, run: RunDir, way_to_new: str) -> Left:
-    """Return what is left to do for a finished run. Raises UsageError if the config would give other numbers."""
-    from distlaunch.config.resume import what_is_left
+def _remaining_work(config: RunConfig, run: RunDir, new_run_hint: str) -> RemainingWork:
+    """Return the work that a finished run still lacks. Raise UsageError if the config would give other numbers."""
+    from distlaunch.config.resume import remaining_work
 
-    left = what_is_left(config, run)
-    if left.changed:
-        where = shown(run.path)
+    remaining = remaining_work(config, run)
+    if remaining.changed:
+        where = display_path(run.path)
         raise UsageError(
-            f"{where} is finished, and this config would give other numbers: {', '.join(left.changed)}; "
-            f"to go on with {where} and the new values, ask for more `train.epochs`; for a new run, {way_to_new}"
+            f"{where} is finished, and this config would give other numbers: {', '.join(remaining.changed)}; "
+            f"to continue {where} with the new values, increase `train.epochs`; for a new run, {new_run_hint}"
         )
-    return left
+    return remaining
 
 
-def _choice_of(going_on: Choice, left: Left | None) -> Choice:
-    """Return the choice for a run: to go on, to do what is left for a finished one, or nothing.
+def _choose_existing(existing: Choice, remaining: RemainingWork | None) -> Choice:
+    """Choose what to do with an existing run: resume it, make the outputs that it lacks, or nothing.
 
     Args:
-        left: None: the run is unfinished.
+        remaining: the work that a finished run still lacks; None if the run is unfinished.
     """
-    if left is None or left.training or going_on.run is None:
-        return going_on
-    uses: list[tuple[Mode, tuple[str, ...]]] = []
-    lacks: list[str] = []
-    if left.formats:
-        uses.append(("export", ("--formats", ",".join(left.formats))))
-        lacks.append(f"its export as {' and '.join(left.formats)}")
-    if left.evaluation:
-        uses.append(("evaluate", ("--split", "validation")))
-        lacks.append("an evaluation")
-    where = shown(going_on.run.path)
-    if not uses:
+    if remaining is None or remaining.training or existing.run is None:
+        return existing
+    missing: list[tuple[Mode, tuple[str, ...]]] = []
+    names: list[str] = []
+    if remaining.formats:
+        missing.append(("export", ("--formats", ",".join(remaining.formats))))
+        names.append(f"its export as {' and '.join(remaining.formats)}")
+    if remaining.evaluation:
+        missing.append(("evaluate", ("--split", "validation")))
+        names.append("an evaluation")
+    where = display_path(existing.run.path)
+    if not missing:
         note = f"{where} has finished, and nothing is left to do; to train longer, increase `train.epochs`"
-        return replace(going_on, note=note, finished=True)
-    return replace(
-        going_on, note=f"{where} is finished, but lacks {' and '.join(lacks)}: adding that", uses=tuple(uses)
-    )
+        return replace(existing, note=note, finished=True)
+    note = f"{where} has finished but lacks {' and '.join(names)}: adding that"
+    return replace(existing, note=note, missing_outputs=tuple(missing))
 
 
 def _choose_directory(request: JobRequest, run: RunDir, machine: Machine) -> Choice:
     if not run.exists():
-        raise UsageError(f"{shown(run.path)}: no run directory (it has no config.yaml), and no config file either")
+        raise UsageError(
+            f"{display_path(run.path)}: expected a config file, or a run directory (this directory has no config.yaml)"
+        )
     if not run.has_config():
-        raise UsageError(f"{shown(run.path)} is a run of a script, not of a config; `distlaunch run` starts the script")
+        raise UsageError(
+            f"{display_path(run.path)} is a run of a script, not of a config; `distlaunch run` starts the script"
+        )
     if not request.resume:
-        raise UsageError(f"{shown(run.path)} is a run directory: add --resume to resume it, or give a config file")
+        raise UsageError(
+            f"{display_path(run.path)} is a run directory: add --resume to resume it, or give a config file"
+        )
     if request.name is not None:
         raise UsageError("--name: a run that is resumed keeps its name")
-    # before anything of it is read: what others have put there is no config of this user's
-    notes = list(filter(None, [check_ownership(run.path, shown(run.path), trusted_folders(machine.environ))]))
+    # check the owner before reading anything: another user may have planted a config there
+    notes = list(filter(None, [check_ownership(run.path, display_path(run.path), trusted_folders(machine.environ))]))
     config, locate, warnings = load_config_of(run, request.overrides, machine, notes.append)
-    _check_place(run, config)
-    way_to_new = "give its config file without --resume"
-    left = _whats_left(config, run, way_to_new) if run.finished() else None
+    _check_name_and_runs_dir(run, config)
+    new_run_hint = "give its config file without --resume"
+    remaining = _remaining_work(config, run, new_run_hint) if run.finished() else None
     # a submitted job gets its directory before it starts
     word = "resuming" if run.attempts() else "starting"
-    found = (*warnings, *_unused(config, locate))
-    note = "; ".join([f"{word} {shown(run.path)}", *notes])
+    warnings = (*warnings, *_warn_of_unused_settings(config, locate))
+    note = "; ".join([f"{word} {display_path(run.path)}", *notes])
     context = LaunchContext.resolve(config, machine)
-    return _for_use(_choice_of(Choice(config, run.name, locate, context, run, note=note, warnings=found), left))
+    existing = Choice(config, run.name, locate, context, run, note=note, warnings=warnings)
+    return _config_for_missing_outputs(_choose_existing(existing, remaining))
 
 
-def _check_place(run: RunDir, config: RunConfig) -> None:
-    """Raise UsageError if overrides name another place than that of the run, which nothing would move."""
+def _check_name_and_runs_dir(run: RunDir, config: RunConfig) -> None:
+    """Raise UsageError if overrides change the name or directory of a run, since a resume cannot move it."""
     from distlaunch.config.read.load import load_resolved
 
     stored = load_resolved(run.config)
@@ -247,7 +257,7 @@ def _check_place(run: RunDir, config: RunConfig) -> None:
             raise UsageError(f"{key}: got '{value}', but a run that is resumed keeps {what}; {hint}")
 
 
-def _unused(config: RunConfig, locate: Locate) -> list[str]:
+def _warn_of_unused_settings(config: RunConfig, locate: Locate) -> list[str]:
     return [str(each) for each in locate(unused_settings(config))]
 
 
@@ -261,17 +271,17 @@ def _choose_beside(new: Choice) -> Choice:
             f"TF_CONFIG asks for an evaluator, but there is no run called {new.name} in {new.config.runs_dir} yet; "
             "start the chief first, with a runs_dir that both can reach"
         )
-    note = f"evaluating the checkpoints of {shown(run.path)}"
-    return replace(new, name=run.name, run=run, note=note, beside=True)
+    note = f"evaluating the checkpoints of {display_path(run.path)}"
+    return replace(new, name=run.name, run=run, note=note, evaluator_only=True)
 
 
-def _for_use(choice: Choice) -> Choice:
-    """Return a choice whose config fits what is to be done, which may be something else than training."""
-    if not choice.uses:
+def _config_for_missing_outputs(choice: Choice) -> Choice:
+    """Adapt the config of a choice if outputs are to be made instead of training."""
+    if not choice.missing_outputs:
         return choice
     context = choice.context
     machine, config = context.machine, config_for_use(choice.config, context.machine)
-    if context.given is not None:  # one device of the chief's does it, and needs no peers
+    if context.given is not None:  # one device of the chief is enough
         config = config.model_copy(update={"strategy": config.strategy.on_one_device(), "cluster": Cluster()})
         machine = machine.without_variables(["TF_CONFIG"])
     return replace(choice, config=config, context=LaunchContext.resolve(config, machine))
@@ -279,7 +289,7 @@ def _for_use(choice: Choice) -> Choice:
 
 def config_for_use(config: RunConfig, machine: Machine) -> RunConfig:
     """Return the config with which a run is evaluated, predicted from or exported."""
-    if config.strategy.has_coordinator:  # one device reads the same checkpoint, and needs no servers
+    if config.strategy.has_coordinator:  # one device reads the same checkpoint without servers
         config = config.model_copy(update={"strategy": config.strategy.on_one_device(), "cluster": Cluster()})
     return config.model_copy(update={"engine": config.engine.for_one_device(machine.environ)})
 
@@ -290,7 +300,7 @@ def _load(
     """Load a config file.
 
     Args:
-        variables: for `${NAME}`; None: those of the environment.
+        variables: values for `${NAME}` in the config; None for the environment variables.
     """
     from distlaunch.config.read.load import load_config
 
@@ -305,7 +315,11 @@ def _load(
 def load_config_of(
     run: RunDir, overrides: Sequence[str], machine: Machine, note: Callable[[str], None]
 ) -> tuple[RunConfig, Locate, list[str]]:
-    """Load the config of a run, which may have been moved. Raises ConfigError, also for code that is not found."""
+    """Load the config of a run, which may have been moved. Raise ConfigError, also if its code is not found.
+
+    Args:
+        note: called with a message if the run has been moved.
+    """
     from distlaunch.config.read.load_run import load_run
 
     found = load_run(run, overrides, machine)

@@ -1,4 +1,4 @@
-"""`train --debug`: this process becomes the one that trains, so that a debugger has the terminal to itself."""
+"""`train --debug`: trains in this process, so that a debugger can use the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distlaunch.plan.train import REMOVED_ENV
 
 
 def become_debugger(target: str, overrides: Sequence[str], name: str | None, environ: Mapping[str, str]) -> NoReturn:
-    """Replace this process by one that trains without graphs. Raise UsageError if there is no such config."""
+    """Replace this program by one that trains without graphs. Raise UsageError if there is no such config."""
     if Path(target).is_dir():
         raise UsageError(f"--debug: got the folder {target}; expected a config file, such as {target}/config.yaml")
     if not (is_stream(Path(target)) or Path(target).exists()):
@@ -23,5 +23,5 @@ def become_debugger(target: str, overrides: Sequence[str], name: str | None, env
     words = [word for override in overrides for word in ("--set", override)]
     words += ["--name", name] if name is not None else []
     kept = {key: value for key, value in environ.items() if key not in REMOVED_ENV}
-    # the same process: it keeps the terminal's foreground group, and so its input and Ctrl-C
+    # the same process stays in the terminal's foreground group, so input and Ctrl-C reach it
     os.execve(sys.executable, [sys.executable, *SAFE_MODULE, "distlaunch.tasks.debug", *words, "--", target], kept)

@@ -1,4 +1,4 @@
-"""Gets the facts of a plan that need TensorFlow from a helper process; the launcher never imports it."""
+"""Describes the variables and data of a plan in a helper process, since the launcher never imports TensorFlow."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from distlaunch.jobs.choose_run import Locate
 from distlaunch.plan.train import REMOVED_ENV
 
 _WITHOUT = {"variables": "; `--no-variables` leaves them out", "data": "; leave `--data` out to see the rest"}
-_LIMIT_S = 600.0  # for the user's own functions, the data function among them
+_LIMIT_S = 600.0  # includes the user's data function
 
 
 def describe_variables(config: RunConfig, locate: Locate, machine: Machine) -> VariablesPlaced | None:
     """Return where the variables of the config's model are placed, or None if every task holds all of them.
 
     Raises:
-        ConfigError: the model cannot be built, with the lines that say why.
-        UsageError: building it failed otherwise.
+        ConfigError: the model cannot be built because of the config.
+        UsageError: building it failed for another reason.
     """
     if not config.strategy.places_variables:
         return None
@@ -40,8 +40,8 @@ def describe_data(config: RunConfig, locate: Locate, machine: Machine) -> dict[s
     """Return which task reads which data; see `data/overview.py`.
 
     Raises:
-        ConfigError: the data does not fit the config, with the lines that say why.
-        UsageError: reading it failed otherwise.
+        ConfigError: the data does not fit the config.
+        UsageError: reading it failed for another reason.
     """
     return _run_description("data", config, locate, machine, "the data could not be read")
 

@@ -1,4 +1,4 @@
-"""`cluster.isolate`: a job on this machine whose ports no other host reaches."""
+"""`cluster.isolate`: hides the ports of a job on this machine from other hosts."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from distlaunch.engines.context import LaunchContext
 
 
 def isolate(engine: Engine) -> None:
-    """Restart this command in a network namespace of its own, unless it is in one.
+    """Restart this command in a new network namespace, unless it already runs in one.
 
-    Call it before anything is started. If the command is restarted, it does not return.
+    Call this function before anything is started. It does not return if it restarts the command.
 
     Raises:
         UsageError: some tasks of the job are not on this machine.
     """
     if not engine.uses_this_machine_only:
         raise UsageError(
-            "cluster.isolate: it hides the ports of jobs on this machine; tasks of several hosts need them"
+            "cluster.isolate works for jobs on this machine only: tasks on several hosts need each other's ports"
         )
     if not _has_network():
         return
     sys.stdout.flush()
     sys.stderr.flush()
-    # another program: the kernel gives a namespace of users only to a process without other threads
+    # execute a new program: the kernel creates a user namespace only for a process with a single thread
     os.execv(
         sys.executable,
         [

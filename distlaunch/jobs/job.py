@@ -1,4 +1,4 @@
-"""Jobs that train: a run is chosen and claimed, and its attempts are made."""
+"""Training jobs: choose a run, claim its directory, and execute its attempts."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.machine import Machine
 from distlaunch.config.backend import ignored_backend
 from distlaunch.engines.context import SECONDARY_SRUN_TASK
-from distlaunch.jobs.attempt import AttemptResult, checked, plan_attempt, run_attempt, run_beside
+from distlaunch.jobs.attempt import AttemptResult, checked, plan_attempt, run_attempt, run_evaluator_only
 from distlaunch.jobs.choose_run import Choice, JobRequest, choose
 from distlaunch.jobs.isolation import isolate_if_configured
-from distlaunch.jobs.job_end import judge_result, judging_errors
+from distlaunch.jobs.job_end import limit_temporary_failures, limiting_temporary_errors
 from distlaunch.jobs.restarts import run_job
 from distlaunch.jobs.use import claim_exports
 from distlaunch.plan.train import LaunchPlan
-from distlaunch.runs.paths import shown
+from distlaunch.runs.paths import display_path
 from distlaunch.runs.report import newest_training
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 
 
 @dataclass(frozen=True)
 class ClaimedRun:
-    """A run that is chosen and claimed; nothing is started yet."""
+    """A run whose directory is claimed. Nothing is started yet."""
 
     choice: Choice
     run: RunDir
@@ -39,16 +39,17 @@ def begin(
 ) -> ClaimedRun | None:
     """Choose the run and claim its directory; return None if there is nothing to do.
 
-    Raises RunBusyError if another launcher works on it.
-
     Args:
-        on_finished: called with a run that is finished already.
+        on_finished: called with the run if it has already finished.
+
+    Raises:
+        RunBusyError: another launcher works on the run.
     """
     choice = choose(request, machine)
-    if choice.run is not None and not (choice.beside or choice.finished):
-        # only a look: `execute` takes the lock for good, after the user has seen it
-        with naming_run(shown(choice.run.path)), choice.run.lock():
-            pass  # nobody goes on with a run that is still going on
+    if choice.run is not None and not (choice.evaluator_only or choice.finished):
+        # only check that no other launcher holds the lock; `execute` takes it for the whole job
+        with naming_run(display_path(choice.run.path)), choice.run.lock():
+            pass
     if choice.context.is_secondary_srun_task:
         observer.note(SECONDARY_SRUN_TASK)
         return None
@@ -63,8 +64,8 @@ def begin(
     if choice.finished:
         if choice.run is not None:
             on_finished(choice.run)
-            if not choice.beside:
-                choice.run.forget_secrets()  # its launcher was killed before it could
+            if not choice.evaluator_only:
+                choice.run.forget_secrets()  # in case its launcher was killed before it could do that
         return None
     return ClaimedRun(choice, choice.run or RunDir.claim(choice.config.runs_dir, choice.name))
 
@@ -72,29 +73,33 @@ def begin(
 def execute(claimed: ClaimedRun, observer: Observer) -> AttemptResult:
     """Train a claimed run. See `train` for errors."""
     choice, run = claimed.choice, claimed.run
-    if choice.beside:
-        with naming_run(shown(run.path)), choice.context.engine:
-            return checked(run_beside(choice.config, run, observer, choice.context), choice.locate)
-    with naming_run(shown(run.path)), ThreadedObserver.of(observer) as threaded, run.lock_claim():
-        if choice.uses:
-            return _do_uses(choice, run, threaded)
-        with judging_errors(run):
+    if choice.evaluator_only:
+        with naming_run(display_path(run.path)), choice.context.engine:
+            return checked(run_evaluator_only(choice.config, run, observer, choice.context), choice.locate)
+    with naming_run(display_path(run.path)), ThreadedObserver.of(observer) as threaded, run.lock_claim():
+        if choice.missing_outputs:
+            return _make_missing_outputs(choice, run, threaded)
+        with limiting_temporary_errors(run):
             result = run_job(choice.config, run, threaded, choice.context)
-        return checked(judge_result(run, result), choice.locate)
+        return checked(limit_temporary_failures(run, result), choice.locate)
 
 
-def _do_uses(choice: Choice, run: RunDir, observer: Observer) -> AttemptResult:
-    """Make the missing exports and evaluations of a finished run; return the last result, or the first failure."""
+def _make_missing_outputs(choice: Choice, run: RunDir, observer: Observer) -> AttemptResult:
+    """Make the missing exports and evaluations of a finished run.
+
+    Returns:
+        The result of the first that failed, else of the last.
+    """
     config, context = choice.config, choice.context
     result: AttemptResult | None = None
     with context.engine:
-        for mode, extra in choice.uses:
+        for mode, extra in choice.missing_outputs:
             if result is None or not result.outcome.exit_code:
                 with contextlib.ExitStack() as stack:
                     if mode == "export":
                         claim_exports(run, config, extra, stack)
                     result = checked(run_attempt(config, run, mode, observer, context, extra=extra), choice.locate)
-    assert result is not None, "there is something to do"
+    assert result is not None, "at least one output is missing"
     return result
 
 
@@ -107,10 +112,10 @@ def train(
     """Train a config or resume a run; return None if the run has already finished.
 
     Args:
-        on_run: called with the run before anything is started, also if nothing is.
+        on_run: called with the run before anything is started, also if it has already finished.
 
     Raises:
-        ConfigError: the config is wrong, be it that a worker found out.
+        ConfigError: the config is wrong. A task may be the first to detect that.
         UsageError: the request cannot be fulfilled.
     """
     claimed = begin(request, observer, machine, on_run)
@@ -121,11 +126,11 @@ def train(
 
 
 def plan(request: JobRequest, machine: Machine) -> tuple[LaunchPlan | None, Choice]:
-    """Return the plan of what `train` would start, or None for a finished run. Write nothing."""
+    """Return the plan of the tasks that `train` would start, or None for a finished run. Write nothing."""
     choice = choose(request, machine)
     if choice.finished:
         return None, choice
     run = choice.target_run_dir
-    attempt = (newest_training(run) or 0) if choice.beside else run.next_attempt()
-    mode, extra = choice.uses[0] if choice.uses else ("train", ())
+    attempt = (newest_training(run) or 0) if choice.evaluator_only else run.next_attempt()
+    mode, extra = choice.missing_outputs[0] if choice.missing_outputs else ("train", ())
     return plan_attempt(choice.config, run, attempt, choice.context, mode, extra), choice

@@ -1,4 +1,4 @@
-"""The exit code of a job that has failed: a cause outside the job may pass, but not again and again."""
+"""The exit code of a failed job. A temporary failure becomes a permanent one if it recurs at the same step."""
 
 from __future__ import annotations
 
@@ -14,48 +14,52 @@ from distlaunch.base.run_files.run_facts import RunFacts
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.supervise.run_events import LAUNCHER
 
-MOST = 3
-"""Ends in a row with a cause outside the job and at the same step; the last of them counts as a failure of the job."""
+MAX_TEMPORARY_FAILURES = 3
+"""Number of failures in a row, at the same step and with causes outside the job. The last one counts as permanent."""
 
 
-def judge_result(run: RunDir, result: AttemptResult) -> AttemptResult:
-    """Return a result with the exit code that the run's earlier ends make of it."""
+def limit_temporary_failures(run: RunDir, result: AttemptResult) -> AttemptResult:
+    """Return the result with a permanent exit code if it is the last of several temporary failures in a row."""
     outcome = result.outcome
     if outcome.status != "failed":
         return result
-    code, why = _judge(run, outcome.exit_code)
+    code, why = _record_failure(run, outcome.exit_code)
     warnings = (*outcome.warnings, why) if why else outcome.warnings
     return dataclasses.replace(result, outcome=dataclasses.replace(outcome, exit_code=code, warnings=warnings))
 
 
 @contextlib.contextmanager
-def judging_errors(run: RunDir) -> Generator[None]:
-    """Raise DistlaunchError instead of the last of several errors in a row that keep a run's attempts from starting."""
+def limiting_temporary_errors(run: RunDir) -> Generator[None]:
+    """Raise DistlaunchError instead of the last of several temporary errors in a row before an attempt starts."""
     try:
         yield
     except (OSError, DistlaunchError) as error:
         code = code_of_os_error(error) if isinstance(error, OSError) else error.exit_code
         if code is not ExitCode.TEMPORARY or not run.attempts():
             raise
-        code, why = _judge(run, code)
+        code, why = _record_failure(run, code)
         if why:
             raise DistlaunchError(f"{error}; {why}") from None
         raise
 
 
-def _judge(run: RunDir, code: int) -> tuple[int, str]:
+def _record_failure(run: RunDir, code: int) -> tuple[int, str]:
+    """Record a failure of the job; return its final exit code, and the reason if that has changed."""
     events = read_events(run.events)
-    step, why = _reached(run, events), ""
-    if code == ExitCode.TEMPORARY and _num_in_row(events, step) + 1 >= MOST:
+    step, why = _last_step(run, events), ""
+    if code == ExitCode.TEMPORARY and _num_temporary_failures(events, step) + 1 >= MAX_TEMPORARY_FAILURES:
         code = ExitCode.FAILED
-        why = f"it has ended {MOST} times in a row at step {step} by a cause outside the job: exit code {int(code)}"
+        why = (
+            f"the job has failed {MAX_TEMPORARY_FAILURES} times in a row at step {step} by a cause outside it: "
+            f"exit code {int(code)}"
+        )
     failed = JobFailed(exit_code=int(code), step=step)
     append_events(run.events, failed, attempt=max(run.attempts(), default=0), task=LAUNCHER)
     return code, why
 
 
-def _reached(run: RunDir, events: list[Event]) -> int:
-    """Return the step of the last attempt, or where it would have begun."""
+def _last_step(run: RunDir, events: list[Event]) -> int:
+    """Return the last step of the last attempt, or the step from which it would have started."""
     attempts = RunFacts.of(events).attempts
     last = attempts[max(attempts)] if attempts else None
     if last is not None and last.training is not None:
@@ -63,7 +67,8 @@ def _reached(run: RunDir, events: list[Event]) -> int:
     return max(run.checkpoint_steps(), default=0)
 
 
-def _num_in_row(events: list[Event], step: int) -> int:
+def _num_temporary_failures(events: list[Event], step: int) -> int:
+    """Return the number of temporary failures at a step since the last other end."""
     number = 0
     for event in reversed(events):
         if isinstance(event, JobFailed):

@@ -18,9 +18,9 @@ from distlaunch.base.run_dir import RunDir, checkpoint_name
 from distlaunch.plan.train import REMOVED_ENV
 
 SUFFIXES = (".npy", ".npz", ".csv", ".tsv", ".txt", ".jsonl")
-"""Suffixes of the files that can be predicted."""
+"""Suffixes of the files whose examples can be predicted."""
 _USABLE = ("saved_model", "keras", "tflite")
-"""The formats that hold a model, the best first."""
+"""Export formats that hold a model, in order of preference."""
 _LAST_LINES = 20
 
 
@@ -30,9 +30,10 @@ class PredictRequest:
 
     Attributes:
         target: an export, or a run directory that has one.
-        input: a file; or else
+        input: a file with examples; None to use `data`.
         data: a data function, or `tfds:NAME`.
-        output: a file; `-` for JSON lines on standard output; None: a file in this folder called after what was given.
+        output: a file, or `-` for JSON lines on standard output. None: a file in the current directory, named after the
+            input.
     """
 
     target: str
@@ -58,12 +59,12 @@ def predict_export(
         note: called with a line if the export is older than its run.
 
     Raises:
-        UsageError: the export, the file or the dataset is not what it should be.
-        DistlaunchError: the process died.
+        UsageError: the export, the file or the dataset cannot be used.
+        DistlaunchError: the helper process died.
     """
     export = _find_export(request.target)
-    if _is_older(RunDir(request.target), export):
-        note(f"warning: {request.target} was trained on after its export was written; this predicts by the export "
+    if _is_older_than_run(RunDir(request.target), export):
+        note(f"warning: {request.target} was trained further after its export was written; predicting with the export "
              f"({export}). `distlaunch export {request.target}` writes a new one")  # fmt: skip
     if request.input is not None:
         _check_input(Path(request.input))
@@ -77,13 +78,13 @@ def predict_export(
     return Predicted(time=time.time(), step=None, split=name, path=output, shapes=shapes)
 
 
-def _is_older(run: RunDir, export: Path) -> bool:
+def _is_older_than_run(run: RunDir, export: Path) -> bool:
     """Return True if the run has a newer checkpoint than the export."""
     steps = run.checkpoint_steps()
     file = export / "saved_model.pb" if export.is_dir() else export
     try:
         return bool(steps) and file.stat().st_mtime < (run.checkpoints / checkpoint_name(steps[-1])).stat().st_mtime
-    except OSError:  # both may be replaced at this moment
+    except OSError:  # one of the files may just be being replaced
         return False
 
 
@@ -100,7 +101,7 @@ def _find_export(target: str) -> Path:
     if not path.exists():
         raise UsageError(f"{target}: there is no such file or folder")
     expected = "expected a run directory, a SavedModel folder (with saved_model.pb), or a .keras or .tflite file"
-    raise UsageError(f"{target}: it is not an export; {expected}")
+    raise UsageError(f"{target} is not an export; {expected}")
 
 
 def _check_input(path: Path) -> None:
@@ -113,19 +114,19 @@ def _check_input(path: Path) -> None:
 def _run(arguments: list[str], export: Path, environ: Mapping[str, str]) -> dict[str, list[int]]:
     kept = {name: value for name, value in environ.items() if name not in REMOVED_ENV}
     argv = [sys.executable, *SAFE_MODULE, "distlaunch.tasks.predict_export", *arguments, "--answer", ANSWER]
-    # predictions may go to standard output
+    # show the output, since predictions may be written to standard output
     answer = run_helper(argv, kept, shows_output=True)
     if answer.value is None:
-        raise DistlaunchError(_death(export, answer))
+        raise DistlaunchError(_describe_crash(export, answer))
     if "message" in answer.value:
         kind = UsageError if answer.code == UsageError.exit_code else DistlaunchError
         raise kind(answer.value["message"])
     return answer.value.get("shapes", {})
 
 
-def _death(export: Path, answer: Answer) -> str:
+def _describe_crash(export: Path, answer: Answer) -> str:
     # native code crashes on damaged files
     damaged = " (is the export damaged?)" if answer.code < 0 else ""
     shown = replace(answer, output=tuple(line for line in answer.output if not is_noise(line)))
     last = shown.last_lines(_LAST_LINES, indent="  ")
-    return f"{export}: the process that predicts {answer.how_it_ended}{damaged}" + (f":{last}" if last else "")
+    return f"{export}: the prediction process {answer.how_it_ended}{damaged}" + (f":{last}" if last else "")

@@ -1,4 +1,4 @@
-"""A job: the attempts of a run, each from the last checkpoint, until one ends well or need not be repeated."""
+"""Runs a job: attempts of a run, each from the last checkpoint, until one succeeds or a restart would not help."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from distlaunch.supervise.outcome import Outcome
 from distlaunch.supervise.requests import SignalPipe
 from distlaunch.supervise.run_events import write_end
 
-_LONGEST_BACKOFF_S = 300.0  # as the config's `restarts.backoff_s` says
+_LONGEST_BACKOFF_S = 300.0  # documented at the config key `restarts.backoff_s`
 
 
 @dataclass(frozen=True)
 class Limits:
     """Limits on restarts; see `config.run.Restarts`."""
 
-    most: int
+    max_restarts: int
     window_s: float | None = None
     backoff_s: float = 0.0
 
 
 def run_job(config: RunConfig, run: RunDir, observer: Observer, context: LaunchContext) -> AttemptResult:
-    """Train a run, whose lock the caller holds, and restart it after failures that may be temporary."""
+    """Train a run, and restart it after failures that may be temporary. The caller must hold the lock of the run."""
     workers, is_range = config.cluster.num_workers, isinstance(config.cluster.workers, WorkerRange)
 
     def start(signals: SignalPipe) -> AttemptResult:
@@ -50,7 +50,7 @@ def run_job(config: RunConfig, run: RunDir, observer: Observer, context: LaunchC
             config, run, "train", observer, context, signals=signals, workers=workers if is_range else None
         )
 
-    def change(outcome: Outcome) -> str:
+    def adapt_workers(outcome: Outcome) -> str:
         nonlocal workers
         before = workers
         workers = _next_workers(config, workers, lost=outcome.lost, num_gpus=len(context.machine.gpus))
@@ -60,11 +60,11 @@ def run_job(config: RunConfig, run: RunDir, observer: Observer, context: LaunchC
     limits = Limits(config.max_restarts, policy.window_s, policy.backoff_s)
     note_hosts(context.engine, observer.note)
     with context.engine:
-        return run_with_restarts(start, limits, observer, run.control, change)
+        return run_with_restarts(start, limits, observer, run.control, adapt_workers)
 
 
 def note_hosts(engine: Engine, note: Callable[[str], None]) -> None:
-    """Print which hosts a start is waiting for, since that may take seconds."""
+    """Print the hosts that the launcher connects to, since connecting may take seconds."""
     if engine.hosts:
         note(f"connecting to {listed(engine.hosts)}")
 
@@ -74,18 +74,18 @@ def run_with_restarts(
     limits: Limits,
     observer: Observer,
     control: Path,
-    change: Callable[[Outcome], str] = lambda outcome: "",
+    adapt: Callable[[Outcome], str] = lambda outcome: "",
 ) -> AttemptResult:
     """Run a job, and restart it after failures that may be temporary.
 
     Args:
         start: runs an attempt.
         control: the run's socket for requests.
-        change: called before a restart; adapts the next attempt and prints the change.
+        adapt: called before a restart; adapts the next attempt and returns words about the change.
     """
-    starts, mark = list[float](), ""  # when it was started again; what the last failure was
+    restart_times, mark = list[float](), ""  # the mark identifies the last failure
     result: AttemptResult | None = None
-    # held over all attempts: a signal between two of them must end the job as well
+    # signals are handled over all attempts: one that comes between two attempts must end the job as well
     with ThreadedObserver.of(observer) as threaded, SignalPipe(control) as signals:
         while True:
             try:
@@ -95,51 +95,56 @@ def run_with_restarts(
                     raise
                 return _stopped(result, stop.number, threaded)
             except (OSError, UsageError) as error:  # a full disk; ports or nodes that are gone
-                # nothing was started yet: the command's own error
+                # the first attempt could not be started: that is an error of the command
                 if result is None:
                     raise
-                if (ended := _after_no_start(result, error, starts, limits, signals, threaded)) is not None:
-                    return ended
+                final = _handle_failed_start(result, error, restart_times, limits, signals, threaded)
+                if final is not None:
+                    return final
                 continue
             outcome, failure = result.outcome, result.outcome.failure
-            recent = _recent(starts, limits.window_s)
-            if failure is None or not outcome.retryable or len(recent) >= limits.most:
+            recent = _recent_restarts(restart_times, limits.window_s)
+            if failure is None or not outcome.retryable or len(recent) >= limits.max_restarts:
                 return result
             if outcome.mark and outcome.mark == mark:
-                threaded.note(_would_come_again(mark, at_step=result.plan.mode != "run"))
+                threaded.note(_would_recur(mark, at_step=result.plan.mode != "run"))
                 return result
             mark = outcome.mark
-            # a signal that came while the attempt ended
+            # a stop signal may have come while the attempt ended
             if stop := _stop_signal_within(signals, 0):
                 return _stopped(result, stop, threaded)
             backoff_s, after = _backoff(limits, len(recent))
-            why = _named(failure, has_hosts=any(task.host for task in result.plan.tasks))
-            threaded.note(f"restart {len(recent) + 1} of {limits.most}{after}{change(outcome)}: {why}")
+            why = _describe_failure(failure, has_hosts=any(task.host for task in result.plan.tasks))
+            threaded.note(f"restart {len(recent) + 1} of {limits.max_restarts}{after}{adapt(outcome)}: {why}")
             if backoff_s and (stop := _stop_signal_within(signals, backoff_s)):
                 return _stopped(result, stop, threaded)
-            starts.append(time.monotonic())
+            restart_times.append(time.monotonic())
 
 
-def _after_no_start(
+def _handle_failed_start(
     result: AttemptResult,
     error: Exception,
-    starts: list[float],
+    restart_times: list[float],
     limits: Limits,
     signals: SignalPipe,
     threaded: ThreadedObserver,
 ) -> AttemptResult | None:
-    """Wait after a restart that found too few hosts, since one may return soon; return the end if it is final."""
-    recent = _recent(starts, limits.window_s)
-    if len(recent) >= limits.most:
-        why = f"cannot be started again: {error}"
+    """Wait after a restart that could not start its tasks, since a lost host may return soon.
+
+    Returns:
+        The final result of the job, or None if another restart is allowed.
+    """
+    recent = _recent_restarts(restart_times, limits.window_s)
+    if len(recent) >= limits.max_restarts:
+        why = f"cannot be restarted: {error}"
         outcome = dataclasses.replace(result.outcome, warnings=(*result.outcome.warnings, why))
         return dataclasses.replace(result, outcome=outcome)
     backoff_s, after = _backoff(limits, len(recent))
-    threaded.note(f"restart {len(recent) + 1} of {limits.most}{after}: it could not be started: {error}")
+    threaded.note(f"restart {len(recent) + 1} of {limits.max_restarts}{after}: it could not be started: {error}")
     if stop := _stop_signal_within(signals, backoff_s):
         return _stopped(result, stop, threaded)
-    # outside any window, else it might be tried for ever
-    starts.append(math.inf)
+    # this restart never leaves the window: otherwise the job could be restarted forever
+    restart_times.append(math.inf)
     return None
 
 
@@ -149,27 +154,27 @@ def _backoff(limits: Limits, num_recent: int) -> tuple[float, str]:
     return seconds, f" in {seconds:g} s" if seconds else ""
 
 
-def _named(failure: Failure, *, has_hosts: bool) -> str:
+def _describe_failure(failure: Failure, *, has_hosts: bool) -> str:
     """Describe the failed task, its host and the reason."""
     if failure.reason.startswith(LOST_HOST):  # a sentence of its own
         return failure.reason
-    is_told = not failure.task or failure.host in failure.reason
-    where = f" on {failure.host}" if has_hosts and not is_told else ""
+    needs_host = has_hosts and failure.task and failure.host not in failure.reason
+    where = f" on {failure.host}" if needs_host else ""
     return f"{failure.task}{where} {failure.reason}".lstrip()
 
 
-def _would_come_again(mark: str, *, at_step: bool) -> str:
+def _would_recur(mark: str, *, at_step: bool) -> str:
     what = "exit code" if mark.startswith(EXIT_MARK) else "exception"
-    return f"the same {what}{' at the same step' if at_step else ''} twice in a row: it would come again"
+    return f"the same {what}{' at the same step' if at_step else ''} twice in a row: a restart would not help"
 
 
-def _recent(starts: Sequence[float], window_s: float | None) -> list[float]:
+def _recent_restarts(restart_times: Sequence[float], window_s: float | None) -> list[float]:
     now = time.monotonic()
-    return [at for at in starts if window_s is None or now - at <= window_s]
+    return [at for at in restart_times if window_s is None or now - at <= window_s]
 
 
 def _next_workers(config: RunConfig, workers: int, *, lost: bool, num_gpus: int) -> int:
-    """Return the number of workers of the next attempt: one fewer after a loss, all of them the time after."""
+    """Return the number of workers of the next attempt: fewer after a task was lost, all again in the attempt after."""
     wanted = config.cluster.workers
     if not isinstance(wanted, WorkerRange):
         return workers
@@ -180,7 +185,7 @@ def _next_workers(config: RunConfig, workers: int, *, lost: bool, num_gpus: int)
 
 
 def _stop_signal_within(signals: SignalPipe, seconds: float) -> signal.Signals | None:
-    """Wait for up to `seconds` and return the signal that has asked the job to end since the last attempt, if any."""
+    """Wait for up to `seconds` for a stop signal; return None if none came. A pending signal counts."""
     until = time.monotonic() + seconds
     while True:
         stop = [number for number in signals.read() if number in JOB_STOP_SIGNALS]
@@ -192,7 +197,7 @@ def _stop_signal_within(signals: SignalPipe, seconds: float) -> signal.Signals |
 
 
 def _stopped(result: AttemptResult, number: signal.Signals, threaded: ThreadedObserver) -> AttemptResult:
-    """Record and return the end of a job that was stopped while none of its processes ran."""
+    """Record the end of a job that was stopped between two attempts, and return its result."""
     threaded.note(f"stopping ({number.name})")
     outcome = Outcome("interrupted" if number == signal.SIGINT else "stopped", ExitCode.PREEMPTED, stopped_by=number)
     if (end := write_end(result.plan, outcome.status)) is not None:

@@ -1,4 +1,4 @@
-"""`distlaunch run`: any script as the tasks of a cluster, with the same supervision as training."""
+"""`distlaunch run`: runs a script as the tasks of a cluster, with the same supervision as training."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from distlaunch.config.engines.base import EngineSection
 from distlaunch.config.engines.local import Auto
 from distlaunch.engines.base import HostFiles, Needs
 from distlaunch.engines.context import SECONDARY_SRUN_TASK, LaunchContext
-from distlaunch.jobs.attempt import AttemptResult, end_processes_left
+from distlaunch.jobs.attempt import AttemptResult, end_leftover_processes
 from distlaunch.jobs.isolation import isolate
-from distlaunch.jobs.job_end import judge_result
+from distlaunch.jobs.job_end import limit_temporary_failures
 from distlaunch.jobs.restarts import Limits, note_hosts, run_with_restarts
 from distlaunch.plan.script import Kind, ScriptJob, plan_script
 from distlaunch.plan.train import LaunchPlan
-from distlaunch.runs.paths import shown
+from distlaunch.runs.paths import display_path
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 from distlaunch.supervise.requests import SignalPipe
 from distlaunch.supervise.supervisor import Supervisor
@@ -41,9 +41,9 @@ class ScriptRequest:
     """A request to run a script.
 
     Attributes:
-        engine: where its tasks run.
-        name: of the run directory; None: after the program.
-        isolate: see `isolate`.
+        engine: the engine that starts the tasks.
+        name: the name of the run directory; None to derive it from the program.
+        isolate: whether to hide the ports of the job from other hosts; see `isolate`.
     """
 
     job: ScriptJob
@@ -63,10 +63,10 @@ def run_script(
     """Run a script to its end; return None if another process of the same `srun` runs it.
 
     Args:
-        on_run: called with the run before anything is started.
+        on_run: called with the run directory before anything is started.
 
     Raises:
-        UsageError: nothing can be started.
+        UsageError: the job cannot be started.
     """
     job = request.job
     context = LaunchContext(
@@ -76,7 +76,7 @@ def run_script(
         observer.note(SECONDARY_SRUN_TASK)
         return None
     if "TF_CONFIG" in machine.environ:
-        observer.note("TF_CONFIG is set in the environment: the tasks get one of their own instead")
+        observer.note("ignoring TF_CONFIG of the environment: each task gets its own")
     engine = context.engine
     if request.isolate:
         isolate(engine)
@@ -84,14 +84,14 @@ def run_script(
         check_run_name(request.name, "--name")
     run = RunDir.claim(request.runs_dir, request.name or run_name(job.program))
     on_run(run)
-    with naming_run(shown(run.path)), ThreadedObserver.of(observer) as threaded, run.lock_claim():
+    with naming_run(display_path(run.path)), ThreadedObserver.of(observer) as threaded, run.lock_claim():
 
         def start(signals: SignalPipe) -> AttemptResult:
             return _attempt(job, context, run, threaded, signals, request.limits.window_s)
 
         note_hosts(engine, threaded.note)
         with engine:
-            return judge_result(run, run_with_restarts(start, request.limits, threaded, run.control))
+            return limit_temporary_failures(run, run_with_restarts(start, request.limits, threaded, run.control))
 
 
 def _attempt(
@@ -102,14 +102,14 @@ def _attempt(
     signals: SignalPipe,
     window_s: float | None,
 ) -> AttemptResult:
-    """Restart all tasks on fresh addresses."""
+    """Run one attempt: start all tasks on fresh addresses and follow them until they end."""
     engine, environ = context.engine, context.machine.environ
     needs = Needs(job.num_tasks, job.num_addresses, job.num_computing, job.slots, failure_window_s=window_s)
     with signals.raising():
         try:
             allocation = engine.allocate(needs)
         except TooFewSlotsError:  # a host that has failed twice is better than none
-            allocation = engine.allocate(dataclasses.replace(needs, spares_failed=False))
+            allocation = engine.allocate(dataclasses.replace(needs, avoids_failed_hosts=False))
     try:
         for note in allocation.notes:
             observer.note(note)
@@ -118,14 +118,14 @@ def _attempt(
             run.write_json(path, _record(plan, environ))
         run.write_json(run.environment, describe_environment(allocation.places[0].gpus))
         outcome = Supervisor(plan, allocation, observer, signals=signals).run()
-        end_processes_left(plan, observer)
+        end_leftover_processes(plan, observer)
         return AttemptResult(plan, outcome)
     finally:
         allocation.release()
 
 
 def _record(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the plan as it is written down: without secrets in the arguments of the script."""
+    """Return the JSON form of a plan, with the secrets in the script's arguments masked."""
     plain = plan.to_plain()
     commands = {tuple(task["argv"]) for task in plain["tasks"]}
     shown = {command: masked_arguments(command, environ) for command in commands}
@@ -133,13 +133,13 @@ def _record(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def find_program(target: str, *, module: bool) -> Kind:
-    """Return the script, module or program to run. Raise UsageError if it does not exist."""
+    """Return whether the target is a script, a module or a program. Raise UsageError if it does not exist."""
     if module:
         _find_module(target)
         return "module"
     path = Path(target)
     if path.is_dir():
-        raise UsageError(f"{target}: it is a folder; give a script in it, or -m MODULE")
+        raise UsageError(f"{target} is a folder; give a script in it, or -m MODULE")
     if path.suffix == ".py":
         if not path.is_file():
             raise UsageError(f"{target}: there is no such script")
@@ -147,12 +147,12 @@ def find_program(target: str, *, module: bool) -> Kind:
     if shutil.which(target):
         return "program"
     if path.is_file():
-        raise UsageError(f"{target}: neither a Python script (.py) nor executable")
+        raise UsageError(f"{target} is neither a Python script (.py) nor executable")
     raise UsageError(f"{target}: there is no such script or program")
 
 
 def _find_module(name: str) -> None:
-    """Find a module without importing its packages, which may take seconds and import TensorFlow."""
+    """Raise UsageError if there is no such module. Its packages are not imported: that may take seconds."""
     if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name):
         raise UsageError(f"-m {name}: expected the name of a module, such as package.module")
     places = [os.getcwd(), *sys.path]

@@ -1,4 +1,4 @@
-"""`train --smoke`: proves a config in under a minute by a few steps, a restart from the checkpoint, and an export."""
+"""`train --smoke`: tests a config in under a minute: a few steps, a resume from the checkpoint, and an export."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from distlaunch.jobs.attempt import AttemptResult, checked, run_attempt
 from distlaunch.jobs.choose_run import JobRequest, choose
 from distlaunch.jobs.isolation import isolate_if_configured
 from distlaunch.jobs.restarts import note_hosts
-from distlaunch.runs.paths import shown
+from distlaunch.runs.paths import display_path
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 
 STEPS = 4
-"""Largest number of steps of a smoke run; the data may have fewer. A checkpoint is written after two."""
+"""Maximum number of steps of a smoke run; small data gives fewer. A checkpoint is written after two steps."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """One thing that a smoke run proves, and whether it did."""
+    """A statement that a smoke run tests, and whether it is true."""
 
-    what: str
+    statement: str
     holds: bool
 
 
 @dataclass(frozen=True)
 class SmokeResult:
-    """The last attempt and what was proven on the way."""
+    """The last attempt of a smoke run, and the statements that the run has tested."""
 
     last: AttemptResult
     proofs: tuple[Proof, ...]
@@ -48,43 +48,43 @@ class SmokeResult:
 
 
 def smoke_overrides(config: RunConfig, *, epochs: int) -> tuple[str, ...]:
-    """Return the overrides that shorten any run to a few steps, the last with an uneven batch if the data allows it."""
+    """Return the overrides that shorten any run to a few steps. The last batch is a partial one, where possible."""
     batch = config.data.global_batch
-    # batches that the function makes can only be counted
+    # if the data function makes the batches, only the number of steps can be limited
     if config.data.batched or batch is None:
         slice_of_data = (f"train.steps_per_epoch={STEPS}",)
     else:
         examples = STEPS * batch - (batch // 2 if config.data.remainder == "keep" else 0)
-        given = config.train.steps_per_epoch  # then an epoch may go over the data several times
-        # two at least: a checkpoint after two must not be beyond the end
+        given = config.train.steps_per_epoch  # if set, an epoch may pass over the data several times
+        # at least two steps, since the checkpoint is written after two
         steps = "null" if given is None else max(2, min(given, STEPS))
         slice_of_data = (f"data.train_examples={examples}", f"train.steps_per_epoch={steps}")
     validation = ("validation.steps=2", "validation.every_epochs=1") if config.validation is not None else ()
     checkpoint = ("checkpoint.every_steps=2", "checkpoint.every_epochs=1")
-    # every model can be a SavedModel, a tf.Module nothing else; on JAX it would take a process of TensorFlow
+    # the strategy names a format that can be written quickly for every model
     export = ("export=[]",) if epochs == 1 else () if config.export else (f"export=[{config.strategy.quick_export}]",)
     return (f"train.epochs={epochs}", "resume=never", *slice_of_data, *validation, *checkpoint, *export)
 
 
 class _SmokeObserver(ThreadedObserver):
-    """Does not show warnings about settings that only the smoke run has made.
+    """Hides warnings about settings that the smoke run has made, not the user.
 
     Args:
-        own: their keys.
+        overridden_keys: the config keys of these settings.
     """
 
-    def __init__(self, observer: Observer, own: Sequence[str]) -> None:
+    def __init__(self, observer: Observer, overridden_keys: Sequence[str]) -> None:
         super().__init__(observer)
-        self._own = tuple(f"{key}: " for key in own)
+        self._hidden_prefixes = tuple(f"{key}: " for key in overridden_keys)
 
     def event(self, event: Event) -> None:
-        if not (isinstance(event, Notice) and event.message.startswith(self._own)):
+        if not (isinstance(event, Notice) and event.message.startswith(self._hidden_prefixes)):
             super().event(event)
 
 
 def smoke(request: JobRequest, observer: Observer, machine: Machine) -> SmokeResult:
     """Run the two attempts of a smoke run. See `train` for errors."""
-    # of `choose`: a config with `resume: auto` is proven by a run of its own, too
+    # a config with `resume: auto` must also start a new run here
     fresh = replace(request, overrides=(*request.overrides, "resume=never"), resume=False)
     choice = choose(fresh, machine)
     config, context = choice.config, choice.context
@@ -92,15 +92,17 @@ def smoke(request: JobRequest, observer: Observer, machine: Machine) -> SmokeRes
     name = f"{request.name or config.name}-smoke"
     run = RunDir.claim(config.runs_dir, name)
     validation = config.validation
-    own = [f"validation.{key}" for key in ("steps", "every_epochs") if validation and not changed(validation, key)]
-    about = naming_run(shown(run.path))
-    with about, _SmokeObserver(observer, own) as threaded, run.lock_claim(), context.engine as engine:
+    overridden_keys = [
+        f"validation.{key}" for key in ("steps", "every_epochs") if validation and not changed(validation, key)
+    ]
+    smoke_observer = _SmokeObserver(observer, overridden_keys)
+    with naming_run(display_path(run.path)), smoke_observer as threaded, run.lock_claim(), context.engine as engine:
         note_hosts(engine, threaded.note)
         title = f"smoke test of {request.target}, part"
         threaded.note(f"{title} 1 of 2: a few steps with a checkpoint")
         result = _attempt(request, config, name, 1, run, threaded, context)
         if result.outcome.status == "done":
-            threaded.note(f"{title} 2 of 2: a new start from the checkpoint, validation, export")
+            threaded.note(f"{title} 2 of 2: resume from the checkpoint, validation, export")
             result = _attempt(request, config, name, 2, run, threaded, context)
     result = replace(result, resumable=False)
     return SmokeResult(result, prove(config, read_events(run.events), [str(task.task) for task in result.plan.tasks]))
@@ -117,19 +119,19 @@ def _attempt(
 ) -> AttemptResult:
     overrides = (*request.overrides, *smoke_overrides(config, epochs=epochs))
     choice = choose(replace(request, name=name, overrides=overrides, resume=False), context.machine)
-    # loading it takes seconds, which only an export that the config asks for is worth
+    # checking an export takes seconds: skip the check if the config does not ask for the export
     extra = () if config.export else ("--unchecked",)
     return checked(run_attempt(choice.config, run, "train", observer, context, extra=extra), choice.locate)
 
 
-def _may_validate(events: Sequence[Event]) -> bool:
-    """Return False if the data function has given no validation data."""
+def _has_validation_data(events: Sequence[Event]) -> bool:
+    """Return False if the data function returned no validation data."""
     found = [event for event in events if isinstance(event, DataResolved)]
     return not found or any("validation" in {**event.examples, **event.seen} for event in found)
 
 
 def prove(config: RunConfig, events: Sequence[Event], tasks: Sequence[str]) -> tuple[Proof, ...]:
-    """Return what the events of the two attempts prove."""
+    """Return the tested statements, judged by the events of the two attempts."""
     first, second = (RunFacts.of(event for event in events if event.attempt == number) for number in (0, 1))
     losses = [
         event.logs["loss"] for event in events if isinstance(event, StepsDone | EpochEnded) and "loss" in event.logs
@@ -137,7 +139,7 @@ def prove(config: RunConfig, events: Sequence[Event], tasks: Sequence[str]) -> t
     saved = [event.step for event in first.checkpoints]
     trained, first_step = first.now.step, second.start.first_step if second.start else 0
     replicas = f" for {count(first.start.replicas, 'replica')}" if first.start else ""
-    went_on = 0 < first_step < second.now.step
+    resumed = 0 < first_step < second.now.step
     proofs = [
         Proof("the config is valid", True),
         Proof(f"{count(len(tasks), 'task')} came up", bool(first.now.hosts)),
@@ -145,9 +147,9 @@ def prove(config: RunConfig, events: Sequence[Event], tasks: Sequence[str]) -> t
         Proof("training ran" + (f" ({count(trained, 'step')})" if trained else ""), bool(first.epochs)),
         Proof("the loss is a finite number", bool(losses) and all(math.isfinite(loss) for loss in losses)),
         Proof("a checkpoint was written" + (f" (step {max(saved)})" if saved else ""), bool(saved)),
-        Proof("a new start went on" + (f" from step {first_step}" if went_on else ""), went_on),
+        Proof("the run was resumed" + (f" from step {first_step}" if resumed else ""), resumed),
     ]
-    if config.validation is not None and _may_validate(events):
+    if config.validation is not None and _has_validation_data(events):
         validated = any(name.startswith("val_") for event in second.epochs for name in event.logs)
         proofs.append(Proof("validation ran", validated))
     formats = second.exports

@@ -1,4 +1,4 @@
-"""Attempts that use what a run has trained, and do not train: evaluate, predict, export."""
+"""Attempts that use a trained model instead of training it: evaluate, predict, export."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from distlaunch.engines.context import LaunchContext
 from distlaunch.jobs.attempt import AttemptResult, checked, run_attempt
 from distlaunch.jobs.choose_run import config_for_use, load_config_of
 from distlaunch.jobs.isolation import isolate_if_configured
-from distlaunch.jobs.list_checkpoint import check_kept
+from distlaunch.jobs.list_checkpoint import check_checkpoint_exists
 from distlaunch.plan.train import Mode
-from distlaunch.runs.paths import shown
+from distlaunch.runs.paths import display_path
 from distlaunch.runs.report import open_run
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 
@@ -38,16 +38,18 @@ def run_on_checkpoint(
     machine: Machine,
     checkpoint: int | BestName | None = None,
 ) -> AttemptResult:
-    """Evaluate, predict or export with a checkpoint of a run, in processes of its own.
+    """Evaluate, predict or export with a checkpoint of a run, in new processes.
 
     Args:
-        checkpoint: the step of the checkpoint; `best`: the best epoch; None: the newest.
+        mode: the kind of use.
+        extra: arguments for the tasks.
+        checkpoint: the step of the checkpoint, `best` for that of the best epoch, or None for the newest.
     """
     run = open_run(path)
     if not run.has_config():
-        raise UsageError(f"{shown(run.path)} is a run of a script: distlaunch does not know its model")
+        raise UsageError(f"{display_path(run.path)} is a run of a script: distlaunch does not know its model")
     if checkpoint is not None:
-        check_kept(run, checkpoint)
+        check_checkpoint_exists(run, checkpoint)
         extra = [*extra, "--checkpoint", str(checkpoint)]
     config, locate, warnings = load_config_of(run, overrides, machine, observer.note)
     for warning in warnings:
@@ -60,31 +62,38 @@ def run_on_checkpoint(
     context = LaunchContext.resolve(config, machine)
     isolate_if_configured(config, context)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(naming_run(shown(run.path)))
+        stack.enter_context(naming_run(display_path(run.path)))
         if mode == "export":
             claim_exports(run, config, extra, stack)
-        place = run.path
+        original_path = run.path
         if not run.may_be_written():
             extra = [*extra, *_output_elsewhere(mode, extra)]
-            observer.note(f"{shown(run.path)} can only be read: nothing is recorded there")
-            run = stack.enter_context(reading_copy(run))
+            observer.note(f"{display_path(run.path)} is read-only: nothing is recorded there")
+            run = stack.enter_context(read_only_copy(run))
         threaded = stack.enter_context(ThreadedObserver.of(observer))
         stack.enter_context(context.engine)
         try:
             result = checked(run_attempt(config, run, mode, threaded, context, extra=extra), locate)
         except StopRequested as asked:
-            # nothing is left to resume, as it is of `train`
+            # unlike `train`, this command leaves nothing to resume: exit as after an unhandled signal
             asked.exit_code = 128 + asked.number
             raise
         outcome = replace(result.outcome, exit_code=result.outcome.code_of_command)
-        return replace(result, plan=replace(result.plan, run_dir=place), outcome=outcome)
+        return replace(result, plan=replace(result.plan, run_dir=original_path), outcome=outcome)
 
 
 def claim_exports(run: RunDir, config: RunConfig, extra: Sequence[str], stack: contextlib.ExitStack) -> None:
-    """Hold the locks of the formats that are written. Raises UsageError, RunBusyError."""
+    """Lock the export formats to be written until `stack` is closed.
+
+    Raises:
+        UsageError: the run cannot be written to.
+        RunBusyError: another process is writing one of the formats.
+    """
     if not os.access(run.path, os.W_OK | os.X_OK):
-        raise UsageError(f"{shown(run.path)} can only be read: an export is written into the run; copy the run first")
-    # without any, the model decides between two
+        raise UsageError(
+            f"{display_path(run.path)} is read-only, and an export is written into the run; copy the run first"
+        )
+    # without a format, the kind of model decides between these two
     formats = extra[1].split(",") if extra[:1] == ["--formats"] else config.export or ["keras", "saved_model"]
     for kind in sorted(formats):
         try:
@@ -92,36 +101,40 @@ def claim_exports(run: RunDir, config: RunConfig, extra: Sequence[str], stack: c
         except RunBusyError:
             owner = owner_of(run.export_lock(kind))
             who = owner.description if owner is not None else "another process"
-            message = f"{shown(run.path)}: {who} is writing its export as {kind}; wait until it has ended"
+            message = f"{display_path(run.path)}: {who} is writing its export as {kind}; wait until it has finished"
             raise RunBusyError(message) from None
 
 
 def _output_elsewhere(mode: Mode, extra: Sequence[str]) -> list[str]:
-    """Return the argument for predictions that cannot be written into the run. Raises UsageError without a place."""
+    """Return the arguments that write predictions outside a read-only run.
+
+    Raises UsageError if the current directory is read-only, too.
+    """
     if mode != "predict" or "--output" in extra:
         return []
     if not os.access(".", os.W_OK | os.X_OK):
-        raise UsageError("neither the run nor the current directory can be written to; add --output FILE")
+        raise UsageError("the run and the current directory are read-only; add --output FILE")
     return ["--output", str(Path(f"predictions-{extra[1]}.npz").absolute())]
 
 
 def check_has_validation(run: RunDir, config: RunConfig, command: str) -> None:
-    """Raise UsageError if the data function gave no validation data, and its code has not changed since.
+    """Raise UsageError if the data function returned no validation data and its code has not changed since.
 
     Args:
-        command: that needs them, such as `evaluate`.
+        command: the command that needs validation data, such as `evaluate`.
     """
     read = read_events_of(run.events, DataResolved)
     if not read or "validation" in read[-1].examples or "validation" in read[-1].seen:
         return
     if _may_have_changed(config, since=read[-1].time):
         return
-    message = f"{shown(run.path)} has no validation data: {read[-1].name} gave none"
-    raise UsageError(f"{message}; {command} the training data with `--split train`, or let the function return some")
+    message = f"{display_path(run.path)} has no validation data: {read[-1].name} returned none"
+    advice = f"{command} the training data with `--split train`, or make the function return validation data"
+    raise UsageError(f"{message}; {advice}")
 
 
 def _may_have_changed(config: RunConfig, *, since: float) -> bool:
-    """Return whether the data function's file, or a Python file beside it, is newer; True where that is not known."""
+    """Return True if the data function's file or a Python file beside it is newer, or if that is unknown."""
     if config.data.function is None:
         return False
     module = config.data.function.rpartition(":")[0]
@@ -133,8 +146,8 @@ def _may_have_changed(config: RunConfig, *, since: float) -> bool:
 
 
 @contextlib.contextmanager
-def reading_copy(run: RunDir) -> Generator[RunDir]:
-    """Give a run directory that leads to the files of another, and takes what an attempt writes; it is removed."""
+def read_only_copy(run: RunDir) -> Generator[RunDir]:
+    """Yield a temporary run directory with links to the files of a read-only run. Attempts can write into it."""
     with tempfile.TemporaryDirectory(prefix="distlaunch-read-") as folder:
         copy = RunDir(Path(folder) / run.name)
         copy.path.mkdir()

@@ -1,4 +1,4 @@
-"""Waits for the ends of runs, over their restarts and requeues."""
+"""Waits until runs have ended, across restarts and requeues."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.jobs.batch.job_states import JobWatch
 from distlaunch.runs.final_code import final_code
 
-_TURN_S = 0.25
+_POLL_INTERVAL_S = 0.25
 
 
 def wait_for_runs(
@@ -19,17 +19,17 @@ def wait_for_runs(
 
     Args:
         note: shows a message about a submitted job.
-        pause: waits so many seconds.
+        pause: waits the given seconds.
     """
     left = {run.path: (run, _watch(run, note)) for run in runs}
     while left:
         for path, (run, watch) in list(left.items()):
-            # the job first: a launcher that it starts afterwards is seen
+            # check the job before the launcher: a job that has just started has a launcher
             if not (watch is not None and watch.is_active()) and not run.is_busy():
                 del left[path]
                 yield run, final_code(run)
         if left:
-            pause(_TURN_S)
+            pause(_POLL_INTERVAL_S)
 
 
 def _watch(run: RunDir, note: Callable[[str], None]) -> JobWatch | None:

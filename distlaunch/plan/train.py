@@ -161,7 +161,7 @@ def worker_argv(
     return (python or sys.executable, *SAFE_MODULE, "distlaunch.tasks.worker", *arguments)
 
 
-def config_mark(text: str) -> tuple[str, str]:
+def config_mark_arguments(text: str) -> tuple[str, str]:
     """Return the arguments by which a task checks that it reads the config that was written for it."""
     return "--config-sha256", hashlib.sha256(text.encode()).hexdigest()
 

@@ -17,7 +17,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import AttemptFacts, RunFacts
 from distlaunch.base.run_files.submission import JobState, Submission
 from distlaunch.runs.bottleneck import summary
-from distlaunch.runs.paths import shown
+from distlaunch.runs.paths import display_path
 from distlaunch.runs.report import (
     KILLED,
     RUNNING,
@@ -79,9 +79,11 @@ def find_runs(directory: Path, now: float, jobs_of: JobsOf = lambda jobs: {}) ->
         jobs_of: returns the states of submitted jobs.
     """
     if not directory.is_dir():
-        raise UsageError(f"{shown(directory)}: there is no such directory; give the `runs_dir` of your configs")
+        raise UsageError(f"{display_path(directory)}: there is no such directory; give the `runs_dir` of your configs")
     if RunDir(directory).exists():
-        raise UsageError(f"{shown(directory)} is a run itself; `distlaunch report {shown(directory)}` reports on it")
+        raise UsageError(
+            f"{display_path(directory)} is a run itself; `distlaunch report {display_path(directory)}` reports on it"
+        )
     folders = [RunDir(path) for path in directory.iterdir() if path.is_dir()]
     closed = sorted(run.name for run in folders if not run.is_readable())
     runs = [run for run in folders if run.is_readable() and run.exists()]

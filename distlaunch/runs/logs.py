@@ -22,7 +22,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import RunFacts
 from distlaunch.cluster.spec import Task
 from distlaunch.plan.train import LaunchPlan, Mode, TaskPlan
-from distlaunch.runs.paths import shown
+from distlaunch.runs.paths import display_path
 from distlaunch.runs.report import KILLED, attempt_report
 from distlaunch.supervise.observer import Observer
 from distlaunch.supervise.run_events import EventFollower
@@ -90,7 +90,9 @@ class AttemptLogs:
         chosen = [task for task in plan.tasks if selection.task in (None, str(task.task))]
         if not chosen:
             names = ", ".join(str(task.task) for task in plan.tasks)
-            raise UsageError(f"--task: got {selection.task!r}; attempt {attempt} of {shown(run.path)} has {names}")
+            raise UsageError(
+                f"--task: got {selection.task!r}; attempt {attempt} of {display_path(run.path)} has {names}"
+            )
         self.attempt, self._run, self._observer = attempt, run, observer
         self._logs = [
             (str(task.task), LogFollower(path, raw=selection.raw))
@@ -214,13 +216,15 @@ def _attempt(run: RunDir, selection: LogSelection) -> int:
     """Return the attempt to show: the newest that trained, or the newest if none has."""
     attempts = _attempts(run)
     if not attempts:
-        written = f"; see {shown(run.launcher_log)}" if run.launcher_log.exists() else ""
-        raise UsageError(f"{shown(run.path)}: nothing has been started yet{written}")
+        written = f"; see {display_path(run.launcher_log)}" if run.launcher_log.exists() else ""
+        raise UsageError(f"{display_path(run.path)}: nothing has been started yet{written}")
     if selection.attempt is None:
         trained = [number for number in attempts if _is_training(run, number)]
         return (trained or attempts)[-1]
     if selection.attempt not in attempts:
-        raise UsageError(f"--attempt: got {selection.attempt}; {shown(run.path)} has {', '.join(map(str, attempts))}")
+        raise UsageError(
+            f"--attempt: got {selection.attempt}; {display_path(run.path)} has {', '.join(map(str, attempts))}"
+        )
     return selection.attempt
 
 

@@ -1,11 +1,11 @@
-"""Paths as users like to read them."""
+"""Paths in messages to users."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 
-def shown(path: Path | str) -> str:
+def display_path(path: Path | str) -> str:
     """Return the path, relative if it is below the current directory."""
     text = str(path)
     prefix = str(Path.cwd()).rstrip("/") + "/"

@@ -27,7 +27,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import AttemptFacts, RunFacts
 from distlaunch.base.run_files.submission import JobState
 from distlaunch.runs.bottleneck import summary
-from distlaunch.runs.paths import shown
+from distlaunch.runs.paths import display_path
 from distlaunch.supervise.diagnose.exit_reason import read_error
 
 _Kind = TypeVar("_Kind", bound=Event)
@@ -146,9 +146,8 @@ def open_run(path: str) -> RunDir:
     """Open an existing run. Raise UsageError if there is none."""
     run = RunDir(path)
     if not run.exists():
-        raise UsageError(
-            f"{shown(run.path)}: no run directory (no config.yaml and no plan.json); `distlaunch runs` lists the runs"
-        )
+        hint = "`distlaunch runs` lists the runs"
+        raise UsageError(f"{display_path(run.path)}: not a run directory (no config.yaml and no plan.json); {hint}")
     return run
 
 

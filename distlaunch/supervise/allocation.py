@@ -1,6 +1,7 @@
-"""The interface of supervision to the hosts that an engine has found. Supervision does not know how they are reached.
+"""The interface between supervision and an engine, which hides how hosts are reached.
 
-When an allocation reports the end of a task, its logs, error.json and events are in the controller's run directory.
+When an allocation reports the end of a task, the logs, error.json and events of the task are in the launcher's run
+directory.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from distlaunch.plan.train import LaunchPlan, TaskPlan
 
 
 class TaskHandle(Protocol):
-    """A process of a task. `pid` is for users to see only."""
+    """A process of a task. `pid` is only for messages to users."""
 
     @property
     def host(self) -> str: ...
     @property
     def pid(self) -> int: ...
     def poll(self) -> Exit | None:
-        """Return how the task ended, or None; its output has then been read. Never waits."""
+        """Return how the task ended, after all of its output has been read; None if it still runs. Never waits."""
         ...
 
     def send(self, order: Order, *, whole_group: bool) -> None:
-        """Send an order to the task, or also to what it has started."""
+        """Send an order to the task, with `whole_group` also to its child processes."""
 
     def is_suspended(self) -> bool:
         """Return True if the process is suspended, as by SIGSTOP."""
@@ -46,17 +47,23 @@ class Starter(Protocol):
         ...
 
     def watch(self, fd: int) -> None:
-        """Make `wait` also return when this descriptor can be read; the caller reads it."""
+        """Make `wait` also return when the caller can read from this descriptor."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until tasks have something to report; return True if the caller should check at once.
+        """Wait until tasks have something to report.
 
-        That is so if the watched descriptor can be read, or a task of another host has ended.
+        Returns:
+            True if the caller should check at once: the watched descriptor is readable, or a task of another host has
+            ended.
         """
         ...
 
     def collect(self, gives_up: Callable[[], bool]) -> None:
-        """Wait until the files of the tasks, which have all ended, are here, or the user stops waiting."""
+        """Wait until the files of all tasks have been copied to this host, after the tasks have ended.
+
+        Args:
+            gives_up: return when this function returns True.
+        """
 
 
 class Allocation(Protocol):
@@ -64,12 +71,12 @@ class Allocation(Protocol):
 
     @property
     def places(self) -> Sequence[Place]:
-        """Return a place for each requested process; those with addresses come first."""
+        """Return a place for each requested process. Places with addresses come first."""
         ...
 
     @property
     def given(self) -> tuple[ClusterSpec, Task] | None:
-        """Return a given cluster and the only task of it to start; None to start all tasks."""
+        """Return the cluster of TF_CONFIG and its only task to start here; None to start all tasks."""
         ...
 
     @property
@@ -79,38 +86,40 @@ class Allocation(Protocol):
 
     @property
     def sees_tasks_at_once(self) -> bool:
-        """Return whether the liveness of all tasks is from the same moment, so that small delays can be compared."""
+        """Return True if the liveness of all tasks is read at the same moment, so that small delays are comparable."""
         ...
 
     @property
     def notes(self) -> Sequence[str]:
-        """Return what the user should know about the hosts."""
+        """Return messages for the user about the hosts."""
         ...
 
     def starting(
         self, plan: LaunchPlan, show: Callable[[str, str], None], clock: Callable[[], float]
     ) -> AbstractContextManager[Starter]:
-        """Yield the tasks of a plan, to be started; when the block is left, none of them is left.
+        """Return a context manager that yields a starter for the tasks of a plan and ends all tasks on exit.
 
         Args:
-            show: takes the lines that they print.
+            show: called with the name of a task and a line that it has printed.
+            clock: returns monotonic seconds.
 
-        Raises UsageError: a host cannot have what its tasks need of the run directory.
+        Raises:
+            UsageError: a host cannot get the files of the run directory that its tasks need.
         """
         ...
 
     def import_ahead(self, plan: LaunchPlan) -> None:
-        """Start imports that the tasks of a plan will need, where possible, without waiting."""
+        """Start to import the modules that the tasks of a plan will need, if possible. Never waits."""
 
     def listening(self, addresses: Collection[str]) -> set[str]:
         """Return the addresses on which a process listens."""
         ...
 
     def note_host_failure(self, host: str, /) -> None:
-        """Record that a task on this host failed first, and not by an exception of its own."""
+        """Record that the first failure was that of a task on this host, for a cause outside its program."""
 
     def release_ports(self) -> None:
-        """Release the ports: the tasks have bound them, and none will be restarted."""
+        """Release the ports after the tasks have bound them, if no task can be restarted."""
 
     def release(self) -> None:
         """Release everything."""

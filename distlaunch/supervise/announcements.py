@@ -1,4 +1,4 @@
-"""Messages to the user about the controller's own actions."""
+"""Messages to the user about the launcher's own actions."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from distlaunch.plan.train import LaunchPlan
 from distlaunch.supervise.facts import Rules, Stalled
 from distlaunch.supervise.state import Cause, RunState
 
-_REST_S = 30.0
-"""Scripts that end well end at about the same time."""
+_STILL_RUNNING_S = 30.0
+"""Seconds after which scripts that still run, although others have ended, are reported."""
 
 
 class Announcer:
-    """Words for what happens in one attempt.
+    """Announces the launcher's actions in one attempt.
 
     Args:
+        tasks: the names of the tasks that this launcher starts.
         note: shows a line.
-        tasks: names of those that are started here.
     """
 
     def __init__(self, plan: LaunchPlan, rules: Rules, tasks: Collection[str], note: Callable[[str], None]) -> None:
         self._plan, self._rules, self._tasks, self._note = plan, rules, frozenset(tasks), note
-        self._waiting_was_reported = self._rest_was_reported = False
+        self._waiting_was_reported = self._still_running_was_reported = False
 
     def waiting(self, tasks: Sequence[str], state: RunState, now: float) -> None:
         """Print once which tasks the run, or a script, waits for.
@@ -34,30 +34,30 @@ class Announcer:
         Args:
             tasks: tasks that still work although the run is over.
         """
-        self._tell_rest(state, now)
+        self._report_still_running(state, now)
         if not tasks or self._waiting_was_reported:
             return
         self._waiting_was_reported = True
         names = ", ".join(tasks)
-        if self._rules.scripts:  # of which nobody knows what an evaluator does
+        if self._rules.scripts:  # the work of a script's evaluator is unknown
             who = "chief is" if self._rules.servers else "workers are"
-            self._note(f"the {who} done; waiting for {names} for {self._plan.start_timeout_s:g} s at most")
+            self._note(f"the {who} done; waiting up to {self._plan.start_timeout_s:g} s for {names}")
         else:
             self._note(f"the run is done; waiting for {names} to evaluate its last checkpoint")
 
-    def _tell_rest(self, state: RunState, now: float) -> None:
-        """Report tasks that still run after others have ended: they may wait for these forever."""
-        if self._rest_was_reported or not self._rules.scripts or self._rules.servers or state.signals:
+    def _report_still_running(self, state: RunState, now: float) -> None:
+        """Report once which tasks still run long after others have ended, since they may wait for those forever."""
+        if self._still_running_was_reported or not self._rules.scripts or self._rules.servers or state.signals:
             return
         ended = {name: end for name, end in state.exits.items() if name not in self._rules.auxiliary}
-        done = [name for name, end in ended.items() if not end.code and now - end.at >= _REST_S]
+        done = [name for name, end in ended.items() if not end.code and now - end.at >= _STILL_RUNNING_S]
         rest = [name for name in state.alive if name not in self._rules.auxiliary] if done else []
         if not rest:
             return
-        self._rest_was_reported = True
+        self._still_running_was_reported = True
         runs = f"{listed(rest)} still {'runs' if len(rest) == 1 else 'run'}"
         stacks = f"`distlaunch logs {os.path.relpath(self._plan.run_dir)} --stacks` shows where"
-        self._note(f"{listed(done)} ended with exit code 0 more than {_REST_S:g} s ago; {runs}, and {stacks}")
+        self._note(f"{listed(done)} ended with exit code 0 more than {_STILL_RUNNING_S:g} s ago; {runs}, and {stacks}")
 
     def stop_requested(self, number: signal.Signals, *, training: bool) -> None:
         """Report that the job was asked to end."""
@@ -69,7 +69,7 @@ class Announcer:
         """Report tasks without progress."""
         limit = f"for {self._plan.stall_timeout_s:g} s"
         if stall.frozen:
-            self._note(f"{stall.task} has shown no sign of life {limit}")
+            self._note(f"{stall.task} has sent no heartbeat {limit}")
             return
         others = self._plan.elsewhere or self._tasks - self._rules.auxiliary - {stall.task}
         waited = f", and the others wait for {stall.task}" if stall.task and others else ""
@@ -83,9 +83,9 @@ class Announcer:
         """
         names = listed(to)
         if order is Order.KILL:
-            # after a failure, or before the first step, nobody expects a clean end
+            # do not announce this after a failure or before the first step, where a clean end is not expected
             if why is Cause.STALLED and set(to) <= self._rules.replaceable:
-                self._note(f"{names} killed, to be started again")
+                self._note(f"killing and restarting {names}")
             elif why not in (Cause.FAILURE, Cause.OVERDUE, Cause.STALLED):
                 self._note(f"killing {names}")
         elif why is Cause.FAILURE:

@@ -1,4 +1,4 @@
-"""Facts about a run's processes, as data: the history on which supervision decides."""
+"""Facts about a run's processes, as data. Supervision decides on the history of facts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Spawned(Fact):
-    """The task's process has been started; what is known of one before it counts no more."""
+    """The task's process has been started. Facts about an earlier process of the task no longer count."""
 
     task: str
 
@@ -57,14 +57,14 @@ class Training(Fact):
 
 @dataclass(frozen=True)
 class Finished(Fact):
-    """The task has reported the planned end of its part."""
+    """The task has reported the planned end of its work."""
 
     task: str
 
 
 @dataclass(frozen=True)
 class Closed(Fact):
-    """The task has reported the end of its part, planned or not."""
+    """The task has reported the end of its work, planned or not."""
 
     task: str
 
@@ -78,7 +78,7 @@ class Exited(Fact):
 
 
 class ErrorRole(enum.Enum):
-    """The role of a task's error: cause or consequence of the failure."""
+    """The role of a task's error: the cause or a consequence of the failure."""
 
     CONFIG = "config"
     CAUSE = "cause"
@@ -95,11 +95,11 @@ class ErrorReported(Fact):
 
 @dataclass(frozen=True)
 class Stalled(Fact):
-    """The run makes no progress any more.
+    """The run makes no progress.
 
     Attributes:
         task: the task that blocks the others; empty if all wait for each other.
-        frozen: its process shows no sign of life at all.
+        frozen: True if its process sends no heartbeats.
     """
 
     task: str
@@ -108,7 +108,7 @@ class Stalled(Fact):
 
 @dataclass(frozen=True)
 class Saving(Fact):
-    """The task has begun or ended writing something by itself: a checkpoint, an export, files of callbacks."""
+    """The task has begun or ended writing files without the others: a checkpoint, an export, files of callbacks."""
 
     task: str
     over: bool = False
@@ -116,24 +116,24 @@ class Saving(Fact):
 
 @dataclass(frozen=True)
 class Absent(Fact):
-    """The task has not opened its port in time, while others have and wait for it."""
+    """The task has not opened its port in time, although others have opened theirs and wait for it."""
 
     task: str
 
 
 @dataclass(frozen=True)
 class Signal(Fact):
-    """The launcher was signalled."""
+    """The launcher has received a signal."""
 
     number: signal.Signals
 
 
 @dataclass(frozen=True)
 class Sent(Fact):
-    """The controller has sent an order to tasks; only those that can answer are asked for stacks.
+    """The launcher has sent an order to tasks.
 
     Attributes:
-        to: the tasks; empty: all that were left.
+        to: the tasks; empty for all that had not ended.
     """
 
     order: Order
@@ -142,7 +142,7 @@ class Sent(Fact):
 
 @dataclass(frozen=True)
 class GivenUp(Fact):
-    """The launcher does not start the task again, and the run goes on without it."""
+    """The launcher does not restart the task, and the run continues without it."""
 
     task: str
 
@@ -152,15 +152,15 @@ class Rules:
     """The rules for the processes of a run.
 
     Attributes:
-        chief: the task whose end is the run's end.
-        needs_finish: exit code 0 counts only after the task, or the chief, has reported that it is finished.
-        servers: tasks that serve until they are stopped, and that the chief needs until it has ended.
-        replaceable: tasks that are started again when they end too early.
-        optional: tasks that the run does not need: their end is never a failure.
-        needs_every_task: when one task is gone, the others can only finish what they are writing.
-        scripts: tasks run programs of their own. Exit code 0 is a good end at any time, also of a server; the run ends
-            with the last of those that do not serve. Only a task that somebody has killed is started again: what a
-            program does by itself, it would do again.
+        chief: the task with which the run ends.
+        needs_finish: exit code 0 is a failure unless the task or the chief has reported that it is finished.
+        servers: tasks that serve until they are stopped. The chief needs them until it has ended.
+        replaceable: tasks that are restarted when they end too early.
+        optional: tasks that the run does not need. Their end is never a failure.
+        needs_every_task: when one task is gone, the others can only finish the files that they are writing.
+        scripts: the tasks run the user's programs. Exit code 0 is always a success, also of a server, and the run ends
+            with the last task that is not a server. A task is restarted only if it was killed from outside, because a
+            program that ends by itself would do so again.
     """
 
     chief: str
@@ -175,7 +175,7 @@ class Rules:
 
     @classmethod
     def of(cls, plan: LaunchPlan) -> Rules:
-        """Return what a plan's run expects of its tasks."""
+        """Return the rules for the tasks of a plan."""
         servers = frozenset(str(task.task) for task in plan.tasks if task.serves)
         workers = frozenset(str(task.task) for task in plan.tasks if task.serves and task.task.job == "worker")
         evaluators = frozenset(str(task.task) for task in plan.tasks if task.task.job == "evaluator")
@@ -194,10 +194,10 @@ class Rules:
 
     @functools.cached_property
     def auxiliary(self) -> frozenset[str]:
-        """Return the tasks whose end is never the run's end."""
+        """Return the tasks with which the run never ends."""
         return self.servers | self.optional
 
     @property
     def preempted(self) -> tuple[int, ...]:
-        """Return the exit codes of a task that was asked to end and can continue after a restart."""
+        """Return the exit codes of a task that was asked to end and can be resumed."""
         return (ExitCode.PREEMPTED, PREEMPTION_CODE) if self.scripts else (ExitCode.PREEMPTED,)

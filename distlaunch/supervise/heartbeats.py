@@ -1,4 +1,4 @@
-"""Finds tasks that show no sign of life, or block the others, from the heartbeats that the caller passes in. Pure."""
+"""Finds tasks that are frozen or block the others, from the heartbeats that the caller passes in."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from distlaunch.supervise.facts import Stalled
 _FROZEN_S = 2.0
 """Seconds without a heartbeat after which an idle process counts as frozen: suspended, or in native code."""
 _MIN_TRAINED_S = 10.0
-"""Shorter training says nothing about slow tasks."""
+"""Shortest training, in seconds, for which waiting times are meaningful."""
 
 
 @dataclass
-class _Life:
+class _TaskHistory:
+    """The last liveness of a task, when its heartbeat last changed, and when it last made progress."""
+
     liveness: Liveness
     beat_at: float
     moved_at: float
@@ -25,56 +27,57 @@ class Heartbeats:
     """Follows the liveness of the tasks of one attempt.
 
     Args:
-        timeout_s: how long a task may show nothing; None: for ever.
-        in_step: tasks that go on together; the others beat only.
+        timeout_s: seconds without progress after which a task is stalled; None for no limit.
+        lockstep_tasks: tasks that make each step together. The others only send heartbeats.
     """
 
-    def __init__(self, timeout_s: float | None, in_step: Collection[str]) -> None:
-        self._timeout_s, self._in_step = timeout_s, frozenset(in_step)
-        self._lives: dict[str, _Life] = {}
+    def __init__(self, timeout_s: float | None, lockstep_tasks: Collection[str]) -> None:
+        self._timeout_s, self._lockstep_tasks = timeout_s, frozenset(lockstep_tasks)
+        self._histories: dict[str, _TaskHistory] = {}
         self._checked_at: float | None = None
         self._trained_s = 0.0
         self._waited_s: dict[str, float] = {}
 
     def check(self, now: float, liveness: Mapping[str, Liveness], *, training: bool, has_event: bool) -> list[Stalled]:
-        """Return what is to be reported now.
+        """Return the tasks that are stalled now.
 
         Args:
-            liveness: liveness of the tasks that have started and are alive.
+            now: the time of the liveness, in monotonic seconds.
+            liveness: the liveness of the tasks that have started and are alive.
             training: whether the first step has begun and the last has not ended.
-            has_event: whether the run has reported something since the last look (a checkpoint, an epoch).
+            has_event: whether the run has reported an event since the last check (a checkpoint, an epoch).
         """
-        for task in list(self._lives):
-            # its next process begins with counters of its own
+        for task in list(self._histories):
+            # the counters of a restarted process begin at 0
             if task not in liveness:
-                del self._lives[task]
-        for task, now_shown in liveness.items():
-            self._note(task, now_shown, now, has_event=has_event or not training)
+                del self._histories[task]
+        for task, current in liveness.items():
+            self._update(task, current, now, has_event=has_event or not training)
         passed = 0.0 if self._checked_at is None else now - self._checked_at
         self._checked_at = now
-        together = {task: life for task, life in self._lives.items() if task in self._in_step}
+        lockstep = {task: history for task, history in self._histories.items() if task in self._lockstep_tasks}
         if training:
-            self._count(passed, together)
+            self._add_waiting_time(passed, lockstep)
         if self._timeout_s is None:
             return []
         frozen = self._frozen(now, self._timeout_s)
-        # before the first step and after the last tasks do different things: only a frozen one is sure
+        # before the first step and after the last, tasks differ in their work: only a frozen task is certainly stalled
         if frozen or not training:
             return [Stalled(now, task, frozen=True) for task in frozen]
-        # one that still moves is waited for, not stalled
-        if not together or any(now - life.moved_at < self._timeout_s for life in together.values()):
+        # while one task makes progress, the others may be waiting for it
+        if not lockstep or any(now - history.moved_at < self._timeout_s for history in lockstep.values()):
             return []
-        # nobody moves; who does not even beat is the cause, and the others wait
-        if frozen := [task for task in self._frozen(now, min(_FROZEN_S, self._timeout_s / 2)) if task in together]:
+        # no task makes progress: a frozen task is the cause, and the others wait for it
+        if frozen := [task for task in self._frozen(now, min(_FROZEN_S, self._timeout_s / 2)) if task in lockstep]:
             return [Stalled(now, task, frozen=True) for task in frozen]
-        # who writes by itself, such as the last checkpoint, has made as many calls as those that wait for it
-        behind = [task for task, life in together.items() if life.liveness.saving] or _slowest(together)
-        return [Stalled(now, behind[0] if len(behind) < len(together) or len(behind) == 1 else "", frozen=False)]
+        # a task that writes files alone has made as many calls as the tasks that wait for it
+        behind = [task for task, history in lockstep.items() if history.liveness.saving] or _slowest(lockstep)
+        return [Stalled(now, behind[0] if len(behind) < len(lockstep) or len(behind) == 1 else "", frozen=False)]
 
-    def shares(self) -> dict[str, float]:
-        """Return for each task the share of training time in which others waited for its next call.
+    def waited_fractions(self) -> dict[str, float]:
+        """Return, for each task, the fraction of the training time in which others waited for its next call.
 
-        Empty during the first seconds of training, in which tasks start at different times.
+        Empty during the first seconds of training, since tasks start at different times.
         """
         if self._trained_s < _MIN_TRAINED_S:
             return {}
@@ -82,38 +85,43 @@ class Heartbeats:
 
     def is_beating(self, task: str, now: float) -> bool:
         """Return True if the process was neither frozen nor gone at the last check."""
-        life = self._lives.get(task)
-        return life is not None and now - life.beat_at < _FROZEN_S
+        history = self._histories.get(task)
+        return history is not None and now - history.beat_at < _FROZEN_S
 
     def steps(self) -> dict[str, int]:
-        """Return the step of each task, as far as reported."""
-        return {task: life.liveness.step for task, life in self._lives.items() if life.liveness.step is not None}
+        """Return the step of each task that has reported one."""
+        steps = {task: history.liveness.step for task, history in self._histories.items()}
+        return {task: step for task, step in steps.items() if step is not None}
 
-    def _count(self, seconds: float, together: Mapping[str, _Life]) -> None:
+    def _add_waiting_time(self, seconds: float, lockstep: Mapping[str, _TaskHistory]) -> None:
         self._trained_s += seconds
-        behind = _slowest(together)
-        # equal counts: nobody waits for anybody
-        for task in behind if len(behind) < len(together) else ():
+        behind = _slowest(lockstep)
+        # if all counts are equal, no task waits for another
+        for task in behind if len(behind) < len(lockstep) else ():
             self._waited_s[task] = self._waited_s.get(task, 0.0) + seconds
 
-    def _note(self, task: str, liveness: Liveness, now: float, *, has_event: bool) -> None:
-        life = self._lives.get(task)
-        if life is None or liveness.beats < life.liveness.beats:  # the first, or another process
-            self._lives[task] = _Life(liveness, now, now)
+    def _update(self, task: str, liveness: Liveness, now: float, *, has_event: bool) -> None:
+        history = self._histories.get(task)
+        if history is None or liveness.beats < history.liveness.beats:  # the first heartbeat of a process
+            self._histories[task] = _TaskHistory(liveness, now, now)
             return
-        if liveness.beats != life.liveness.beats:
-            life.beat_at = now
-        # an event is progress as well: a long checkpoint makes no step
-        if has_event or (liveness.turns, liveness.step) != (life.liveness.turns, life.liveness.step):
-            life.moved_at = now
-        life.liveness = liveness
+        if liveness.beats != history.liveness.beats:
+            history.beat_at = now
+        # an event is progress as well: no step is made during a long checkpoint
+        if has_event or (liveness.turns, liveness.step) != (history.liveness.turns, history.liveness.step):
+            history.moved_at = now
+        history.liveness = liveness
 
     def _frozen(self, now: float, limit_s: float) -> list[str]:
-        # 0 beats: no file yet, as of a task that cannot write one
-        return [task for task, life in self._lives.items() if life.liveness.beats and now - life.beat_at >= limit_s]
+        # a task with 0 beats has not written a heartbeat file, perhaps because it cannot
+        return [
+            task
+            for task, history in self._histories.items()
+            if history.liveness.beats and now - history.beat_at >= limit_s
+        ]
 
 
-def _slowest(together: Mapping[str, _Life]) -> list[str]:
+def _slowest(lockstep: Mapping[str, _TaskHistory]) -> list[str]:
     """Return the tasks that have made the fewest calls."""
-    fewest = min((life.liveness.turns for life in together.values()), default=0)
-    return [task for task, life in together.items() if life.liveness.turns == fewest]
+    fewest = min((history.liveness.turns for history in lockstep.values()), default=0)
+    return [task for task, history in lockstep.items() if history.liveness.turns == fewest]

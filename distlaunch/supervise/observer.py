@@ -1,4 +1,4 @@
-"""The interface through which the launcher reports its progress, and which lines of tasks it shows."""
+"""The interface through which the launcher reports progress and shows the output of tasks."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from distlaunch.base.errors import ExitCode, StopRequested
 from distlaunch.base.events import Event
 from distlaunch.plan.train import LaunchPlan
 
-ROOM = 16_000_000
-"""Characters of tasks' lines that may wait to be shown: 4,000 of the longest lines, some 50,000 usual ones."""
-LINE_ROOM = 200
-"""Overhead of a line in characters."""
+MAX_QUEUED_CHARACTERS = 16_000_000
+"""Characters of output lines that may wait to be shown: 4,000 of the longest lines, or about 50,000 usual ones."""
+LINE_OVERHEAD = 200
+"""Characters by which a queued line counts in addition to its text."""
 _TRACEBACK = "Traceback (most recent call last):"
 HOLD_S = 1.5
-HOLD_LINES = 400  # a program that prints tracebacks without end is shown, too
+"""Seconds for which a traceback is held back."""
+HOLD_LINES = 400
+"""Number of lines after which a held traceback is shown, for programs that print tracebacks without end."""
 
 
 class Observer(Protocol):
-    """Takes what there is to show. An OSError from it (a terminal that is gone) ends the showing, not the job."""
+    """Shows the progress of a job. If it raises OSError (its terminal is gone), the job continues without output."""
 
     def started(self, plan: LaunchPlan) -> None:
         """Called before the processes of an attempt start."""
 
     def event(self, event: Event) -> None:
-        """Called with an event of the run; those of other tasks than the first are about these tasks only."""
+        """Called with an event of the run. An event of a task other than the first concerns that task only."""
 
     def line(self, task: str, text: str) -> None:
         """Called with a line that a task printed."""
@@ -57,28 +59,31 @@ class Silent:
 
 
 class ThreadedObserver:
-    """Passes on to an observer, in order and without waiting for it, for as long as that can show anything.
+    """Calls an observer in a thread, in order, so that a blocked output does not block the job.
 
-    A thread calls the observer: an output that nobody reads (a pager, Ctrl-S, a stuck collector) holds it, and not the
-    job. Lines wait while there is room; others are left to the logs, and counted. The end of the outermost `with` waits
-    until everything has been shown, as every program waits for those who read its output; signals should not be held
-    back then. An exception of the observer that is no OSError is raised by `tick`, `ended` or the end of the `with`.
+    An output is blocked if nobody reads it: a pager, a terminal after Ctrl-S, or a stuck log collector. Lines wait in a
+    queue. If it is full, further lines are only counted; they are in the logs. The end of the outermost `with` waits
+    until everything has been shown, so signals must be able to interrupt it. An exception of the observer other than
+    OSError is raised by `tick`, `ended` or the end of the `with`. After an OSError nothing is shown.
+
+    Args:
+        max_characters: the size of the queue.
     """
 
-    def __init__(self, observer: Observer, room: int = ROOM) -> None:
-        self._observer, self._room = observer, room
+    def __init__(self, observer: Observer, max_characters: int = MAX_QUEUED_CHARACTERS) -> None:
+        self._observer, self._max_characters = observer, max_characters
         self._calls: SimpleQueue[tuple[str, tuple[object, ...]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
         self._num_users = 0
         self._error: BaseException | None = None
         self._tick_waits = False
-        # each is counted by one thread alone
-        self._given = self._taken = self._num_dropped = 0
+        # each counter is written by one thread only
+        self._queued_characters = self._shown_characters = self._num_dropped = 0
 
     @staticmethod
     def of(observer: Observer) -> ThreadedObserver:
-        """Return the observer itself if it is one already, so that its users share a thread."""
+        """Return a threaded observer. An observer that is already threaded is returned itself, to share its thread."""
         return observer if isinstance(observer, ThreadedObserver) else ThreadedObserver(observer)
 
     def started(self, plan: LaunchPlan) -> None:
@@ -88,12 +93,13 @@ class ThreadedObserver:
         self._enqueue("event", event)
 
     def line(self, task: str, text: str) -> None:
-        # once it is full, half of it must be shown first: few notes with many lines each
-        if self._given - self._taken >= (self._room // 2 if self._num_dropped else self._room):
+        # after an overflow, wait until half of the queue is shown: this gives fewer notes about dropped lines
+        limit = self._max_characters // 2 if self._num_dropped else self._max_characters
+        if self._queued_characters - self._shown_characters >= limit:
             self._num_dropped += 1
             return
         self._report_dropped()
-        self._given += LINE_ROOM + len(text)
+        self._queued_characters += LINE_OVERHEAD + len(text)
         self._enqueue("line", task, text)
 
     def note(self, text: str) -> None:
@@ -101,7 +107,7 @@ class ThreadedObserver:
 
     def tick(self, now: float) -> None:
         self._raise()
-        # one at a time is enough, and they must not fill the queue of a screen that hangs
+        # queue one tick at a time, so that ticks do not fill the queue of a blocked output
         if not self._tick_waits:
             self._tick_waits = True
             self._enqueue("tick", now)
@@ -126,7 +132,7 @@ class ThreadedObserver:
 
     def _enqueue(self, method: str, *arguments: object) -> None:
         if self._thread is None:
-            # daemon: held by a write, it would keep the interpreter from ending
+            # a daemon thread does not keep the interpreter from exiting while it is blocked in a write
             self._thread = threading.Thread(target=self._show, name="view", daemon=True)
             self._thread.start()
         self._calls.put((method, arguments))
@@ -146,7 +152,7 @@ class ThreadedObserver:
         try:
             self._over.wait()
         except (KeyboardInterrupt, StopRequested) as stop:
-            # the interpreter's own end wants the lock of the output, which the thread may hold for ever: it would abort
+            # a normal exit would wait for the lock of the output, which the blocked thread may hold forever
             code = ExitCode.PREEMPTED if isinstance(stop, StopRequested) else ExitCode.INTERRUPTED
             atexit.register(os._exit, code)
             raise
@@ -161,23 +167,23 @@ class ThreadedObserver:
                 self._tick_waits = False
             try:
                 getattr(self._observer, method)(*arguments)
-            # a terminal or a reader that is gone
+            # the terminal or the reader is gone
             except OSError:
                 self._observer = Silent()
             except BaseException as error:
-                # raised in the main thread, by whoever calls next
+                # `_raise` raises it in the main thread
                 self._observer, self._error = Silent(), error
-            # counted here and not in `line`: each number has one thread that writes it
             if method == "line":
-                self._taken += LINE_ROOM + len(str(arguments[1]))
+                self._shown_characters += LINE_OVERHEAD + len(str(arguments[1]))
         self._over.set()
 
 
 class Screen:
-    """Passes lines on, except those that a failure makes superfluous: they stay in the logs.
+    """Passes on the lines of tasks, except lines that the failure report repeats or that follow a failure.
 
-    A traceback is held back for a moment. If its task fails, the report shows it once and in full; if not, it was one
-    that the program lives with, and it is shown. After a failure the other tasks' complaints are not shown at all.
+    A traceback is held back for `HOLD_S`. If the run fails in that time, the report shows the traceback instead.
+    Otherwise the program has handled the exception, and the traceback is shown. After a failure no lines are shown:
+    they are usually consequences, and the logs have them.
     """
 
     def __init__(self, show: Callable[[str, str], None], clock: Callable[[], float]) -> None:
@@ -199,17 +205,17 @@ class Screen:
             self._release(task)
 
     def tick(self) -> None:
-        """Show what has been held back for long enough."""
+        """Show the tracebacks that have been held back for long enough."""
         for task in [task for task, (since, _) in self._held.items() if self._clock() >= since + HOLD_S]:
             self._release(task)
 
     def fail(self) -> None:
-        """Stop showing lines after a failure: the report and the logs have them."""
+        """Stop showing lines after a failure."""
         self._failed = True
         self._held.clear()
 
     def close(self) -> None:
-        """Show what is left, since no failure came."""
+        """Show the tracebacks that are still held back. After `fail` there are none."""
         for task in list(self._held):
             self._release(task)
 

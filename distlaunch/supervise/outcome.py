@@ -17,13 +17,14 @@ class Outcome:
     """The outcome of an attempt.
 
     Attributes:
-        failure: the finding, if it failed.
-        problems: mistakes in the config that tasks found while building; then `failure` is None.
-        warnings: what went wrong without making the attempt fail.
-        retryable: it failed for a reason that need not come again, and nobody asked to stop.
-        mark: of an exception or an exit: what it was, and at which step. The same twice in a row will come again.
-        lost: it failed since a task was killed, lost or frozen, not by an exception of its own.
-        stopped_by: the signal that asked it to end first; None: none did.
+        failure: the description of the failure, if the attempt failed.
+        problems: problems in the config that tasks found; then `failure` is None.
+        warnings: messages about problems that did not make the attempt fail.
+        retryable: True if a restart may help and nobody asked the job to stop.
+        mark: identifies the exception or exit code and its step. A restart does not help if two attempts in a row have
+            the same mark. Empty for other failures.
+        lost: True if a task was killed, lost or frozen from outside.
+        stopped_by: the first signal that asked the job to end, if any.
     """
 
     status: str
@@ -38,41 +39,43 @@ class Outcome:
 
     @property
     def code_of_command(self) -> int:
-        """Return the exit code of a command other than `train` and `run`: 128 + the signal if it was stopped."""
+        """Return the exit code for commands other than `train` and `run`: 128 + the signal after a stop request."""
         is_stopped = self.status in ("interrupted", "stopped")
         return 128 + (self.stopped_by or signal.SIGTERM) if is_stopped else self.exit_code
 
 
-SLOW_SHARE = 0.1
-"""Share of training time; a task that others wait for longer than that is worth a warning."""
+MIN_WAITED_FRACTION = 0.1
+"""Fraction of the training time from which on waiting for a task is reported as a warning."""
 
 
-def warnings_of(
-    plan: LaunchPlan, verdict: Verdict, given_up: Collection[str], waited: Mapping[str, float]
+def attempt_warnings(
+    plan: LaunchPlan, verdict: Verdict, given_up: Collection[str], waited_fractions: Mapping[str, float]
 ) -> tuple[str, ...]:
     """Return the warnings about an attempt.
 
     Args:
-        waited: for each task, the share of training time in which others waited for it.
+        given_up: optional tasks that failed and were not restarted.
+        waited_fractions: for each task, the fraction of the training time in which others waited for it.
     """
     logs = {str(task.task): task.files.stderr_log for task in plan.tasks}
-    warnings = [f"{name} failed and was not started again (its log: {logs[name]})" for name in given_up]
+    warnings = [f"{name} failed and was not restarted (its log: {logs[name]})" for name in given_up]
     warnings += [
-        f"{name} ended badly after the run was {verdict.status} (its log: {logs[name]})" for name in verdict.odd
+        f"{name} failed after the run was {verdict.status} (its log: {logs[name]})" for name in verdict.failed_after_end
     ]
     limit = f"{plan.start_timeout_s:g} s after"
     warnings += [
-        f"{name} had not ended {limit} the others (--start-timeout) and was ended"
+        f"{name} was stopped because it was still running {limit} the other tasks had ended (--start-timeout)"
         if plan.mode == "run"
-        else f"{name} reported nothing new for {limit} the run was done and was ended: "
+        else f"{name} was stopped because it reported nothing new for {limit} the end of the run: "
         "the last checkpoint may not be evaluated"
         for name in verdict.unfinished
     ]
     warnings += [
-        f"the others waited for {name} in {share:.0%} of the training time: its data, callbacks or checkpoints are slow"
-        for name, share in waited.items()
-        if share >= SLOW_SHARE
+        f"the other tasks waited for {name} during {fraction:.0%} of the training time: "
+        "its data, callbacks or checkpoints are slow"
+        for name, fraction in waited_fractions.items()
+        if fraction >= MIN_WAITED_FRACTION
     ]
     if verdict.status in ("done", "stopped"):
-        warnings += [f"{name} did not end by itself and was killed" for name in verdict.late]
+        warnings += [f"{name} did not exit in time and was killed" for name in verdict.late]
     return tuple(warnings)

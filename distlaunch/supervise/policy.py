@@ -1,4 +1,4 @@
-"""Decides what to do about a run's processes, as pure functions of their state. How a run ended: `verdict`."""
+"""Pure functions that decide what to do about a run's processes. `verdict` decides how the run has ended."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from distlaunch.supervise.state import (
     has_ended_well,
     is_failure,
     is_hopeless,
-    is_to_be_replaced,
     linger_until,
+    needs_restart,
     reasons,
 )
 
 SETTLE_S = 0.7
-"""Seconds to wait after a failure for reports of earlier ones. A peer never causes a SIGKILL."""
+"""Seconds to wait after a failure for reports of earlier failures, except after a SIGKILL: a peer never causes it."""
 FAILURE_STOP_S = 5.0
-"""Seconds for tasks to end when there is nothing to save: a peer failed, or the first step was never reached."""
+"""Seconds for tasks to end if there is nothing to save: a peer has failed, or the first step was never reached."""
 LOCKSTEP_STOP_S = 0.5
-"""The same for tasks that train in lockstep: most of them hang in a call that the lost one has left."""
+"""Seconds for tasks that train in lockstep to end after a failure. Most of them hang in a call to the lost task."""
 DUMP_S = 0.5
 """Seconds for tasks to write their stacks before they are stopped because the first step did not begin."""
 REPEAT_S = 0.3
-"""A second Ctrl-C within this time is the same one, delivered twice (by the terminal and by `uv run`)."""
+"""A second Ctrl-C within these seconds is a duplicate of the first (from the terminal and from `uv run`)."""
 GIVE_UP_S = 10.0
-"""A process that SIGKILL has not ended after this time sleeps in the kernel, and nobody can end it."""
+"""Seconds to wait for a process after SIGKILL. A process that still exists then is blocked in the kernel."""
 
 _NEVER = float("inf")
 
@@ -42,13 +42,13 @@ class Decision:
     """A decision about a run.
 
     Attributes:
-        send: order to send.
-        to: whom to send it; empty: every task that is left.
-        respawn: tasks to start again.
-        give_up: tasks not to start again, and to go on without.
-        awaits: tasks that still work after the run's end, and are left to end by themselves.
-        wake_at: when to decide again if nothing happens until then.
-        over: nothing is left to wait for.
+        send: the order to send.
+        to: the tasks to send it to; empty for every remaining task.
+        respawn: tasks to restart.
+        give_up: tasks that are not restarted and without which the run continues.
+        awaits: tasks that still work after the end of the run and may finish their work.
+        wake_at: when to decide again if nothing happens before.
+        over: True if nothing is left to wait for.
     """
 
     why: Cause
@@ -73,13 +73,13 @@ def decide(state: RunState, now: float, rules: Rules) -> Decision:
     """Decide what to do now, given what has happened."""
     found = reasons(state, rules)
     due = [reason for reason in found if reason[0] <= now]
-    # nothing is started again once the job is being stopped
-    if not due and (decision := _replace(state, rules)) is not None:
+    # while the job is being stopped, tasks are not restarted
+    if not due and (decision := _restart_or_give_up(state, rules)) is not None:
         return decision
-    # one that can be replaced: killed here, it is started again as one that has died
+    # a stalled task without a due reason is replaceable: it is killed, and restarted when its end is noticed
     if not due and (frozen := [task for task in state.stalled if task not in {*state.exits, *state.killed}]):
         return Decision(Cause.STALLED, send=Order.KILL, to=tuple(frozen))
-    # also with no reason: all have ended as they should
+    # all tasks have ended, with or without a reason to stop
     if not state.alive:
         return Decision(due[0][1] if due else Cause.NOTHING, over=True)
     awaits = _awaited(state, rules) if not state.signals else ()
@@ -88,22 +88,22 @@ def decide(state: RunState, now: float, rules: Rules) -> Decision:
     return _stop(state, now, due[0][1], _schedule(state, due, rules), awaits)
 
 
-def _replace(state: RunState, rules: Rules) -> Decision | None:
-    """Return which tasks are to be restarted, or given up, while the chief has not finished."""
+def _restart_or_give_up(state: RunState, rules: Rules) -> Decision | None:
+    """Return the tasks to restart or give up, or None if there are none or the chief has finished."""
     if rules.chief in state.closed:
         return None
     ends = [end for end in state.exits.values() if end.task not in state.given_up]
-    respawn = tuple(end.task for end in ends if is_to_be_replaced(end, state, rules))
+    respawn = tuple(end.task for end in ends if needs_restart(end, state, rules))
     if rules.chief in state.exits and rules.chief not in respawn:
         return None
-    give_up = tuple(end.task for end in ends if end.task in rules.optional and _is_lost(end, state, rules))
+    give_up = tuple(end.task for end in ends if end.task in rules.optional and _has_failed_for_good(end, state, rules))
     return Decision(Cause.NOTHING, respawn=respawn, give_up=give_up) if respawn or give_up else None
 
 
-def _is_lost(end: Exited, state: RunState, rules: Rules) -> bool:
-    """Return True if an auxiliary task has failed for good."""
+def _has_failed_for_good(end: Exited, state: RunState, rules: Rules) -> bool:
+    """Return True if an optional task has failed and a restart would not help."""
     if rules.scripts:
-        return end.code != ExitCode.DONE and not is_to_be_replaced(end, state, rules)
+        return end.code != ExitCode.DONE and not needs_restart(end, state, rules)
     return is_hopeless(end.task, state)
 
 
@@ -114,7 +114,7 @@ def _awaited(state: RunState, rules: Rules) -> tuple[str, ...]:
 
 
 def _stop(state: RunState, now: float, why: Cause, times: dict[str, _Times], awaits: tuple[str, ...]) -> Decision:
-    """Decide which tasks to ask to end, or to kill, at their times."""
+    """Decide which tasks to ask to end or to kill now."""
     killed, termed = state.killed, state.termed
     kill = [task for task, at in times.items() if task not in killed and now >= at.kill_at]
     if kill:
@@ -137,9 +137,9 @@ def _targets(tasks: list[str], state: RunState) -> tuple[str, ...]:
 
 
 def _schedule(state: RunState, due: Sequence[TimedReason], rules: Rules) -> dict[str, _Times]:
-    """Return when to end each remaining task, given the reasons."""
+    """Return when to stop and kill each remaining task, given the reasons."""
     (at, why), *others = due
-    # whoever asks to end while another reason already holds is heard too
+    # a stop request shortens the times even if another reason came first
     asked = [(other_at, other) for other_at, other in others if other in (Cause.INTERRUPT, Cause.TERMINATE)]
     if why is Cause.LINGERING:
         quick_s = min(FAILURE_STOP_S, rules.stop_timeout_s)
@@ -163,21 +163,21 @@ def _stop_times(task: str, at: float, why: Cause, state: RunState, rules: Rules)
         term_at = at + _settle_s(at, state, rules)
         return _Times(term_at, term_at + alone_s)
     if why in (Cause.OVERDUE, Cause.STALLED):
-        # a launcher that was suspended itself may be late
+        # allow for a launcher that was suspended itself and sends the request for stacks late
         term_at = _NEVER if state.dumped_at is None else max(at, state.dumped_at) + DUMP_S
         return _Times(term_at, term_at + quick_s)
-    # of scripts nobody knows when they begin to have something to save
+    # a script may have something to save at any time
     trained = rules.scripts or (state.training_at is not None and state.training_at <= at)
     kill_at = at + (rules.stop_timeout_s if trained else quick_s)
-    # a task that fails while stopping takes the agreed step with it: the others cannot stop cleanly any more
+    # if a task fails while stopping, the others cannot reach the agreed step and stop cleanly
     failures = [end.at for end in state.exits.values() if end.at >= at and is_failure(end, state, rules)]
     kill_at = min([kill_at, _pressed_again(at, state), *(end + SETTLE_S + alone_s for end in failures)])
-    # STOPPED: the others have agreed to the same step, and are about to end by themselves
+    # after STOPPED the other tasks are about to end by themselves, since they have agreed on the same last step
     return _Times(at + SETTLE_S if why is Cause.STOPPED else at, kill_at)
 
 
 def _hangs(task: str, state: RunState, rules: Rules) -> bool:
-    """Return True if a task can do nothing once a peer has ended."""
+    """Return True if a task cannot continue after a peer has ended."""
     return rules.needs_every_task and state.training_at is not None and task not in state.saving
 
 
@@ -198,10 +198,10 @@ def _after_chief(times: _Times, state: RunState, rules: Rules) -> _Times:
     """Return the stop times of a server: after the chief, which needs it to save its state."""
     quick_s = min(FAILURE_STOP_S, rules.stop_timeout_s)
     again = _pressed_again(0.0, state)
-    if rules.chief in rules.servers:  # the chief is elsewhere, and takes its time
+    if rules.chief in rules.servers:  # the actual chief belongs to another launcher and may need time
         return _Times(times.term_at, min(times.kill_at + quick_s, again))
     chief = state.exits.get(rules.chief)
     if chief is None:
-        # not asked while the chief lives, which needs it to save; only killed
+        # do not ask the server to end while the chief needs it to save; only kill it
         return _Times(_NEVER, times.kill_at)
     return _Times(max(times.term_at, chief.at), min(max(times.kill_at, chief.at + quick_s), again))

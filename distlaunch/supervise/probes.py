@@ -15,17 +15,17 @@ from distlaunch.supervise.state import RunState
 
 
 class Probes:
-    """Looks after the tasks of one attempt.
+    """Watches the tasks of one attempt.
 
     Args:
         now: when the attempt begins.
         liveness_of: returns the latest liveness of a task that has been started.
-        listening: those of some addresses that somebody listens on.
+        listening: returns the addresses on which a process listens, out of the given ones.
 
     Attributes:
-        steps: where each task was when the last stall was found.
-        heartbeats: what the tasks' heartbeats have shown.
-        has_event: the run has reported something since the last look at them.
+        steps: the step of each task when the last stall was found.
+        heartbeats: the history of the tasks' heartbeats.
+        has_event: whether the run has reported an event since the last check of the heartbeats.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Probes:
         self.heartbeats = Heartbeats(plan.stall_timeout_s, self._tasks.keys() - rules.auxiliary)
         self._stalls_from = now
         self.has_event = False
-        # only scripts are waited for by their ports; the others report when they are up
+        # check ports of scripts only, since other tasks report when they are up
         self._absent_from = now + plan.start_timeout_s if plan.mode == "run" else float("inf")
         self.steps: Mapping[str, int] = {}
 
@@ -54,13 +54,13 @@ class Probes:
             facts += self._raised(now, state)
             facts += self._stalls(now, state)
         if now >= self._absent_from:
-            # once: it is a finding about the start
+            # check once: this concerns the start only
             self._absent_from = float("inf")
             facts += [Absent(now, name) for name in self._absent(state)] if not state.signals else []
         return facts
 
     def _errors(self, now: float, state: RunState) -> Iterator[ErrorReported]:
-        """Read the errors of tasks, which distinguish cause from consequence until the others are stopped."""
+        """Yield errors of tasks until tasks are stopped: later errors do not help to find the cause."""
         if self._is_stopping(state) or all(
             end.code == ExitCode.DONE or end.task in state.given_up for end in state.exits.values()
         ):
@@ -68,7 +68,7 @@ class Probes:
         yield from self._new_errors(now, state, self._tasks)
 
     def _raised(self, now: float, state: RunState) -> Iterator[ErrorReported]:
-        """Yield scripts that have raised and not ended yet: exit hooks may wait for others, as those of JAX do."""
+        """Yield errors of scripts that have not exited: their exit hooks may wait for other tasks, as in JAX."""
         if not self._rules.scripts or self._is_stopping(state):
             return
         yield from self._new_errors(now, state, state.alive)
@@ -85,29 +85,30 @@ class Probes:
         return bool((state.termed.keys() | state.killed.keys()) - state.given_up)
 
     def _saving(self, now: float, state: RunState) -> Iterator[Saving]:
-        """Yield the tasks that are writing something; of interest only when others have ended or wait."""
+        """Yield the tasks that have begun or ended writing files, if other tasks have ended or wait."""
         if self._rules.scripts or not (state.exits or state.stalled):
             return
         for name in state.alive:
             saves = self._liveness_of(name).has_to_finish
-            # changes alone are facts
+            # report changes only
             if saves != (name in state.saving):
                 yield Saving(now, name, over=not saves)
 
     def _absent(self, state: RunState) -> list[str]:
-        """Yield the tasks of a script that have not opened their ports while others wait for them.
+        """Return the tasks of a script that have not opened their ports while others wait for them.
 
-        Nobody, if nobody has: the script needs none. Only TensorFlow's tasks open ports that are known.
+        Empty if no task has opened its port, since then the script needs no ports. Only TensorFlow tasks open
+        ports that are known in advance.
         """
         has_servers = any(task.serves for task in self._plan.tasks)
-        # a task that was started again may be about to open its port; a coordinator opens none
+        # a restarted task may be about to open its port; a coordinator opens no port
         here = {name: self._tasks[name] for name in state.alive if name not in state.restarted}
         expected = {name: task.address for name, task in here.items() if task.address and task.serves == has_servers}
         absent = set(expected.values()) - self._listening(expected.values())
         return [name for name, address in expected.items() if address in absent] if len(absent) < len(expected) else []
 
     def _stalls(self, now: float, state: RunState) -> list[Stalled]:
-        """Yield the tasks without progress, once for each process."""
+        """Return the tasks without progress, once for each process."""
         alive = state.ready - state.exits.keys()
         liveness = {
             name: self._liveness_of(name)
@@ -117,7 +118,7 @@ class Probes:
         training = state.training_at is not None and self._rules.needs_finish and not state.closed
         stalls = self.heartbeats.check(now, liveness, training=training, has_event=self.has_event)
         self.has_event = False
-        if state.signals:  # the time to stop has a limit of its own
+        if state.signals:  # `stop_timeout_s` limits the time of a stop
             return []
         new = [stall for stall in stalls if stall.task not in state.stalled]
         if new:

@@ -1,4 +1,4 @@
-"""Signals to the controller, and requests over its run's control channel, as data to read in its loop."""
+"""Signals to the launcher and requests over its run's control channel, as data that its loop reads."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from distlaunch.base.control import REQUESTS, VERSION, address_of, read_line
 from distlaunch.base.errors import StopRequested
 from distlaunch.base.signals import DUMP_SIGNAL, JOB_STOP_SIGNALS
 
-_TAKEN = (*JOB_STOP_SIGNALS, signal.SIGCHLD)
-_PATIENCE_S = 5.0
-"""Seconds for a client to send its request."""
-_PRESSES_APART_S = 0.5
-"""Two Ctrl-C within a moment would count as one."""
-_ACCEPTS_AGAIN_S = 0.1
+_HANDLED_SIGNALS = (*JOB_STOP_SIGNALS, signal.SIGCHLD)
+_REQUEST_TIMEOUT_S = 5.0
+"""Seconds within which a client must send its request."""
+_CTRL_C_INTERVAL_S = 0.5
+"""Seconds between two simulated Ctrl-C: without a pause, they would count as one."""
+_ACCEPT_RETRY_S = 0.1
 """Seconds to wait after a connection could not be accepted."""
 
-_open: list[socket.socket] = []
-"""Connections that have been answered. The kernel closes them when this process ends, which their clients wait for."""
+_answered: list[socket.socket] = []
+"""Connections that have been answered. Their clients wait until the kernel closes them at the end of this process."""
 
 
 class SignalPipe:
-    """While entered, signals make `fd` readable and are read from it. To be used in the main thread.
+    """A pipe from which signals are read. While this object is entered, a signal makes `fd` readable.
 
-    A signal that was ignored before (`nohup`) stays ignored.
+    Use it in the main thread. A signal that was ignored before (`nohup`) stays ignored.
 
     Args:
-        control: the socket through which other processes may ask for the same, and for stacks (SIGUSR2).
+        control: path of the socket on which other processes may request the effect of a signal: to stop, or to write
+            stacks (SIGUSR2). None for no socket.
     """
 
     def __init__(self, control: Path | None = None) -> None:
@@ -44,14 +45,14 @@ class SignalPipe:
         self._control: ControlChannel | None = None
         self.fd, self._write_fd = os.pipe()
         for fd in (self.fd, self._write_fd):
-            # `signal.set_wakeup_fd` refuses a descriptor that could make a signal wait
+            # `signal.set_wakeup_fd` accepts only non-blocking descriptors
             os.set_blocking(fd, False)
         self._before: dict[signal.Signals, Any] = {}
         self._wakeup_before = -1
         self._main_thread = 0
 
     def read(self) -> list[signal.Signals]:
-        """Return the signals since the last call, in order, without waiting."""
+        """Return the signals since the last call, in their order. Never waits."""
         try:
             # Python writes one byte for each signal: its number
             return [signal.Signals(number) for number in os.read(self.fd, 4096)]
@@ -59,22 +60,22 @@ class SignalPipe:
             return []
 
     def put_back(self, numbers: Sequence[signal.Signals]) -> None:
-        """Put signals back, to be read again."""
+        """Put signals back into the pipe, so that the next `read` returns them again."""
         for number in numbers:
             self._put(number)
 
-    def asks_to_end(self) -> bool:
-        """Return True if a signal asks the job to end; it is not consumed, so that a restart sees it, too."""
+    def stop_is_requested(self) -> bool:
+        """Return True if a signal asks the job to end. The signal stays in the pipe for the caller of `read`."""
         numbers = self.read()
         self.put_back(numbers)
         return any(number in JOB_STOP_SIGNALS for number in numbers)
 
     def __enter__(self) -> SignalPipe:
         self._main_thread = threading.get_ident()
-        # before the handlers: no signal may come between and be lost
+        # set the pipe before the handlers: otherwise a signal in between would be lost
         self._wakeup_before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        for number in _TAKEN:
-            # SIGCHLD ignored would reap children by itself, with their exit codes
+        for number in _HANDLED_SIGNALS:
+            # if SIGCHLD were ignored, the kernel would discard the exit codes of children
             if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, _nothing)
         if self._control_path is not None:
@@ -83,14 +84,14 @@ class SignalPipe:
 
     @contextlib.contextmanager
     def raising(self) -> Generator[None]:
-        """Make a signal that asks the job to end raise StopRequested within the block, for code that waits.
+        """Raise StopRequested within the block when a signal asks the job to end.
 
-        It is read from the pipe as well.
+        This interrupts code that waits. The signal is also written to the pipe.
         """
         taken = [number for number in JOB_STOP_SIGNALS if number in self._before]
 
         def raise_once(number: int, frame: FrameType | None) -> None:
-            # a second one must not interrupt what the first has others clean up
+            # a second signal must not interrupt the cleanup after the first
             for each in taken:
                 signal.signal(each, _nothing)
             raise StopRequested(signal.Signals(number))
@@ -104,15 +105,15 @@ class SignalPipe:
                 signal.signal(number, _nothing)
 
     def _request(self, number: signal.Signals) -> None:
-        """Handle a request of another process as the signal that it stands for; called in a thread."""
+        """Handle a request of another process like a signal. Called in a thread."""
         if number in self._before:
-            # as the signal itself: it also ends what waits while `raising` is entered
+            # send a real signal: it also interrupts code within `raising`
             signal.pthread_kill(self._main_thread, number)
         else:
             self._put(number)
 
     def _put(self, number: signal.Signals) -> None:
-        with contextlib.suppress(OSError):  # it is over
+        with contextlib.suppress(OSError):  # the pipe has been closed
             os.write(self._write_fd, bytes([number]))
 
     def __exit__(
@@ -121,14 +122,15 @@ class SignalPipe:
         if self._control is not None:
             self._control.close()
         for number, handler in self._before.items():
-            # a default stays away where it would do harm: with that of SIGCHLD, Python complains if a child ends just
-            # then; after a request to end, a second one would kill this process while it cleans up
-            was_asked = isinstance(error, StopRequested) and number != signal.SIGINT
-            is_harmful = was_asked or (
-                handler == signal.SIG_DFL and (number == signal.SIGCHLD or isinstance(error, StopRequested))
+            # Do not restore a handler that would do harm. With the default handler of SIGCHLD, Python complains about a
+            # child that ends at this moment. After a stop request, a second signal would kill this process during its
+            # cleanup.
+            is_stopping = isinstance(error, StopRequested)
+            is_harmful = (is_stopping and number != signal.SIGINT) or (
+                handler == signal.SIG_DFL and (number == signal.SIGCHLD or is_stopping)
             )
             if not is_harmful:
-                # None: a handler that was not set from Python
+                # a handler that was not set from Python is None
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         signal.set_wakeup_fd(self._wakeup_before)
         os.close(self.fd)
@@ -136,14 +138,14 @@ class SignalPipe:
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
-    """Do nothing: the number has already been written to the pipe."""
+    """Do nothing, since Python has already written the number to the pipe."""
 
 
 class ControlChannel:
-    """Takes requests until it is closed. Where no socket can be made, there is no channel, and the run goes on.
+    """Accepts requests until it is closed. If no socket can be created, it does nothing.
 
     Args:
-        put: takes the signal that a request stands for; called in a thread.
+        put: called in a thread with the signal that a request stands for.
     """
 
     def __init__(self, path: Path, put: Callable[[signal.Signals], None]) -> None:
@@ -151,13 +153,13 @@ class ControlChannel:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._over = threading.Event()
         try:
-            # whoever made the old one is gone: the caller holds the run's lock
+            # remove the socket of an earlier launcher: the caller holds the run's lock, so that launcher is gone
             path.unlink(missing_ok=True)
             with address_of(path) as address:
                 self._listener.bind(address)
-            # only the user who runs the job may stop it
+            # only the user who runs the job may stop it; nobody can connect before `listen`
             path.chmod(0o600)
-            self._listener.listen()  # nobody can connect before this
+            self._listener.listen()
         except OSError:
             self._listener.close()
             return
@@ -176,34 +178,34 @@ class ControlChannel:
         while not self._over.is_set():
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # closed, or such as too many open files: the client waits for its answer meanwhile
+            except OSError:  # the listener is closed, or the process has too many open files
                 _close_abandoned()
-                self._over.wait(_ACCEPTS_AGAIN_S)
+                self._over.wait(_ACCEPT_RETRY_S)
                 continue
-            # one client at a time: a silent one must not keep out the others
-            connection.settimeout(_PATIENCE_S)
+            # clients are served one after the other, so a silent client must not block the others
+            connection.settimeout(_REQUEST_TIMEOUT_S)
             try:
                 refused = self._take(read_line(connection))
                 connection.sendall(json.dumps({"refused": refused} if refused else {}).encode() + b"\n")
                 _close_abandoned()
-                _open.append(connection)
-            except OSError:  # a client that is gone, or says nothing
+                _answered.append(connection)
+            except OSError:  # the client is gone or has sent nothing
                 connection.close()
 
     def _take(self, line: bytes) -> str:
-        """Carry out a request, or answer why not."""
+        """Carry out a request. Return why it is refused, or an empty string."""
         try:
             asked = json.loads(line)
             version, request = asked["version"], asked["request"]
         except (ValueError, KeyError, TypeError):
             return "expected a line of JSON with 'version' and 'request'"
         if version != VERSION:
-            return f"the run's controller speaks version {VERSION} of the protocol, not {version}"
+            return f"the run's launcher uses version {VERSION} of the protocol, not {version}"
         if request == "stop":
             self._put(signal.SIGTERM)
         elif request == "stop-now":
             self._put(signal.SIGINT)
-            threading.Event().wait(_PRESSES_APART_S)
+            threading.Event().wait(_CTRL_C_INTERVAL_S)
             self._put(signal.SIGINT)
         elif request == "stacks":
             self._put(DUMP_SIGNAL)
@@ -213,12 +215,12 @@ class ControlChannel:
 
 
 def _close_abandoned() -> None:
-    """Close connections whose clients have gone; each holds a descriptor."""
+    """Close answered connections whose clients are gone, to free their descriptors."""
     poller = select.poll()
-    for connection in _open:
-        # 0: hang-ups and errors are reported in any case
+    for connection in _answered:
+        # with no event requested, `poll` still reports hang-ups and errors
         poller.register(connection, 0)
     gone = {fd for fd, _ in poller.poll(0)}
-    for connection in [each for each in _open if each.fileno() in gone]:
-        _open.remove(connection)
+    for connection in [each for each in _answered if each.fileno() in gone]:
+        _answered.remove(connection)
         connection.close()

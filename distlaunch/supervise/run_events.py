@@ -1,4 +1,4 @@
-"""A run's events as supervision sees them: facts from those of tasks, and those that the controller itself adds."""
+"""Converts events of tasks to facts for supervision, and writes the launcher's own events."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def write_end(plan: LaunchPlan, status: str) -> Event | None:
 
 
 def last_end(run: RunDir) -> RunEnded | None:
-    """How the run has ended, if it has."""
+    """Return the last end of the run, or None if it has not ended."""
     return RunFacts.of(read_events(run.events)).ended
 
 
-def write_end_again(run: RunDir, end: RunEnded) -> None:
+def restore_end(run: RunDir, end: RunEnded) -> None:
     """Record again that a run is finished, after an attempt that changed nothing."""
     append_events(run.events, end, attempt=end.attempt, task=LAUNCHER)
 
 
 def write_events(plan: LaunchPlan, events: Iterable[Event], *, task: str = LAUNCHER) -> None:
-    """Append events of the controller, or of a task that writes none, to the run's events."""
+    """Append events of the launcher, or of a task that cannot write events itself, to the run's events."""
     path = plan.tasks[0].files.events if plan.is_beside else plan.events
     append_events(path, *events, attempt=plan.attempt, task=task)
 
@@ -54,49 +54,49 @@ def write_events(plan: LaunchPlan, events: Iterable[Event], *, task: str = LAUNC
 def end_events(
     plan: LaunchPlan, at: AttemptFacts, status: str, failure: Failure | None, *, step: int, seconds: float
 ) -> list[Event]:
-    """Events about the end of an attempt that the tasks could no longer write."""
+    """Return the events about the end of an attempt that the tasks could not write."""
     events: list[Event] = []
     if failure is not None:
         log = str(failure.log or "")
         events.append(TaskFailed(failed_task=failure.task, host=failure.host, reason=failure.reason, log=log))
-    # after Ctrl-C the task only knows that it was stopped
+    # after Ctrl-C the task reports "stopped", but the run was interrupted
     is_missing = at.ended is None or (status == "interrupted" and at.ended.status != status)
     if plan.is_run and is_missing and not plan.is_beside:
         events.append(RunEnded(status=status, step=step, epochs_done=at.epochs_done, seconds=seconds, logs=at.logs))
     elif plan.mode == "train" and at.ended is not None and plan.lead != plan.chief:
-        events.append(at.ended)  # the task reported it beside its logs; the run's own file must have its end too
+        events.append(at.ended)  # the task reported it in its own file; the run's file needs it, too
     return events
 
 
 class EventFollower:
-    """Reads what the tasks of an attempt report.
+    """Reads the events of an attempt's tasks. Create it before the tasks start.
 
     Args:
-        from_now: pass over what the run's events hold already. To be made before the tasks start.
+        from_now: skip the events that the run's file already holds.
     """
 
     def __init__(self, plan: LaunchPlan, *, from_now: bool = True) -> None:
         self._plan = plan
         self._lead = str(plan.lead)
-        self._skipped: set[str] = set()  # in another pass another task may have the same example
+        self._skipped: set[str] = set()  # several tasks may report the same example, in different passes over the data
         self._readers = [
-            # the run's file has the events of earlier attempts, too
+            # the run's file also has the events of earlier attempts
             EventReader(plan.events, from_end=from_now),
             *(EventReader(task.files.events) for task in plan.tasks if not task.unsupervised),
         ]
 
     def read(self) -> Iterator[Event]:
-        """New events of this attempt. The lead task speaks for the run, the others only for themselves."""
+        """Yield new events of this attempt. Only the lead task reports events about the run as a whole."""
         for reader in self._readers:
             for event in reader.read():
-                ours = event.task in (self._lead, LAUNCHER) or isinstance(
+                is_relevant = event.task in (self._lead, LAUNCHER) or isinstance(
                     event, TaskStarted | TrainingStarted | RunEnded | Evaluated | StepsTimed | ExampleSkipped
                 )
-                if event.attempt == self._plan.attempt and ours:
+                if event.attempt == self._plan.attempt and is_relevant:
                     yield event
 
     def is_for_show(self, event: Event) -> bool:
-        """Whether an event says something new about the run."""
+        """Return True if an event has news about the run that users should see."""
         if isinstance(event, ExampleSkipped):
             is_new = event.example not in self._skipped
             self._skipped.add(event.example)
@@ -107,7 +107,7 @@ class EventFollower:
 
 
 def facts_of(event: Event, now: float) -> list[Fact]:
-    """Return the facts that an event means for supervision."""
+    """Return the facts for supervision that follow from an event."""
     match event:
         case TaskStarted():
             return [Ready(now, event.task)]
@@ -116,7 +116,7 @@ def facts_of(event: Event, now: float) -> list[Fact]:
         case Evaluated():
             return [Progressed(now, event.task)]
         case RunEnded() if event.task != LAUNCHER:
-            # a task that stopped has ended its part without having finished it
+            # a task that was stopped has ended its work without finishing it
             return [Finished(now, event.task) if event.status == "done" else Closed(now, event.task)]
         case _:
             pass

@@ -1,4 +1,4 @@
-"""The state of a run's processes, computed from the history, and the reasons to stop them. Pure functions."""
+"""Pure functions that compute the state of a run's processes from the history, and the reasons to stop them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from distlaunch.supervise.facts import (
 )
 
 _ENDED_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
-TRIES = 3
+MAX_FAILED_STARTS = 3
 """A task that ends this many times in a row before it is ready is not restarted."""
-RAISED_S = 5.0
-"""Seconds for a script that has raised to end."""
+EXIT_AFTER_ERROR_S = 5.0
+"""Seconds in which a script must exit after it has raised an exception."""
 
 
 class Cause(enum.Enum):
-    """The cause for which tasks are stopped, or have ended."""
+    """The cause why tasks are stopped or have ended."""
 
     NOTHING = "nothing"
     FAILURE = "failure"
@@ -45,27 +45,32 @@ class Cause(enum.Enum):
     STALLED = "stalled"
     INTERRUPT = "interrupt"
     TERMINATE = "terminate"
-    STOPPED = "stopped"  # a task stopped cleanly, asked by someone else
-    LINGERING = "lingering"  # the chief is done, others do not end
+    STOPPED = "stopped"  # a task stopped cleanly, because something other than this launcher asked it to
+    LINGERING = "lingering"  # the chief is done, but other tasks do not end
 
 
 TimedReason = tuple[float, Cause]
-"""A reason to stop, and since when it holds."""
+"""A reason to stop, after the time from which it holds."""
 
 
 @dataclass
 class RunState:
-    """The history, sorted by kind. Of a task that was started again, its present process counts.
+    """The history, sorted by kind. For a restarted task, the facts of its current process count.
 
     Attributes:
-        spawned: when each task was started first.
+        spawned: when each task was first started.
         failed_starts: how many times in a row each task has ended before it was ready.
         reported_at: when each task last reported something.
-        stalled: tasks that block the others, or one without a name.
-        saving: tasks that are writing something by themselves.
-        closed: when each task reported the end of its part, planned or not; `finished`: those that were done.
-        dumped_at: when tasks were asked for their stacks first.
-        termed: when each task was asked to stop first; `killed`: when it was killed.
+        training_at: when the first step began.
+        saving: tasks that are writing a checkpoint or another file without the others.
+        closed: when each task reported the end of its work, planned or not.
+        finished: when each task reported the planned end of its work.
+        stalled: tasks that block the others; an empty name if all wait for each other.
+        absent: when a task was found not to have opened its port.
+        given_up: tasks that are not restarted.
+        dumped_at: when tasks were first asked for their stacks.
+        termed: when each task was first asked to stop.
+        killed: when each task was killed.
     """
 
     spawned: dict[str, float] = field(default_factory=dict)
@@ -110,7 +115,7 @@ class RunState:
                 self.reported_at[task] = at
             case Training(at):
                 self.training_at = at if self.training_at is None else self.training_at
-            # `setdefault` here and below: the first time counts, whatever is reported again
+            # `setdefault` here and below: if a fact is reported again, its first time counts
             case Finished(at, task):
                 self.finished.setdefault(task, at)
                 self.closed.setdefault(task, at)
@@ -118,7 +123,7 @@ class RunState:
                 self.closed.setdefault(task, at)
             case Exited(_, task, _):
                 self.exits.setdefault(task, fact)
-                # counts on while it has not come; `Ready` clears it
+                # counts ends before `Ready`, which resets the counter
                 self.failed_starts[task] = self.failed_starts.get(task, 0) + (task not in self.ready)
             case ErrorReported(_, task, _):
                 self.errors.setdefault(task, fact)
@@ -159,16 +164,16 @@ def is_hopeless(task: str, state: RunState) -> bool:
     """Return True if a restarted task would end the same way."""
     error = state.errors.get(task)
     own = error is not None and error.role in (ErrorRole.CONFIG, ErrorRole.CAUSE)
-    return own or state.failed_starts.get(task, 0) >= TRIES
+    return own or state.failed_starts.get(task, 0) >= MAX_FAILED_STARTS
 
 
-def is_to_be_replaced(end: Exited, state: RunState, rules: Rules) -> bool:
-    """Return True if a task is to be restarted after this end, unless the run is stopped."""
+def needs_restart(end: Exited, state: RunState, rules: Rules) -> bool:
+    """Return True if a task should be restarted after this end, unless the run is stopped."""
     if end.task not in rules.replaceable or is_hopeless(end.task, state):
         return False
     if rules.scripts and end.code not in (-signal.SIGKILL, -signal.SIGTERM):
         return False
-    # a server whose chief is elsewhere ends by itself too; only a death is too early
+    # a server of a chief on another launcher may exit by itself; only a signal ends it too early
     return end.task != rules.chief or end.code < 0
 
 
@@ -176,7 +181,7 @@ def is_failure(end: Exited, state: RunState, rules: Rules) -> bool:
     """Return True if this end of a task is a failure by itself."""
     if end.task in rules.optional:
         return False
-    # what others do after the run's end is no failure of the run
+    # an exit after the end of the run is not a failure of the run
     chief_done = state.finished.get(rules.chief)
     if chief_done is not None and chief_done <= end.at:
         return False
@@ -184,13 +189,13 @@ def is_failure(end: Exited, state: RunState, rules: Rules) -> bool:
     if stopped_at <= end.at:
         had_raised = end.task in state.errors and state.errors[end.task].at <= stopped_at
         by_signal = rules.scripts and end.code in _ENDED_BY_SIGTERM and not had_raised
-        # it was asked to end, and did
+        # the task was asked to end, and did
         if end.task in rules.servers or by_signal:
             return False
     if rules.scripts and end.code == ExitCode.DONE:
         return False
     if end.task in rules.replaceable and (end.task != rules.chief or end.code < 0):
-        return not is_to_be_replaced(end, state, rules)
+        return not needs_restart(end, state, rules)
     if end.code == ExitCode.DONE:
         return rules.needs_finish and end.task not in state.finished
     return end.code not in rules.preempted
@@ -206,37 +211,42 @@ def reasons(state: RunState, rules: Rules) -> list[TimedReason]:
             found.append((end.at, Cause.STOPPED))
     if rules.scripts:
         found += [
-            (fact.at + RAISED_S, Cause.FAILURE) for fact in state.errors.values() if _hangs_at_exit(fact, state, rules)
+            (fact.at + EXIT_AFTER_ERROR_S, Cause.FAILURE)
+            for fact in state.errors.values()
+            if _hangs_at_exit(fact, state, rules)
         ]
     if has_ended_well(state, rules):
         until = linger_until(state, rules)
         found.append((min(until.values(), default=float("inf")), Cause.LINGERING))
-    # a replaceable one is killed and started again instead; see `decide`
+    # a replaceable task is killed and restarted instead; see `decide`
     found += [(fact.at, Cause.STALLED) for fact in state.stalled.values() if fact.task not in rules.replaceable]
     found += [(at, Cause.OVERDUE) for at in state.absent.values()]
     if state.spawned:
         deadline = min(state.spawned.values()) + rules.start_timeout_s
         if state.training_at is None or _was_stopped_between(deadline, state.training_at, state):
             found.append((deadline, Cause.OVERDUE))
-    # by time alone: kinds cannot be compared, and at the same time the order above counts
+    # sort by time only (causes cannot be compared); among reasons of the same time, the order above counts
     return sorted(found, key=lambda reason: reason[0])
 
 
 def _hangs_at_exit(fact: ErrorReported, state: RunState, rules: Rules) -> bool:
-    """Return True if a running task has reported a fatal exception."""
+    """Return True if a task has reported a fatal exception but its process has not exited."""
     if fact.task in state.exits or fact.task in rules.optional:
         return False
     return fact.task not in rules.replaceable or fact.role is not ErrorRole.CONSEQUENCE
 
 
 def _was_stopped_between(begin: float, end: float, state: RunState) -> bool:
-    """Return True if tasks were asked to stop in that time; if not, training may only have been detected late."""
+    """Return True if tasks were asked to stop between two times.
+
+    If training began between these times without a stop request, it may only have been detected late.
+    """
     stop_times = [state.dumped_at, *state.termed.values(), *state.killed.values()]
     return any(at is not None and begin <= at < end for at in stop_times)
 
 
 def has_ended_well(state: RunState, rules: Rules) -> bool:
-    """Return True if the processes that decide about the run have succeeded: the chief, or all of a script."""
+    """Return True if the tasks that decide about the run have succeeded: the chief, or all tasks of a script."""
     ends = [state.exits.get(task) for task in _leaders(state, rules)]
     return all(end is not None and _is_good(end, state, rules) for end in ends)
 
@@ -244,7 +254,7 @@ def has_ended_well(state: RunState, rules: Rules) -> bool:
 def _is_good(end: Exited, state: RunState, rules: Rules) -> bool:
     if end.code in rules.preempted:
         return False
-    return not is_failure(end, state, rules) and not is_to_be_replaced(end, state, rules)
+    return not is_failure(end, state, rules) and not needs_restart(end, state, rules)
 
 
 def _leaders(state: RunState, rules: Rules) -> list[str]:
@@ -254,7 +264,7 @@ def _leaders(state: RunState, rules: Rules) -> list[str]:
 
 
 def linger_until(state: RunState, rules: Rules) -> dict[str, float]:
-    """Return until when each remaining task may run after the chief has succeeded."""
+    """Return the time until which each remaining task may run after the chief has succeeded."""
     chief_at = max(state.exits[leader].at for leader in _leaders(state, rules))
 
     def until(task: str) -> float:

@@ -19,7 +19,7 @@ from distlaunch.plan.train import LaunchPlan, TaskPlan
 from distlaunch.supervise.allocation import Allocation, Starter, TaskHandle
 from distlaunch.supervise.announcements import Announcer
 from distlaunch.supervise.diagnose.diagnosis import Traces, diagnose
-from distlaunch.supervise.diagnose.exit_reason import Failure, briefly, read_error
+from distlaunch.supervise.diagnose.exit_reason import Failure, describe_end, read_error
 from distlaunch.supervise.facts import (
     PREEMPTION_CODE,
     Exited,
@@ -33,7 +33,7 @@ from distlaunch.supervise.facts import (
     Training,
 )
 from distlaunch.supervise.observer import Observer, Screen, ThreadedObserver
-from distlaunch.supervise.outcome import Outcome, warnings_of
+from distlaunch.supervise.outcome import Outcome, attempt_warnings
 from distlaunch.supervise.policy import Decision, decide
 from distlaunch.supervise.probes import Probes
 from distlaunch.supervise.requests import JOB_STOP_SIGNALS, SignalPipe
@@ -41,21 +41,23 @@ from distlaunch.supervise.run_events import LAUNCHER, EventFollower, end_events,
 from distlaunch.supervise.state import Cause, RunState
 from distlaunch.supervise.verdict import Verdict, conclude
 
-_TURN_S = 0.1
-"""Longest wait of the loop in seconds, and interval of its checks while output floods in."""
+_MIN_INTERVAL_S = 0.1
+"""Shortest interval between two checks of the tasks, in seconds."""
 _MANY_TASKS = 64
-_RESTS, _RESTS_OF_MANY = (100, 0.5), (300, 3.0)
-"""A look costs more with more tasks: it rests so many times as long, at most so many seconds. On other hosts the end of
-a task wakes it."""
+_BACKOFF, _BACKOFF_WITH_MANY_TASKS = (100, 0.5), (300, 3.0)
+"""How the interval between checks grows with their cost: factor of the check's duration, and maximum in seconds.
+
+The end of a task on another host triggers a check at once.
+"""
 
 
 class Supervisor:
     """Runs one plan. When `run` returns or raises, none of its processes is left.
 
     Args:
-        allocation: where the tasks are started; whoever made it gives it back.
-        clock: monotonic seconds.
-        signals: where signals to the launcher are read, if it takes them over for longer than this attempt.
+        allocation: hosts and addresses for the tasks; the caller releases it.
+        clock: returns monotonic seconds.
+        signals: the pipe of a caller that handles signals over several attempts; None to handle them here.
     """
 
     def __init__(
@@ -70,7 +72,9 @@ class Supervisor:
         self._plan, self._allocation, self._clock, self._signals = plan, allocation, clock, signals
         self._observer = ThreadedObserver.of(observer)
         self._tasks = {str(task.task): task for task in plan.tasks}
-        self._rests, self._long_turn_s = _RESTS_OF_MANY if len(plan.tasks) > _MANY_TASKS else _RESTS
+        self._interval_factor, self._max_interval_s = (
+            _BACKOFF_WITH_MANY_TASKS if len(plan.tasks) > _MANY_TASKS else _BACKOFF
+        )
         self._rules = Rules.of(plan)
         self._history: list[Fact] = []
         self._state = RunState()
@@ -86,36 +90,36 @@ class Supervisor:
     def run(self) -> Outcome:
         """Start the processes and follow them until the last has ended."""
         self._observer.started(self._plan)
-        if self._is_run_itself:
+        if self._writes_run_files:
             RunDir(self._plan.run_dir).reserve_room()
-        taken = self._own_signals() if self._signals is None else contextlib.nullcontext(self._signals)
-        with self._observer, taken as signals:
+        pipe = self._make_signal_pipe() if self._signals is None else contextlib.nullcontext(self._signals)
+        with self._observer, pipe as signals:
             try:
                 with self._allocation.starting(self._plan, self._screen.line, self._clock) as starter:
                     starter.watch(signals.fd)
                     for task in self._plan.tasks:
                         self._spawn(task, starter)
                     self._follow(signals, starter)
-                    starter.collect(signals.asks_to_end)
+                    starter.collect(signals.stop_is_requested)
             finally:
                 self._screen.close()
-            # signals are still held back: nothing may keep the finding from being written
+            # signals are still only queued, so that nothing interrupts the writing of the result
             try:
                 return self._finish()
             finally:
                 self._observer.ended()
 
-    def _own_signals(self) -> SignalPipe:
-        # an evaluator beside a run has no say in it
+    def _make_signal_pipe(self) -> SignalPipe:
+        # the launcher of a separate evaluator does not control the run
         run = RunDir(self._plan.run_dir)
         control = run.attempt_control(self._plan.attempt) if self._plan.is_reader else run.control
         return SignalPipe(None if self._plan.is_beside else control)
 
     @property
-    def _is_run_itself(self) -> bool:
+    def _writes_run_files(self) -> bool:
         return self._plan.is_run and not self._plan.is_beside
 
-    def _note(self, fact: Fact) -> None:
+    def _add_fact(self, fact: Fact) -> None:
         self._history.append(fact)
         self._state.add(fact)
 
@@ -124,12 +128,12 @@ class Supervisor:
 
     def _spawn(self, task: TaskPlan, starter: Starter) -> None:
         name, now = str(task.task), self._clock()
-        self._note(Spawned(now, name))  # also if it cannot be started: its end follows
+        self._add_fact(Spawned(now, name))  # if the start fails, `Exited` follows
         try:
             handle = starter.start(task)
         except OSError as error:
             self._traces.spawn_errors[name] = f"{error.strerror} ({task.argv[0]})"
-            self._note(Exited(now, name, 127))  # as a shell reports it
+            self._add_fact(Exited(now, name, 127))  # the exit code of shells for a program that cannot be started
             return
         self._handles[name] = handle
         if task.unsupervised:
@@ -138,7 +142,7 @@ class Supervisor:
     def _respawn(self, decision: Decision, starter: Starter) -> None:
         """Restart tasks, except those that would end the same way."""
         for name in decision.give_up:
-            self._note(GivenUp(self._clock(), name))
+            self._add_fact(GivenUp(self._clock(), name))
             self._observer.note(f"{name} {self._how_it_ended(name)}; continuing without it")
         for name in decision.respawn:
             how, host = self._how_it_ended(name), self._host_of(name)
@@ -150,28 +154,28 @@ class Supervisor:
             self._write([TaskRestarted(restarted_task=name, host=host, reason=how)])
 
     def _how_it_ended(self, name: str) -> str:
-        return briefly(self._traces.codes.get(name, 127), read_error(self._tasks[name].files))
+        return describe_end(self._traces.codes.get(name, 127), read_error(self._tasks[name].files))
 
     def _follow(self, signals: SignalPipe, starter: Starter) -> None:
-        decision, look_at, rest_until = Decision(Cause.NOTHING), float("-inf"), float("-inf")
+        decision, next_check_at, earliest_check_at = Decision(Cause.NOTHING), float("-inf"), float("-inf")
         received: list[signal.Signals] = []
         while not decision.over:
-            if starter.wait(max(0.0, look_at - self._clock())):
+            if starter.wait(max(0.0, next_check_at - self._clock())):
                 received += signals.read()
-                look_at = min(look_at, rest_until)
+                next_check_at = min(next_check_at, earliest_check_at)
             now = self._clock()
-            if now < look_at:
+            if now < next_check_at:
                 continue
             events = list(self._follower.read())
-            if events:  # what a task printed before an event is shown before it
+            if events:  # show the output that tasks printed before these events first
                 starter.wait(0.0)
             self._handle_events(events)
-            # after the events: what had happened before a signal came must not seem to be later
+            # handle events first: an event before a signal must not seem to come after it
             self._handle_signals(received, self._clock())
             received = []
             self._reap()
             for fact in self._probes.poll(self._clock(), self._state):
-                self._note(fact)
+                self._add_fact(fact)
                 if isinstance(fact, Stalled):
                     self._announcer.stalled(fact)
             decision = decide(self._state, self._clock(), self._rules)
@@ -186,11 +190,14 @@ class Supervisor:
             self._announcer.waiting(decision.awaits, self._state, now)
             self._screen.tick()
             self._observer.tick(now)
-            ended = self._clock()
-            # with a thousand tasks a look takes its time, and output must not wait for one after the other
-            rest_until = ended + min(_TURN_S, ended - now)
-            turn = min(max(_TURN_S, self._rests * (ended - now)), self._long_turn_s)
-            look_at = ended + turn if decision.wake_at is None else min(ended + turn, decision.wake_at)
+            checked_at = self._clock()
+            # a check of a thousand tasks takes long: pause between checks, so that output is shown in time
+            took_s = checked_at - now
+            earliest_check_at = checked_at + min(_MIN_INTERVAL_S, took_s)
+            interval_s = min(max(_MIN_INTERVAL_S, self._interval_factor * took_s), self._max_interval_s)
+            next_check_at = checked_at + interval_s
+            if decision.wake_at is not None:
+                next_check_at = min(next_check_at, decision.wake_at)
 
     def _handle_signals(self, numbers: list[signal.Signals], now: float) -> None:
         for number in numbers:
@@ -199,9 +206,9 @@ class Supervisor:
                 self._order(Order.DUMP, self._running(()))
             if number not in JOB_STOP_SIGNALS:
                 continue
-            again = bool(self._state.signals)
-            self._note(Signal(now, number))
-            if not again:
+            is_first = not self._state.signals
+            self._add_fact(Signal(now, number))
+            if is_first:
                 self._announcer.stop_requested(number, training=self._state.training_at is not None)
 
     def _handle_events(self, events: Iterable[Event]) -> None:
@@ -214,29 +221,33 @@ class Supervisor:
                 if isinstance(fact, Training):
                     self._note_training(fact)
                 else:
-                    self._note(fact)
+                    self._add_fact(fact)
             if not self._rules.needs_finish and self._progress.hosts.keys() >= self._tasks.keys():
                 self._note_training(Training(self._clock()))
 
     def _note_training(self, fact: Training) -> None:
         if self._state.training_at is None:
-            self._note(fact)
-            # a server that is started again needs its port, and nothing reports when a script has bound one
+            self._add_fact(fact)
+            # keep the ports of servers, which may be restarted, and of scripts, which do not report a bound port
             if not self._rules.servers and not self._rules.scripts:
                 self._allocation.release_ports()
 
     def _reap(self) -> None:
-        """Record which processes have ended; their last output is read before."""
+        """Record which processes have ended, after reading their last events."""
         running = [(name, self._handles[name]) for name in self._state.alive if name in self._handles]
         ended = [(name, handle, end) for name, handle in running if (end := handle.poll()) is not None]
         if ended:
-            self._handle_events(self._follower.read())  # its last words, before its end counts
+            self._handle_events(self._follower.read())
         for name, handle, end in ended:
             self._traces.codes[name], self._traces.ooms[name] = end.code, end.oom
             state, files = self._state, self._tasks[name].files
-            by_us = name in state.killed or (name in state.termed and end.code == -signal.SIGTERM)
-            well = (by_us and not end.lost) or end.code in (ExitCode.DONE, ExitCode.PREEMPTED, PREEMPTION_CODE)
-            if not well and not files.error_json.exists():
+            ended_by_us = name in state.killed or (name in state.termed and end.code == -signal.SIGTERM)
+            is_expected = (ended_by_us and not end.lost) or end.code in (
+                ExitCode.DONE,
+                ExitCode.PREEMPTED,
+                PREEMPTION_CODE,
+            )
+            if not is_expected and not files.error_json.exists():
                 step, host = handle.liveness().step, self._host_of(name)
                 with contextlib.suppress(OSError):  # a full disk
                     if end.lost:
@@ -245,7 +256,7 @@ class Supervisor:
                         write_signal(files, end.code, step, host, oom=end.oom)
                     else:
                         write_exit(files, end.code, step, host)
-            self._note(Exited(self._clock(), name, end.code))
+            self._add_fact(Exited(self._clock(), name, end.code))
 
     def _send(self, order: Order, to: tuple[str, ...], why: Cause) -> None:
         alive = self._running(to)
@@ -254,17 +265,17 @@ class Supervisor:
             self._traces.beating[name] = self._probes.heartbeats.is_beating(name, self._clock())
         self._announcer.sending(order, why, list(alive), lambda: self._conclude().culprit)
         self._order(order, alive)
-        self._note(Sent(self._clock(), order, to))
+        self._add_fact(Sent(self._clock(), order, to))
 
     def _running(self, names: tuple[str, ...]) -> dict[str, TaskHandle]:
-        """Return those of these tasks that have not ended; of all, if none is given."""
+        """Return the handles of the named tasks that have not ended. No names mean all tasks."""
         alive = (name for name in self._state.alive if not names or name in names)
         return {name: self._handles[name] for name in alive if name in self._handles}
 
     def _order(self, order: Order, tasks: dict[str, TaskHandle]) -> None:
         for name, handle in tasks.items():
             if order is not Order.DUMP or (name in self._progress.up and not self._tasks[name].unsupervised):
-                # a program that a script is may leave it to its children; ours answers itself, and needs its own
+                # a script may pass the work to child processes, so they get the signal too; our tasks handle it alone
                 handle.send(order, whole_group=self._rules.scripts)
 
     def _conclude(self) -> Verdict:
@@ -273,26 +284,27 @@ class Supervisor:
     def _finish(self) -> Outcome:
         verdict = self._conclude()
         self._traces.hosts, self._traces.steps = {name: self._host_of(name) for name in self._tasks}, self._probes.steps
-        self._traces.reached = {name: handle.liveness().step for name, handle in self._handles.items()}
+        self._traces.last_steps = {name: handle.liveness().step for name, handle in self._handles.items()}
         found = diagnose(self._plan, verdict, self._traces)
         if verdict.why is Cause.STALLED and verdict.culprit:
             self._write_stall(verdict.culprit, frozen=verdict.frozen)
-        if self._is_run_itself:
+        if self._writes_run_files:
             RunDir(self._plan.run_dir).release_room()
         self._write(self._end_events(verdict.status, found.failure))
         self._handle_events(self._follower.read())
-        # of a task that did not answer, not of the one that noticed it
+        # the failed task is the one that did not answer, not the one that noticed that
         failed = self._tasks.get(found.failure.task if found.failure is not None else "")
         if found.lost and failed is not None:
             self._allocation.note_host_failure(failed.host)
         was_signalled = bool(self._state.signals)
-        shares = self._probes.heartbeats.shares() if self._allocation.sees_tasks_at_once else {}
+        heartbeats = self._probes.heartbeats
+        waited_fractions = heartbeats.waited_fractions() if self._allocation.sees_tasks_at_once else {}
         return Outcome(
             verdict.status,
             ExitCode.USAGE if found.problems else ExitCode.TEMPORARY if found.outside else verdict.exit_code,
             found.failure,
             found.problems,
-            warnings_of(self._plan, verdict, sorted(self._state.given_up), shares),
+            attempt_warnings(self._plan, verdict, sorted(self._state.given_up), waited_fractions),
             retryable=found.is_retryable and not was_signalled,
             mark=found.mark,
             lost=found.lost,
@@ -306,11 +318,11 @@ class Supervisor:
                 write_stall(files, self._probes.steps.get(name), self._host_of(name), frozen=frozen)
 
     def _host_of(self, name: str) -> str:
-        handle, named = self._handles.get(name), self._tasks[name].host  # as the user has it, perhaps an alias
-        return named or self._progress.hosts.get(name) or (handle.host if handle else "")
+        handle, given_name = self._handles.get(name), self._tasks[name].host  # the user's name, perhaps an alias
+        return given_name or self._progress.hosts.get(name) or (handle.host if handle else "")
 
     def _end_events(self, status: str, failure: Failure | None) -> list[Event]:
-        # events report steps now and then, the heartbeat has each
+        # heartbeats report every step, events only some
         step = max(self._progress.step, self._liveness_of(str(self._plan.lead)).step or 0)
         seconds = self._clock() - (self._state.training_at or self._began)
         return end_events(self._plan, self._progress, status, failure, step=step, seconds=seconds)

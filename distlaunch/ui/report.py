@@ -14,7 +14,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.jobs.smoke import SmokeResult
 from distlaunch.runs.bottleneck import find_bottleneck
-from distlaunch.runs.paths import shown
+from distlaunch.runs.paths import display_path
 from distlaunch.supervise.diagnose.exit_reason import Failure
 from distlaunch.ui import words
 from distlaunch.ui.console import JobConsole
@@ -30,7 +30,7 @@ def print_summary(console: Console, state: ProgressState, result: AttemptResult)
     table.add_column(overflow="fold")
     outcome = result.outcome
     table.add_row("status", Text(outcome.status, style=STATUS_STYLES[outcome.status]))
-    table.add_row("run", shown(result.plan.run_dir))
+    table.add_row("run", display_path(result.plan.run_dir))
     for name, value in _facts(state):
         table.add_row(name, value)
     if outcome.status in ("stopped", "interrupted") and result.plan.mode == "train" and result.resumable:
@@ -71,7 +71,7 @@ def print_failure(console: Console, state: ProgressState, result: AttemptResult)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     if failure.log is not None:
-        table.add_row("log", shown(failure.log))
+        table.add_row("log", display_path(failure.log))
     if failure.hint:
         table.add_row("hint", failure.hint)
     if result.plan.mode == "train" and (steps := _next(failure, state, result)):
@@ -98,13 +98,13 @@ def failure_line(result: AttemptResult) -> str:
 
 
 def _what_failed(result: AttemptResult) -> str:
-    run = shown(result.plan.run_dir)
+    run = display_path(result.plan.run_dir)
     return run if result.plan.is_run else f"{run}: {result.plan.mode}"
 
 
 def warning_lines(result: AttemptResult) -> list[str]:
     """Return what went wrong without making an attempt fail, with the run that it is about."""
-    run = shown(result.plan.run_dir)
+    run = display_path(result.plan.run_dir)
     return [about_run(run, warning) for warning in result.outcome.warnings]
 
 
@@ -146,8 +146,8 @@ def _resume(result: AttemptResult) -> str:
         return "on every machine, its command again with --resume"
     run = RunDir(result.plan.run_dir)
     if run.live_submission() is not None:  # of which this is a part; its script knows whether it will be queued again
-        return f"distlaunch submit {shown(run.path)} --resume, unless the job is queued again by itself"
-    return f"distlaunch train {shown(run.path)} --resume"
+        return f"distlaunch submit {display_path(run.path)} --resume, unless the job is queued again by itself"
+    return f"distlaunch train {display_path(run.path)} --resume"
 
 
 def _facts(state: ProgressState) -> list[tuple[str, str]]:
@@ -164,8 +164,8 @@ def _facts(state: ProgressState) -> list[tuple[str, str]]:
         rows.append(("left out", skipped(state.skipped)))
     if state.checkpoints:
         saved = state.checkpoints[-1]
-        rows.append(("checkpoint", f"{shown(saved.path)} ({words.size(saved.num_bytes)})"))
-    rows += [("export", shown(path)) for path in state.exports.values()]
+        rows.append(("checkpoint", f"{display_path(saved.path)} ({words.size(saved.num_bytes)})"))
+    rows += [("export", display_path(path)) for path in state.exports.values()]
     return rows
 
 
@@ -192,7 +192,7 @@ def print_proofs(result: SmokeResult, config: str, *, to_stderr: bool) -> None:
     lines = [Text(f"smoke test of {config}:")]
     for proof in result.proofs:
         word = ("  ok  ", "green bold") if proof.holds else (" no   ", "red bold")
-        lines.append(Text.assemble(word, proof.what if proof.holds else f"{proof.what}: not reached"))
+        lines.append(Text.assemble(word, proof.statement if proof.holds else f"{proof.statement}: not reached"))
     with contextlib.suppress(OSError):
         console.print()
         console.print(Text("\n").join(lines), soft_wrap=True, highlight=False)
@@ -207,5 +207,5 @@ def print_missing(result: SmokeResult) -> None:
 
 def missing_proofs(result: SmokeResult) -> list[str]:
     """Return what a smoke run should have shown, and has not, with the name of the run."""
-    run = shown(result.last.plan.run_dir)
-    return [about_run(run, f"not reached: {proof.what}") for proof in result.proofs if not proof.holds]
+    run = display_path(result.last.plan.run_dir)
+    return [about_run(run, f"not reached: {proof.statement}") for proof in result.proofs if not proof.holds]

@@ -13,7 +13,7 @@ from distlaunch.base import strict_json
 from distlaunch.base.events import EpochEnded, Evaluated
 from distlaunch.base.plural import count
 from distlaunch.runs.bottleneck import find_bottleneck, milliseconds, stragglers
-from distlaunch.runs.paths import shown
+from distlaunch.runs.paths import display_path
 from distlaunch.runs.report import AttemptReport, RunReport
 from distlaunch.ui import words
 from distlaunch.ui.placement import bytes_per_task, placement_sections
@@ -42,7 +42,7 @@ def report_json(report: RunReport) -> str:
 
 def _head(report: RunReport) -> list[tuple[str, str, str]]:
     rows = [
-        ("run", shown(report.path), ""),
+        ("run", display_path(report.path), ""),
         ("script", shlex.join(report.command), "")
         if report.command
         else (
@@ -56,7 +56,7 @@ def _head(report: RunReport) -> list[tuple[str, str, str]]:
     if report.status == "failed" and failed:
         where = f" on {failed[-1].host}" if failed[-1].host else ""
         rows += [("failed", f"{failed[-1].culprit}{where}: {failed[-1].reason}", "")]
-        rows += [("log", shown(failed[-1].log), "")] if failed[-1].log else []
+        rows += [("log", display_path(failed[-1].log), "")] if failed[-1].log else []
     if again := _restarts(report.attempts):
         rows.append(("restarts", again, ""))
     if report.data is not None:
@@ -67,7 +67,7 @@ def _head(report: RunReport) -> list[tuple[str, str, str]]:
         rows.append(("steps", _step_times(report), ""))
     if slow := find_bottleneck(report.timed):
         rows.append(("input", str(slow), "yellow"))
-    rows += [("export", f"{shown(path)} ({kind})", "") for kind, path in report.exports.items()]
+    rows += [("export", f"{display_path(path)} ({kind})", "") for kind, path in report.exports.items()]
     rows += [("export", f"failed: {report.export_failure}", "red")] if report.export_failure else []
     return rows
 
@@ -122,7 +122,7 @@ def _checkpoint_lines(report: RunReport) -> list[str]:
         (
             f"{saved.step:,}",
             words.size(saved.num_bytes),
-            f"{shown(saved.path)}{' (best)' if saved is report.best else ''}",
+            f"{display_path(saved.path)}{' (best)' if saved is report.best else ''}",
         )
         for saved in report.all_checkpoints
     ]
@@ -184,6 +184,6 @@ def print_checkpoint(console: Console, listing: dict[str, Any]) -> None:
     ]
     total = words.size(sum(variable["bytes"] for variable in variables))
     after = f"step {listing['step']:,}, in epoch {listing['epoch'] + 1}"
-    head = f"{shown(listing['path'])}: {after}; {count(len(variables), 'variable')}, {total}"
+    head = f"{display_path(listing['path'])}: {after}; {count(len(variables), 'variable')}, {total}"
     for line in (head, "", *columns(("variable", "shape", "type", "size", "norm"), rows, right={3, 4})):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

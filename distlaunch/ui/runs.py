@@ -10,7 +10,7 @@ from rich.text import Text
 
 from distlaunch.base import strict_json
 from distlaunch.runs.listing import RunSummary
-from distlaunch.runs.paths import shown
+from distlaunch.runs.paths import display_path
 from distlaunch.runs.report import KILLED, PENDING, RUNNING, SCRIPT, SUBMITTED
 from distlaunch.ui import words
 from distlaunch.ui.progress.lines import STATUS_STYLES
@@ -42,7 +42,7 @@ def runs_json(runs: Sequence[RunSummary]) -> str:
 
 def how_it_ended(run: RunSummary, *, stopped: bool, has_checkpoint: bool) -> str:
     """Return the output of `stop`: `runs/job: stopped at step 40`, and how to continue."""
-    name = shown(run.path)
+    name = display_path(run.path)
     is_script = run.strategy == SCRIPT  # of its steps nobody knows
     at = f"at step {run.step:,}" if run.step else "before the first step"
     how = run.status if is_script else f"{run.status} {at}"
@@ -74,4 +74,4 @@ def _row(run: RunSummary) -> tuple[str, ...]:
 
 
 def _name(run: RunSummary) -> str:
-    return shown(run.path)
+    return display_path(run.path)

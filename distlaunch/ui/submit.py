@@ -8,7 +8,7 @@ import click
 
 from distlaunch.base.run_dir import RunDir
 from distlaunch.jobs.batch.submit import Submitted
-from distlaunch.runs.paths import shown
+from distlaunch.runs.paths import display_path
 from distlaunch.ui.plain import echo, echo_error
 
 _LAST_LINES = 20
@@ -17,13 +17,13 @@ _LAST_LINES = 20
 def print_submitted(submitted: Submitted, *, as_json: bool) -> None:
     """Print the run on standard output, for scripts, and what to do with it on standard error."""
     run, job = submitted.run, submitted.job
-    where = shown(run.path)
+    where = display_path(run.path)
     if as_json:
         script = str(run.batch_script)
         click.echo(json.dumps({"run": str(run.path), "engine": job.engine, "job": job.job, "script": script}))
         return
     click.echo(where)
-    echo(f"job        {job.job}\nscript     {shown(run.batch_script)}", err=True)
+    echo(f"job        {job.job}\nscript     {display_path(run.batch_script)}", err=True)
     echo(_what_to_do(where), err=True)
 
 
@@ -35,7 +35,7 @@ def print_nothing_submitted(run: RunDir) -> None:
 def print_still_there(submitted: Submitted) -> None:
     """Print after Ctrl-C that the job is still there."""
     echo(f"job {submitted.job.job} goes on", err=True)
-    echo(_what_to_do(shown(submitted.run.path)), err=True)
+    echo(_what_to_do(display_path(submitted.run.path)), err=True)
 
 
 def print_log(run: RunDir, begin: int) -> None:

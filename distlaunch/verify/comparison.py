@@ -104,7 +104,7 @@ def verify(
     machine = machine.without_variables(REMOVED_ENV)
     if Path(request.target).is_dir():
         raise UsageError(f"{request.target} is a directory; expected a config file")
-    choice = choose(JobRequest(request.target, (*request.overrides, "resume=never"), makes_run=False), machine)
+    choice = choose(JobRequest(request.target, (*request.overrides, "resume=never"), makes_run_dir=False), machine)
     isolate_if_configured(choice.config, choice.context)
     if choice.config.data.sharding == "function":
         message = "data.sharding: got 'function': each worker trains on examples of its own, in batches that one device"

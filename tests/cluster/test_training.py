@@ -293,7 +293,7 @@ def test_a_host_that_is_cut_off_is_named(lab: Lab, own_disk: Path, tmp_path: Pat
     lab.cut(3)
     assert job.end() == 75, job.output
     assert "worker:2 on host3" in job.said
-    assert "no sign of life for 4 s" in job.said
+    assert "sent no heartbeat for 4 s" in job.said
 
 
 @pytest.mark.short
@@ -326,8 +326,8 @@ def test_a_restart_takes_a_spare_for_a_host_that_others_do_not_reach(lab: Lab, o
     assert hosts in ({"host1", "host3"}, {"host2", "host3"}), job.output
     cut = ("host1 cannot reach host2", "host2 cannot reach host1", "worker:1 on host2 no longer reached each other",
            "worker:0 on host1 no longer reached each other",
-           "worker:1 on host2 was running, and worker:0 on host1 no longer heard it",
-           "worker:0 on host1 was running, and worker:1 on host2 no longer heard it")  # fmt: skip
+           "worker:1 on host2 was running, but worker:0 on host1 no longer got its heartbeats",
+           "worker:0 on host1 was running, but worker:1 on host2 no longer got its heartbeats")  # fmt: skip
     assert any(words in job.said for words in cut), job.output
 
 

@@ -181,4 +181,4 @@ def test_a_run_without_a_best_one_says_so(tmp_path: Path) -> None:
     assert run("train", "mine.yaml", "--set", "train.epochs=1", cwd=tmp_path)[0] == 0
     code, out, err = run("evaluate", "runs/job", "--checkpoint", "best", cwd=tmp_path)
     assert code == 2
-    assert "runs/job has no best one; `checkpoint.best` keeps one" in out + err
+    assert "runs/job has no best checkpoint; set `checkpoint.best`" in out + err

@@ -136,7 +136,7 @@ def test_what_a_resume_in_vain_has_changed_is_put_back(shell: Shell, how: str) -
     before = config.read_text()
     code, out, _ = shell("train", "runs/job", "--resume", "--set", "seed=7", FAKE=how)
     assert code == (2 if how == "config" else 3)
-    assert "config.yaml is what it was before" in out
+    assert "no step was made: restored the earlier" in out
     assert config.read_text() == before
     assert shell("train", "runs/job", "--resume", "--set", "seed=7", "-q", FAKE="raise")[0] == 3
     assert "seed: 7" in config.read_text()
@@ -203,7 +203,7 @@ def test_resume_takes_the_older_unfinished_run_and_no_other_experiment(shell: Sh
     assert shell("train", "job.yaml", "-q", "--name", "job-3", FAKE="fail")[0] == 3
     resume = ("job.yaml", "--resume", "--set", "seed=4")
     planned = shell("plan", *resume, "--no-variables")[1]
-    assert planned.startswith("resuming runs/job, which is unfinished; runs/job-2 is newer, and finished: ")
+    assert planned.startswith("resuming runs/job, which is unfinished; runs/job-2 is newer and finished: ")
     assert "--run-dir" in planned
     code, out, err = shell("train", *resume)
     assert (code, err) == (0, "")
@@ -218,7 +218,7 @@ def test_resume_makes_the_exports_that_a_finished_run_lacks(shell: Shell) -> Non
     (shell.directory / "runs/job/checkpoints/step-00000008").mkdir()  # which the fake worker has only told
     for _ in range(2):
         code, out, _ = shell(*resume, FAKE="fail_export")
-        assert (code, out.splitlines()[0]) == (3, "runs/job is finished, but lacks its export as keras: adding that")
+        assert (code, out.splitlines()[0]) == (3, "runs/job has finished but lacks its export as keras: adding that")
     plan = json.loads(shell("plan", *resume[1:], "--json", "--no-variables")[1])
     assert plan["mode"] == "export"
     assert "lacks its export as keras" in plan["note"]
@@ -266,9 +266,9 @@ def test_config_problems_of_workers_have_lines(shell: Shell) -> None:
     [
         (["train", "nope.yaml"], "nope.yaml: there is no such config file"),
         (["train", "runs/x", "--resume"], "runs/x: there is no such run or config file"),
-        (["train", "runs"], "runs: no run directory"),
-        (["evaluate", "runs/x"], "runs/x: no run directory"),
-        (["predict", "runs/x"], "runs/x: no run directory"),
+        (["train", "runs"], "runs: expected a config file, or a run directory"),
+        (["evaluate", "runs/x"], "runs/x: not a run directory"),
+        (["predict", "runs/x"], "runs/x: not a run directory"),
         (["train", "job.yaml", "--name", "a/b"], "a/b"),
     ],
 )

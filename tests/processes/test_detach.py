@@ -179,7 +179,7 @@ def test_stop_does_not_wait_for_ever(shell: Shell) -> None:
     freeze_tasks(pid)
     code, out, err = shell("stop", "runs/job", "--timeout", "0.2")
     assert (code, out) == (75, "")
-    assert err == f"error: runs/job: its launcher (process {pid}) still works after 0.2 s\n"
+    assert err == f"error: runs/job: its launcher (process {pid}) is still running after 0.2 s\n"
 
 
 def test_a_run_that_was_started_with_ctrl_c_ignored_ends_at_once(shell: Shell) -> None:
@@ -211,10 +211,10 @@ def test_only_the_holder_of_the_lock_is_stopped(shell: Shell) -> None:
     assert "is not running: done" in shell("stop", "runs/job")[1]
     with run_of(shell).lock():
         lock.write_text("1 other-host")
-        assert "its launcher is process 1 on other-host; it can only be stopped there" in shell("stop", "runs/job")[2]
+        assert "its launcher is process 1 on other-host; stop it on that host" in shell("stop", "runs/job")[2]
     with run_of(shell).lock(notebook=True):
         code, _, err = shell("stop", "runs/job")
-        assert (code, "it runs in a notebook" in err) == (2, True)
+        assert (code, "runs in a notebook" in err) == (2, True)
     assert not stop_run(run_of(shell))
 
 
@@ -302,7 +302,7 @@ def test_waiting_for_several_runs(shell: Shell) -> None:
     ]  # fmt: skip
     code, out, err = shell("wait", "runs/done", "runs/no")
     assert (code, out) == (2, "")
-    assert "runs/no: no run directory" in err
+    assert "runs/no: not a run directory" in err
 
 
 def test_following_ends_with_ctrl_c_and_with_its_reader(shell: Shell) -> None:

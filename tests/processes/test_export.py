@@ -152,7 +152,7 @@ def test_a_run_predicts_json_lines_by_its_export(folder: Path) -> None:
         (("runs/one_device/export/saved_model",), "add --input FILE or --data FUNCTION"),
         (("runs/one_device", "--input", "none.npz"), "--input none.npz: there is no such file"),
         (("runs/one_device", "--input", "mine.py"), "--input mine.py: expected a file that ends in .npy"),
-        (("runs", "--input", "rows.npz"), "runs: it is not an export; expected a run directory, a SavedModel folder"),
+        (("runs", "--input", "rows.npz"), "runs is not an export; expected a run directory, a SavedModel folder"),
         (("runs/one_device/export/model.weights.h5", "--input", "rows.npz"), "holds weights only"),
         (("runs/one_device", "--input", "rows.npz", "--set", "seed=1"), "--set: with --input an export predicts"),
     ],
@@ -186,7 +186,9 @@ def test_an_export_that_the_run_has_outgrown_is_told(folder: Path, tmp_path: Pat
     os.utime(newest.with_name("step-00000900"))
     code, _, err = run(*words, cwd=tmp_path)
     assert code == 0
-    assert "warning: run was trained on after its export was written; this predicts by the export (run/export/" in err
+    assert (
+        "warning: run was trained further after its export was written; predicting with the export (run/export/" in err
+    )
 
 
 @pytest.mark.slow

@@ -248,7 +248,7 @@ def test_folders_of_a_run_are_its_owners_alone(tmp_path: Path, umask: int) -> No
 
 def test_a_task_refuses_a_config_that_was_swapped(tmp_path: Path) -> None:
     from distlaunch.base.errors import DistlaunchError
-    from distlaunch.plan.train import config_mark
+    from distlaunch.plan.train import config_mark_arguments
     from distlaunch.tasks.worker import read_config
 
     (tmp_path / "m.py").write_text("def model(): ...\ndef data(): ...\n")
@@ -256,7 +256,7 @@ def test_a_task_refuses_a_config_that_was_swapped(tmp_path: Path) -> None:
     text = dump_config(load_config(tmp_path / "job.yaml").config)
     path = tmp_path / "config.yaml"
     path.write_text(text)
-    _, sha256 = config_mark(text)
+    _, sha256 = config_mark_arguments(text)
     assert read_config(path, sha256).data.global_batch == 4
     path.write_text(text.replace("m.py:model", "theirs.py:model"))
     with pytest.raises(DistlaunchError, match="was modified after it was written for this attempt"):

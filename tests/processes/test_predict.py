@@ -42,7 +42,7 @@ def test_predictions_in_order_and_plain_errors(tmp_path: Path) -> None:
     (tmp_path / "runs/mine/predictions").write_text("a file is in the way")
     for words, expected_code, message in (
         (("--split", "train"), 3, "the predictions cannot be written: File exists"),
-        (("--checkpoint", "7"), 2, "has none of step 7; those there are: 3"),
+        (("--checkpoint", "7"), 2, "has no checkpoint of step 7; available: 3"),
     ):
         code, out, err = run("predict", "runs/mine", *words, cwd=tmp_path)
         assert code == expected_code, err

@@ -98,7 +98,7 @@ def test_a_disk_that_may_only_be_read(tmp_path: Path) -> None:
     start = [*_MOUNT, "sh", "-c", mounted + '"$@"', "sh", *command()]
     done = run_command(*_EVALUATE, "runs/job", "--json", cwd=tmp_path, start=start)
     assert done.code == 0, done.text
-    assert "runs/job can only be read: nothing is recorded there" in done.err
+    assert "runs/job is read-only: nothing is recorded there" in done.err
     found = [json.loads(line) for line in done.out.splitlines()]
     assert found[0]["run"] == str(tmp_path / "runs" / "job")
     assert found[-2]["logs"] == expected["logs"]
@@ -107,7 +107,7 @@ def test_a_disk_that_may_only_be_read(tmp_path: Path) -> None:
     nowhere = [*_MOUNT, "sh", "-c", mounted.replace("exec ", "") + 'cd runs && "$@"', "sh", *command()]
     refused = run_command("predict", *_SPLIT, "job", cwd=tmp_path, start=nowhere)
     assert refused.code == 2
-    assert "current directory can be written to; add --output FILE" in refused.err
+    assert "current directory are read-only; add --output FILE" in refused.err
     refused = run_command("export", "runs/job", cwd=tmp_path, start=start)
     assert refused.code == 2
     assert sorted(str(path) for path in (tmp_path / "runs").rglob("*")) == before

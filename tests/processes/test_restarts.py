@@ -147,7 +147,7 @@ SOON = ["--set", "cluster.stall_timeout_s=3", "--set", "restarts.max=1", "--set"
     ("how", "told"),
     [
         ("hang", "made no progress for 3 s (cluster.stall_timeout_s) after step 4 while the others waited for it"),
-        ("freeze", "gave no sign of life (its process is suspended, as by SIGSTOP) for 3 s"),
+        ("freeze", "sent no heartbeat (its process is suspended, as by SIGSTOP) for 3 s"),
     ],
 )
 def test_who_holds_the_others_up_is_named_and_the_job_goes_on(shell: Shell, how: str, told: str) -> None:

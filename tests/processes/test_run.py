@@ -438,7 +438,7 @@ def test_an_attempt_that_cannot_be_prepared_leaves_the_failure_before_it(runner:
     code, out, err = runner("--restarts", "2", runner.script(text))
     assert code == 3
     assert "restart 2 of 2: it could not be started: " in out
-    assert "warning: cannot be started again: " in err
+    assert "warning: cannot be restarted: " in err
     assert "failed: ended with exit code 5" in err
     assert "Traceback" not in out + err
 
@@ -520,8 +520,8 @@ def test_who_is_waited_for_after_the_workers_is_told(runner: Runner) -> None:
     name = runner.script("if TASK == 'evaluator:0':\n    hang()\nwait_for('hanging-*')\n")
     code, out, err = runner("--evaluator", "--start-timeout", "2", name)
     assert code == 0, out + err
-    assert "the workers are done; waiting for evaluator:0 for 2 s at most\n" in out
-    assert "warning: runs/job: evaluator:0 had not ended 2 s after the others (--start-timeout) and was ended\n" in err
+    assert "the workers are done; waiting up to 2 s for evaluator:0\n" in out
+    assert "warning: runs/job: evaluator:0 was stopped because it was still running 2 s after the other tasks" in err
     assert "checkpoint" not in out + err, "of which nobody knows"
 
 
@@ -557,7 +557,7 @@ def test_a_suspended_task_is_found(runner: Runner) -> None:
     code, _, err = runner("--workers", "2", "--stall-timeout", "1", runner.script(text))
     assert code == 75
     assert "worker:1 on" in err
-    assert "gave no sign of life (its process is suspended, as by SIGSTOP) for 1 s (--stall-timeout)" in err
+    assert "sent no heartbeat (its process is suspended, as by SIGSTOP) for 1 s (--stall-timeout)" in err
 
 
 def test_the_log_that_is_quoted_is_named(runner: Runner) -> None:

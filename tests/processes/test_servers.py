@@ -121,7 +121,9 @@ def test_an_evaluator_is_started_again_and_never_fails_the_run(run_dir: Path) ->
     assert outcome.status == "done"
     assert restarts(run_dir) == [("evaluator:0", "host-0", "was killed by SIGKILL")]
     assert [event.step for event in recorder.events if isinstance(event, Evaluated)] == [3, 3]
-    assert outcome.warnings[0].startswith("evaluator:0 reported nothing new for 2 s after the run was done")
+    assert outcome.warnings[0].startswith(
+        "evaluator:0 was stopped because it reported nothing new for 2 s after the end of the run"
+    )
 
 
 def test_an_evaluator_that_raises_is_given_up(run_dir: Path) -> None:
@@ -137,7 +139,7 @@ def test_an_evaluator_that_raises_is_given_up(run_dir: Path) -> None:
     outcome = supervise(make_servers_plan(run_dir, chief_0=chief, evaluator_0=broken), recorder)
     assert (outcome.status, restarts(run_dir)) == ("done", [])
     assert recorder.notes == ["evaluator:0 ended with exit code 3 (ValueError: bad); continuing without it"]
-    assert outcome.warnings[0].startswith("evaluator:0 failed and was not started again")
+    assert outcome.warnings[0].startswith("evaluator:0 failed and was not restarted")
 
 
 def test_the_evaluator_is_waited_for(run_dir: Path) -> None:

@@ -221,7 +221,7 @@ def test_a_host_may_be_back_at_a_later_restart(tmp_path: Path, environ: dict[str
     assert "second is left out: " in told
     if restarts == "1":
         assert done.returncode == ExitCode.TEMPORARY, told
-        assert f"warning: runs/job: cannot be started again: {why}" in told
+        assert f"warning: runs/job: cannot be restarted: {why}" in told
     else:
         assert done.returncode == 0, told
         assert f"restart 2 of 2 in 0.02 s: it could not be started: {why}" in told

@@ -83,7 +83,7 @@ def test_a_pending_job(folder: Path) -> None:
     assert json.loads(again.stdout)["run"] == str(folder / "runs/job-2")
     assert statuses(folder) == {"job": "pending", "job-2": "pending"}
     refused = submit("runs/job", "--resume")
-    assert "runs/job is in the queue already: job 1, PENDING (Priority)" in str(refused.exception)
+    assert "runs/job is already in the queue: job 1, PENDING (Priority)" in str(refused.exception)
     assert "job 1: PENDING (Priority); `logs -f` waits" in str(call("logs", "runs/job").exception)
     assert "pending" in call("report", "runs/job").stdout
     stopped = call("stop", "runs/job")

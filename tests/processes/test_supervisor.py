@@ -92,12 +92,12 @@ def test_a_peer_of_another_launcher_is_named(run_dir: Path) -> None:
     outcome = supervise(dataclasses.replace(plan, elsewhere=one))
     assert outcome.failure is not None
     assert outcome.failure.reason == (
-        "worker:1 at b:1, started elsewhere, is gone; worker:0 noticed it: UnavailableError: Socket closed"
+        "worker:1 at b:1, a task of another launcher, is gone; worker:0 noticed it: UnavailableError: Socket closed"
     )
     assert outcome.failure.detail == ()
     outcome = supervise(dataclasses.replace(plan, elsewhere=two))
     assert outcome.failure is not None
-    assert outcome.failure.reason.startswith("a task started elsewhere is gone: worker:1 at b:1 or worker:2 at c:1; ")
+    assert outcome.failure.reason.startswith("a task of another launcher is gone: worker:1 at b:1 or worker:2 at c:1; ")
 
 
 def test_config_problems_are_collected_once(run_dir: Path) -> None:
@@ -152,14 +152,14 @@ def test_a_grandchild_does_not_outlive_a_task_that_is_done(run_dir: Path) -> Non
 def test_a_task_that_lingers_after_the_end_is_ended(run_dir: Path) -> None:
     outcome = supervise(make_plan(run_dir, GOOD, ["train", "ignore_sigterm", "hang"], stop_timeout_s=0.3))
     assert (outcome.status, outcome.exit_code) == ("done", ExitCode.DONE)
-    assert outcome.warnings == ("worker:1 did not end by itself and was killed",)
+    assert outcome.warnings == ("worker:1 did not exit in time and was killed",)
 
 
 def test_a_crash_after_the_end_is_a_warning(run_dir: Path) -> None:
     second = ["train", "finish", "wait_for=ended", "die=6"]
     outcome = supervise(make_plan(run_dir, [*GOOD, "mark=ended"], second))
     assert outcome.status == "done"
-    assert outcome.warnings[0].startswith("worker:1 ended badly")
+    assert outcome.warnings[0].startswith("worker:1 failed after the run was done")
 
 
 def test_a_clean_stop_asked_by_someone_else(run_dir: Path) -> None:

@@ -115,7 +115,7 @@ def test_the_main_job_evaluates_and_exports(tmp_path: Path) -> None:
     assert evaluated["accuracy"] == pytest.approx(ended["val_accuracy"], rel=1e-6)
     code, _, err = run("evaluate", str(run_dir.path), "--checkpoint", "7", cwd=tmp_path)
     assert code == 2
-    assert "has none of step 7; those there are:" in " ".join(err.split())
+    assert "has no checkpoint of step 7; available:" in " ".join(err.split())
     assert "Traceback" not in err
     code, out, err = run("predict", str(run_dir.path), "--json", cwd=tmp_path)
     assert code == 0, err

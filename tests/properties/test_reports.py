@@ -16,7 +16,7 @@ from distlaunch.base.events import EpochEnded, Restored, RunEnded, StepsDone, Ta
 from distlaunch.base.run_dir import RunDir
 from distlaunch.runs.listing import summarize
 from distlaunch.runs.report import KILLED, read_report
-from distlaunch.supervise.run_events import last_end, write_end_again
+from distlaunch.supervise.run_events import last_end, restore_end
 
 STEPS = 3  # of an epoch
 START = TrainingStarted(
@@ -124,5 +124,5 @@ def _write(run: RunDir, history: list[Attempt]) -> int:
             writer.write(RunEnded(status=attempt.end, step=step, epochs_done=epoch, seconds=1.0))
         writer.close()
         if end is not None and _in_vain(attempt):
-            write_end_again(run, end)
+            restore_end(run, end)
     return epoch

@@ -90,7 +90,7 @@ class Signals:
         waiting, self.waiting = self.waiting, []
         return waiting
 
-    def asks_to_end(self) -> bool:
+    def stop_is_requested(self) -> bool:
         return bool(self.waiting)
 
     def __enter__(self) -> Signals:

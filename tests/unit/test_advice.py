@@ -143,7 +143,7 @@ def test_a_module_of_the_users_whose_name_is_taken(tmp_path: Path, summary: str,
     lines = f'Traceback (most recent call last):\n  File "{tmp_path}/bug.py", line 1, in <module>\n    x'
     found = TaskError(summary, f"{lines}\n{summary}", kind=summary.partition(":")[0])
     first = given(Cause.FAILURE, found, 3).first
-    taken = f"rename {tmp_path / file}: it has the name of another module, which is loaded already"
+    taken = f"rename {tmp_path / file}: another module with this name is already loaded"
     assert first == (taken if is_named else "fix bug.py:1")
 
 

@@ -16,7 +16,7 @@ from distlaunch.engines.base import Needs
 from distlaunch.engines.context import LaunchContext
 from distlaunch.engines.local import LocalEngine
 from distlaunch.engines.remote.host_failures import HostFailures
-from distlaunch.jobs.attempt import allocate_fitting, count_workers, least_workers
+from distlaunch.jobs.attempt import allocate_fitting, count_workers, min_workers
 from tests.unit.fake_nvml import FakeGpu, FakeNvml
 
 MULTI = {"kind": "multi_worker_mirrored"}
@@ -109,7 +109,7 @@ def test_hosts_that_have_failed_come_after_fewer_workers(
 
     def allocate(self: Any, needs: Needs, *, dry: bool) -> str:
         asked.append(needs)
-        slots = good + failed * (not needs.spares_failed)
+        slots = good + failed * (not needs.avoids_failed_hosts)
         place_tasks(needs.jobs, [slots], ["all"])
         return "an allocation"
 
@@ -119,10 +119,10 @@ def test_hosts_that_have_failed_come_after_fewer_workers(
     first = config.with_workers(good + failed if workers == "auto" else config.cluster.num_workers)
     if expected is None:
         with pytest.raises(TooFewSlotsError):
-            allocate_fitting(first, context, least_workers(config))
+            allocate_fitting(first, context, min_workers(config))
         return
-    fitted, _ = allocate_fitting(first, context, least_workers(config))
-    assert (fitted.cluster.workers, not asked[-1].spares_failed) == expected
+    fitted, _ = allocate_fitting(first, context, min_workers(config))
+    assert (fitted.cluster.workers, not asked[-1].avoids_failed_hosts) == expected
     assert {needs.failure_window_s for needs in asked} == {60}
 
 

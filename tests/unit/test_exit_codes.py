@@ -39,7 +39,7 @@ from distlaunch.cli.main import COMMANDS, cli
 from distlaunch.engines.remote.answers import raise_for
 from distlaunch.engines.remote.ssh_errors import explain
 from distlaunch.jobs.attempt import AttemptResult
-from distlaunch.jobs.job_end import judge_result, judging_errors
+from distlaunch.jobs.job_end import limit_temporary_failures, limiting_temporary_errors
 from distlaunch.jobs.wait import wait_for_runs
 from distlaunch.plan.train import Mode
 from distlaunch.runs.final_code import final_code, worst_code
@@ -351,7 +351,7 @@ def end_job(run: RunDir, status: str, step: int, code: ExitCode, *, trains: bool
     run.attempt_config(number).parent.mkdir(parents=True)
     emit(run, number, *([START] if trains else []), ended(status, step))
     plan = plan_of(run.path, "worker:0")
-    return judge_result(run, AttemptResult(plan, Outcome(status, code))).outcome.exit_code
+    return limit_temporary_failures(run, AttemptResult(plan, Outcome(status, code))).outcome.exit_code
 
 
 @pytest.mark.parametrize("step", [0, 7])
@@ -380,12 +380,12 @@ def test_starts_without_a_step_count_from_the_checkpoint(tmp_path: Path) -> None
     (run.checkpoints / "step-00000012").mkdir(parents=True)
     codes = [end_job(run, "failed", 0, ExitCode.TEMPORARY, trains=False) for _ in range(2)]
     error = OSError(errno.ENOSPC, "No space left on device", "x")
-    with pytest.raises(DistlaunchError, match="3 times in a row at step 12") as raised, judging_errors(run):
+    with pytest.raises(DistlaunchError, match="3 times in a row at step 12") as raised, limiting_temporary_errors(run):
         raise error
     assert [*codes, raised.value.exit_code] == [TEMPORARY, TEMPORARY, FAILED]
-    with pytest.raises(OSError, match="No space left"), judging_errors(run):
+    with pytest.raises(OSError, match="No space left"), limiting_temporary_errors(run):
         raise error
-    with pytest.raises(UsageError), judging_errors(run):
+    with pytest.raises(UsageError), limiting_temporary_errors(run):
         raise UsageError("a mistake")
 
 

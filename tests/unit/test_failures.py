@@ -78,7 +78,7 @@ def test_headline(message: str, expected: str) -> None:
         (1, None, "exit code 1"),
         (127, None, "command not found"),
         (-11, None, "SIGSEGV"),
-        (-9, None, "by somebody, or by the kernel because memory ran out"),
+        (-9, None, "by another process, or by the kernel because memory ran out"),
         (-9, True, "out of memory"),
         (-9, False, "but not by the kernel's OOM killer"),
         (-63, None, "signal 63"),
@@ -165,7 +165,7 @@ def test_tasks_that_lived_and_did_not_reach_each_other(
     traces = Traces(codes={"worker:0": 3, "worker:1": 3}, hosts={"worker:0": "host1", "worker:1": "host2"})
     failure = find_failure(plan, verdict, traces)
     assert (failure.task, failure.host) == ("worker:0", "host1")
-    told = "and worker:1 on host2 no longer reached each other, and all were running: UnavailableError: Collective"
+    told = "and worker:1 on host2 no longer reached each other, although all were running: UnavailableError: Collective"
     assert failure.reason.startswith(told) == parted
     assert "stopped sending heartbeats" in failure.reason
 
@@ -173,7 +173,12 @@ def test_tasks_that_lived_and_did_not_reach_each_other(
 @pytest.mark.parametrize(
     ("beats", "suspended", "host", "told"),
     [
-        (True, False, "host2", "was running, and worker:0 on host1 no longer heard it: UnavailableError: Collective"),
+        (
+            True,
+            False,
+            "host2",
+            "was running, but worker:0 on host1 no longer got its heartbeats: UnavailableError: Collective",
+        ),
         (False, False, "host2", "stopped answering; worker:0 noticed it: UnavailableError: Collective"),
         (True, True, "host2", "stopped answering (its process is suspended, as by SIGSTOP); worker:0 noticed it: "),
         (True, False, "host1", "stopped answering; worker:0 noticed it: UnavailableError: Collective"),

@@ -95,7 +95,7 @@ def test_who_is_slow_is_told_with_its_share() -> None:
     """B makes each call a second of four late."""
     watch = Watch()
     assert not watch.follow(lambda now: {A: alive(now, now // 4 + 1), B: alive(now, (now + 3) // 4)}, 101)
-    assert watch.heartbeats.shares() == {B: pytest.approx(0.25, abs=0.01)}
+    assert watch.heartbeats.waited_fractions() == {B: pytest.approx(0.25, abs=0.01)}
 
 
 def test_a_new_process_begins_anew() -> None:

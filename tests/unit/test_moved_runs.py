@@ -24,7 +24,7 @@ from distlaunch.config.read.load_run import load_run
 from distlaunch.config.references.argument_paths import with_argument_paths
 from distlaunch.config.references.moved import find_moved, is_moved
 from distlaunch.config.run import RunConfig
-from distlaunch.jobs.use import reading_copy
+from distlaunch.jobs.use import read_only_copy
 from distlaunch.plan.train import plan_launch
 
 _CODE = "def model(path=''): ...\ndef data(): ...\n"
@@ -214,7 +214,7 @@ def test_what_has_moved_has_not_changed(project: Path, tmp_path: Path) -> None:
     run.environment.write_text(json.dumps(describe_environment([], moved.folder, run)))
     assert changed(moved) == []
     run.checkpoints.mkdir()
-    with reading_copy(run) as copy:
+    with read_only_copy(run) as copy:
         assert is_moved(before.model.function, moved.model.function, copy)
 
 

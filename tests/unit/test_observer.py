@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from distlaunch.base.events import Event, Notice
-from distlaunch.supervise.observer import LINE_ROOM, Observer, Silent, ThreadedObserver
+from distlaunch.supervise.observer import LINE_OVERHEAD, Observer, Silent, ThreadedObserver
 
 DEADLINE_S = 10.0
 
@@ -90,7 +90,7 @@ def test_it_can_be_used_again() -> None:
 def test_nobody_waits_for_a_view_that_is_stuck() -> None:
     """Each call returns although the view never does; of ticks one waits, of lines so many, of the rest all."""
     view = View()
-    with ThreadedObserver(view, room=4 * LINE_ROOM) as told:
+    with ThreadedObserver(view, max_characters=4 * LINE_OVERHEAD) as told:
         view.close(told)
         for number in range(10):
             told.tick(number)
@@ -110,7 +110,7 @@ def test_nobody_waits_for_a_view_that_is_stuck() -> None:
 
 def test_dropped_lines_are_told_once_when_there_is_room_again() -> None:
     view, shown = View(), threading.Event()
-    with ThreadedObserver(view, room=4 * LINE_ROOM) as told:
+    with ThreadedObserver(view, max_characters=4 * LINE_OVERHEAD) as told:
         view.close(told)
         for number in range(7):
             told.line("a", str(number))

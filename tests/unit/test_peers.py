@@ -58,7 +58,7 @@ def in_each(number: int, action: Callable[[Peers], Any]) -> tuple[list[Any], Mem
 @pytest.mark.parametrize("size", [0, 3, 9_000_000])
 def test_all_get_the_message_of_the_chief(number: int, size: int) -> None:
     message = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
-    got, store = in_each(number, lambda peers: peers.from_chief(message if peers.is_chief else b"unheard"))
+    got, store = in_each(number, lambda peers: peers.from_chief(message if peers.is_chief else b"is_heartbeat_loss"))
     assert got == [message] * number
     assert all("read" in key or len(value) < 9 for key, value in store.values.items()), "what was read is deleted"
 

@@ -25,7 +25,7 @@ from distlaunch.checkpoints.meta import Progress
 from distlaunch.checkpoints.restorer import Restorer
 from distlaunch.checkpoints.store import CheckpointStore
 from distlaunch.config.run import RunConfig
-from distlaunch.jobs.use import reading_copy
+from distlaunch.jobs.use import read_only_copy
 from distlaunch.runs.report import attempt_report, newest_training
 from distlaunch.strategies.coordination import Peers
 from distlaunch.training.export.writers import staging
@@ -204,7 +204,7 @@ def test_a_run_that_may_only_be_read(tmp_path: Path) -> None:
         RunEnded(status="done", step=10, epochs_done=1, seconds=1.0)
     )
     before = sorted(str(path) for path in run.path.rglob("*"))
-    with reading_copy(run) as copy:
+    with read_only_copy(run) as copy:
         assert copy.name == run.name
         assert copy.checkpoint_steps() == [10]
         assert copy.finished()

@@ -16,7 +16,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.machine import Machine
 from distlaunch.config.base import Section
 from distlaunch.config.read.load import dump_config, load_mapping, load_resolved
-from distlaunch.config.resume import Left, find_run, what_is_left
+from distlaunch.config.resume import RemainingWork, find_run, remaining_work
 from distlaunch.config.run import RunConfig
 from distlaunch.jobs.choose_run import Choice, JobRequest, choose
 
@@ -160,7 +160,7 @@ def test_an_unfinished_run_goes_before_a_newer_finished_one(status: str | None) 
     assert chosen.run is not None
     assert chosen.run.name == "exp-2"
     assert not chosen.finished
-    assert chosen.note.startswith("resuming runs/exp-2, which is unfinished; runs/exp-3 is newer, and finished:")
+    assert chosen.note.startswith("resuming runs/exp-2, which is unfinished; runs/exp-3 is newer and finished:")
     assert "\n" not in chosen.note
     assert chosen.config.seed == 5
 
@@ -199,8 +199,8 @@ def test_every_way_to_resume_follows_the_same_rules(how: str) -> None:
 
     assert chosen().finished
     assert not chosen("train.epochs=3").finished
-    assert chosen("export=[keras]").uses == (("export", ("--formats", "keras")),)
-    with pytest.raises(UsageError, match=r"seed: 0 -> 1; to go on with runs/exp and the new .* for a new run, "):
+    assert chosen("export=[keras]").missing_outputs == (("export", ("--formats", "keras")),)
+    with pytest.raises(UsageError, match=r"seed: 0 -> 1; to continue runs/exp with the new .* for a new run, "):
         chosen("seed=1")
     assert chosen("seed=1", "train.epochs=3").run is not None
     attempt(run, 1, "stopped", config())
@@ -210,12 +210,12 @@ def test_every_way_to_resume_follows_the_same_rules(how: str) -> None:
 # what is left
 
 
-def left(run: RunDir, **sections: Any) -> Left:
-    return what_is_left(config(**sections), run)
+def left(run: RunDir, **sections: Any) -> RemainingWork:
+    return remaining_work(config(**sections), run)
 
 
 def test_nothing_is_left_of_the_same_config() -> None:
-    assert left(make("exp")) == Left()
+    assert left(make("exp")) == RemainingWork()
 
 
 NEUTRAL: list[dict[str, Any]] = [
@@ -231,7 +231,7 @@ NEUTRAL: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("section", NEUTRAL, ids=str)
 def test_keys_that_decide_no_number(section: dict[str, Any]) -> None:
-    assert left(make("exp"), **section) == Left()
+    assert left(make("exp"), **section) == RemainingWork()
 
 
 DECIDING: list[tuple[dict[str, Any], str]] = [
@@ -256,7 +256,7 @@ def test_keys_that_decide_numbers(section: dict[str, Any], line: str) -> None:
     found = left(run, **section)
     assert len([each for each in found.changed if each.startswith(line)]) == 1, found.changed
     more = {**section, "train": {**section.get("train", {}), "epochs": 3}}
-    assert left(run, **more) == Left(training=True)  # a resume says itself which values it takes from where
+    assert left(run, **more) == RemainingWork(training=True)  # a resume says itself which values it takes from where
 
 
 @pytest.mark.parametrize("file", ["a.csv", "../a.csv", "below/a.csv"])
@@ -268,7 +268,7 @@ def test_a_folder_that_was_moved_with_its_code(folder: Path, file: str) -> None:
     (folder / "moved.yaml").write_text(text.replace(str(folder), moved))
     now = load_resolved(folder / "moved.yaml").in_folder(Path(moved))
     assert now != before
-    assert what_is_left(now, run) == Left()
+    assert remaining_work(now, run) == RemainingWork()
 
 
 def test_an_extension_that_was_killed_before_it_trained_is_taken_up() -> None:
@@ -276,7 +276,7 @@ def test_an_extension_that_was_killed_before_it_trained_is_taken_up() -> None:
     run = make("exp")
     attempt(run, 1, None, config(train={"epochs": 5}), trains=False)
     assert run.finished()
-    assert left(run, train={"epochs": 5}) == Left(training=True)
+    assert left(run, train={"epochs": 5}) == RemainingWork(training=True)
 
 
 def test_exports_that_the_run_lacks() -> None:
@@ -291,22 +291,22 @@ def test_exports_that_the_run_lacks() -> None:
     write(run, ExportFailed(step=STEP, reason="no room"))
     assert left(run, **wants).formats == ("weights",)
     write(run, Exported(format="weights", path="", step=STEP), Exported(format="keras", path="", step=STEP - 4))
-    assert left(run, **wants) == Left()  # that of an earlier step was asked for later
+    assert left(run, **wants) == RemainingWork()  # that of an earlier step was asked for later
     run.exported("keras").unlink()
     assert left(run, **wants).formats == ("keras",)
 
 
 def test_an_evaluation_that_the_run_lacks() -> None:
     run = make("exp", validation=None)
-    assert left(run, validation=None) == Left()
-    assert left(run) == Left(evaluation=True)
+    assert left(run, validation=None) == RemainingWork()
+    assert left(run) == RemainingWork(evaluation=True)
     deciding = left(run, train={"callbacks": [{"name": "EarlyStopping"}]})
     assert deciding.changed
     assert not deciding.evaluation
     write(run, Evaluated(step=STEP, split="train", logs={}), Evaluated(step=STEP - 4, split="validation", logs={}))
-    assert left(run) == Left(evaluation=True)
+    assert left(run) == RemainingWork(evaluation=True)
     write(run, Evaluated(step=STEP, split="validation", logs={}))
-    assert left(run) == Left()
+    assert left(run) == RemainingWork()
     attempt(run, 2, "done", config())
     assert [line.split(":")[0] for line in left(run, validation=None).changed][:1] == ["validation"]
 

@@ -115,8 +115,8 @@ def test_what_can_be_run(target: str, module: bool, kind: str, tmp_path: Path, m
     [
         ("nope.py", False, "nope.py: there is no such script"),
         ("nope", False, "nope: there is no such script or program"),
-        ("data.txt", False, r"data.txt: neither a Python script \(.py\) nor executable"),
-        (".", False, r"\.: it is a folder"),
+        ("data.txt", False, r"data.txt is neither a Python script \(.py\) nor executable"),
+        (".", False, r"\. is a folder"),
         ("no_such_module", True, "-m no_such_module: there is no such module"),
         ("json.nope", True, "-m json.nope: there is no such module"),
         ("timeit.x", True, "-m timeit.x: there is no such module"),

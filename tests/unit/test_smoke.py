@@ -47,4 +47,4 @@ def test_settings_of_the_smoke_run_itself_are_not_warned_about() -> None:
 def test_a_job_without_validation_data_need_not_validate(found: dict, is_asked: bool) -> None:
     config = load_config(CONFIG, environ={}).config
     proofs = prove(config, [DataResolved(name="x", source="x", **found)], ["worker:0"])
-    assert ("validation ran" in [proof.what for proof in proofs]) == is_asked
+    assert ("validation ran" in [proof.statement for proof in proofs]) == is_asked

@@ -365,7 +365,7 @@ def test_servers_end_with_the_chief() -> None:
     assert decide(RunState.of(history), 10, rules) == Decision(Cause.LINGERING, send=STOP)
     history += [Sent(10, STOP), Exited(10.1, "ps:0", -15)]
     assert conclude(history, 10.1, rules).status == "done"
-    assert conclude(history, 10.1, rules).odd == ()
+    assert conclude(history, 10.1, rules).failed_after_end == ()
 
 
 @pytest.mark.parametrize(("task", "culprit"), [(B, B), ("", None)])

@@ -24,7 +24,7 @@ from distlaunch.supervise.facts import (
 )
 from distlaunch.supervise.facts import Training as Up
 from distlaunch.supervise.policy import FAILURE_STOP_S, SETTLE_S, Decision, decide
-from distlaunch.supervise.state import RAISED_S, Cause, RunState
+from distlaunch.supervise.state import EXIT_AFTER_ERROR_S, Cause, RunState
 from distlaunch.supervise.verdict import Verdict, conclude
 
 A, B, CHIEF, PS, EVALUATOR = "worker:0", "worker:1", "chief:0", "ps:0", "evaluator:0"
@@ -86,12 +86,12 @@ DECISIONS = {
         WORKERS,
         [*TWO, ErrorReported(10, B, CAUSE)],
         11,
-        Decision(Cause.NOTHING, wake_at=10 + RAISED_S),
+        Decision(Cause.NOTHING, wake_at=10 + EXIT_AFTER_ERROR_S),
     ),
     "one has raised, and does not end": (
         WORKERS,
         [*TWO, ErrorReported(10, B, CAUSE)],
-        10 + RAISED_S + SETTLE_S,
+        10 + EXIT_AFTER_ERROR_S + SETTLE_S,
         Decision(Cause.FAILURE, send=STOP),
     ),
     "a server has noticed that the chief is gone": (

@@ -227,7 +227,7 @@ def test_twenty_kills_are_survived() -> None:
     history += [Finished(300, CHIEF), Exited(300, CHIEF, 0), Sent(300, STOP, (W0, W1, PS))]
     history += [*(Exited(301, task, 0) for task in (W0, W1, PS)), Exited(310, EV, 0)]
     verdict = conclude(history, 310, RULES)
-    assert (verdict.status, verdict.odd, verdict.late, verdict.unfinished) == ("done", (), (), ())
+    assert (verdict.status, verdict.failed_after_end, verdict.late, verdict.unfinished) == ("done", (), (), ())
 
 
 VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {
@@ -332,9 +332,9 @@ def test_conclude(case: str) -> None:
 
 def test_what_becomes_of_the_evaluator_after_the_end_is_told() -> None:
     died = conclude([*SERVERS_GONE, Exited(20, EV, -9)], 20, RULES)
-    assert (died.status, died.odd, died.unfinished) == ("done", (EV,), ())
+    assert (died.status, died.failed_after_end, died.unfinished) == ("done", (EV,), ())
     ended = conclude([*SERVERS_GONE, Sent(110, STOP), Sent(115, KILL), Exited(115, EV, -9)], 115, RULES)
-    assert (ended.status, ended.odd, ended.late, ended.unfinished) == ("done", (), (), (EV,))
+    assert (ended.status, ended.failed_after_end, ended.late, ended.unfinished) == ("done", (), (), (EV,))
     stopped = conclude([*SERVERS_GONE, Signal(20, INT), Sent(20, STOP), Exited(21, EV, 0)], 21, RULES)
     assert (stopped.status, stopped.exit_code, stopped.unfinished) == ("done", ExitCode.DONE, ())
 

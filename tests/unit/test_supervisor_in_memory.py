@@ -78,7 +78,7 @@ CASES = {
     ),
     "a worker freezes": Case(
         {CHIEF: [Script([UP, TRAINS])], OTHER: [Script([UP], beats_until=40, on_stop=None)]},
-        "failed", OTHER, "gave no sign of life (its process is suspended, as by SIGSTOP) for 60 s", ends_at=(100, 107),
+        "failed", OTHER, "sent no heartbeat (its process is suspended, as by SIGSTOP) for 60 s", ends_at=(100, 107),
     ),
     "SIGTERM": Case(
         {CHIEF: [Script([UP, TRAINS], stop_takes_s=9)], OTHER: [Script([UP], stop_takes_s=9)]},
@@ -153,7 +153,7 @@ def test_how_a_job_ends(tmp_path: Path, name: str) -> None:
         "config_problems",
         "find_failure",
         "is_retryable",
-        "mark_of",
+        "failure_mark",
         "is_lost",
         "is_outside_job",
     ],

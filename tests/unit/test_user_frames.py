@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import traceback
 
-from distlaunch.supervise.diagnose.user_frames import of_crash, own_place, place_of_node, shortened
+from distlaunch.supervise.diagnose.user_frames import crash_frames, node_definition, shortened, user_frame
 
 
 def _failing() -> list[str]:
@@ -53,20 +53,20 @@ def test_a_crash_shows_the_thread_that_it_hit() -> None:
     ]
     caller = '  File "<frozen runpy>", line 88 in _run_code'
     dump += ["Current thread 0x2 (most recent call first):", frame, caller, "Extension modules: numpy"]
-    assert of_crash(["before", *dump]) == ["Fatal Python error: Segmentation fault", frame]
-    assert of_crash(["before"]) == []
+    assert crash_frames(["before", *dump]) == ["Fatal Python error: Segmentation fault", frame]
+    assert crash_frames(["before"]) == []
 
 
 def test_the_place_that_an_exception_left() -> None:
     own = _failing()
     line = _failing.__code__.co_firstlineno + 2
     ours = ["Traceback (most recent call last):", f'  File "{shortened.__code__.co_filename}", line 1, in call']
-    assert own_place(own) == (__file__, line)
+    assert user_frame(own) == (__file__, line)
     # an exception of distlaunch's own, which has the user's as its cause
-    assert own_place([*own, "", "The above exception was the direct cause:", "", *ours]) == (__file__, line)
-    assert own_place(ours) is None
+    assert user_frame([*own, "", "The above exception was the direct cause:", "", *ours]) == (__file__, line)
+    assert user_frame(ours) is None
     crash = ["Fatal Python error: Aborted", '  File "a.py", line 7 in inner', '  File "a.py", line 9 in outer']
-    assert own_place(crash) == ("a.py", 7)
+    assert user_frame(crash) == ("a.py", 7)
 
 
 def test_the_place_that_made_an_operation() -> None:
@@ -76,6 +76,6 @@ def test_the_place_that_made_an_operation() -> None:
     )
     mine = ['  File "/home/me/mine.py", line 7, in step', "    return a * b"]
     again = ['  File "/home/me/mine.py", line 8, in step', "    return c"]
-    assert place_of_node([node, library, "    f()", *mine, *again, library, "    f()", "", "Node: Mul"]) == again
-    assert place_of_node([node, library, "    f()", "Node: CollectiveReduceV2"]) == [], "made by a library alone"
-    assert place_of_node(["no such list"]) == []
+    assert node_definition([node, library, "    f()", *mine, *again, library, "    f()", "", "Node: Mul"]) == again
+    assert node_definition([node, library, "    f()", "Node: CollectiveReduceV2"]) == [], "made by a library alone"
+    assert node_definition(["no such list"]) == []

@@ -135,13 +135,13 @@ class HostAttempt:
         """Return True if the end of a task waits to be reported."""
         return bool(self._ends)
 
-    def end_processes_left(self) -> str:
+    def end_leftover_processes(self) -> str:
         """End the processes that ended tasks have left running; return a line that names them."""
-        from distlaunch.agent.leavers import end_leavers
+        from distlaunch.agent.leftover_processes import end_leftovers
 
         if not self._started:
             return ""
-        return end_leavers(str(self._run.path), self.number, self._started, _LEAVERS_END_WITHIN_S)
+        return end_leftovers(str(self._run.path), self.number, self._started, _LEAVERS_END_WITHIN_S)
 
     def close(self, done: bytes) -> None:
         """Send the remaining files of the tasks, which have all ended, and a message after them."""

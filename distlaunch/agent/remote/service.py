@@ -80,7 +80,7 @@ class Agent:
                         self._tasks = tasks
                         self._serve_attempt(tasks)
                     if self._over and self._attempt is not None:  # without a word of the controller
-                        self._attempt.end_processes_left()
+                        self._attempt.end_leftover_processes()
                     self._attempt = None
         finally:
             self._prober.close()
@@ -297,7 +297,7 @@ class Agent:
             self._outbox.put(done)
             return
         attempt.poll()
-        if left := attempt.end_processes_left():
+        if left := attempt.end_leftover_processes():
             self._show("", left)
         attempt.close(done)
 

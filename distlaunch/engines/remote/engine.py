@@ -191,7 +191,7 @@ class RemoteEngine:
 
     def _without_failed(self, links: Sequence[Link], needs: Needs) -> Sequence[Link]:
         """Return the hosts that have not failed repeatedly."""
-        if not needs.spares_failed:
+        if not needs.avoids_failed_hosts:
             return links
         fleet = self._fleet
         failed = [link for link in links if fleet.failures.count(link.name, needs.failure_window_s) >= LIMIT]

@@ -232,7 +232,7 @@ class Fleet:
             if link.takes_beats:
                 link.post("beat")
                 if now - link.received_at > self._timeout_s:
-                    link.lose(f"it has shown no sign of life for {self._timeout_s:g} s (engine.host_timeout_s)")
+                    link.lose(f"it has sent no heartbeat for {self._timeout_s:g} s (engine.host_timeout_s)")
         return True
 
 

@@ -1,4 +1,4 @@
-"""The states of runs that were submitted to a scheduler's queue."""
+"""The states of jobs that were submitted to a scheduler's queue."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterable
 from distlaunch.base.errors import DistlaunchError, ExitCode
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.submission import JobState, Submission
-from distlaunch.runs.paths import shown
+from distlaunch.runs.paths import display_path
 
 _QUERY_INTERVAL_S = 5.0
-"""A scheduler is queried as rarely as a person at a terminal accepts."""
+"""Interval between queries: as long as a user at a terminal accepts, to spare the scheduler."""
 _SHORT_QUERY_INTERVAL_S = 1.0
-"""The same for a job that has stopped, and will perhaps be queued again."""
+"""Interval between queries for a job whose launcher has ended and that may be requeued."""
 _NOTHING_WRITTEN = "it wrote nothing into {}; is that on a disk that its nodes share?"
 
 
 def live_job(run: RunDir) -> tuple[Submission, JobState] | None:
-    """Return the submitted job of a run if it is pending or running; None also if its queue does not answer."""
+    """Return the submitted job of a run if it is pending or running. Return None if its queue does not answer."""
     job = run.live_submission()
     if job is None:
         return None
@@ -39,24 +39,24 @@ def job_state(job: Submission) -> JobState | None:
 
 
 def job_states(jobs: Iterable[Submission]) -> dict[Submission, JobState]:
-    """Return the states of those jobs whose queues answer here."""
+    """Return the states of the jobs whose queues answer here; other jobs are left out."""
     found: dict[Submission, JobState] = {}
-    of_engines: dict[str, list[Submission]] = {}
+    by_engine: dict[str, list[Submission]] = {}
     for job in jobs:
-        of_engines.setdefault(job.engine, []).append(job)
-    if not of_engines:
+        by_engine.setdefault(job.engine, []).append(job)
+    if not by_engine:
         return {}
-    from distlaunch.engines import make_queue  # with the classes of configs, 0.15 s that other runs need not wait
+    from distlaunch.engines import make_queue  # imported here, since this import takes 0.15 s
 
-    for engine, members in of_engines.items():
-        # another machine, or a scheduler that is just being restarted
+    for engine, members in by_engine.items():
+        # there may be no scheduler on this machine, or it may just be restarting
         with contextlib.suppress(DistlaunchError, KeyError):
             found |= make_queue(engine).states(members)
     return found
 
 
 class JobWatch:
-    """Follows a submitted job from where its run directory is seen.
+    """Follows a submitted job through its run directory and its queue.
 
     Args:
         note: shows a message about the job.
@@ -69,7 +69,7 @@ class JobWatch:
         self._state: JobState | None = None
 
     def is_active(self) -> bool:
-        """Return True if the job is pending or running. The answer may be some seconds old."""
+        """Return True if the job is pending or running. The answer may be a few seconds old."""
         if not self._run.may_be_queued():
             return False
         now = time.monotonic()
@@ -92,14 +92,18 @@ class JobWatch:
             self._note(f"job {self._job.job} was cancelled")
             return ExitCode.PREEMPTED
         wrote = self._run.launcher_log.exists()
-        where = f"see {shown(self._run.launcher_log)}" if wrote else _NOTHING_WRITTEN.format(shown(self._run.path))
+        where = (
+            f"see {display_path(self._run.launcher_log)}"
+            if wrote
+            else _NOTHING_WRITTEN.format(display_path(self._run.path))
+        )
         how = f" as {word}" if word else ""
-        self._note(f"job {self._job.job} has ended{how}, without reporting how the run ended; {where}")
+        self._note(f"job {self._job.job} has ended{how} without reporting how the run ended; {where}")
         return ExitCode.TEMPORARY
 
     def _note_state(self) -> None:
         state = self._state
-        # that it runs is seen by what it shows, once it shows something
+        # once a running job has started an attempt, its output shows that it runs
         is_shown = state is not None and (
             state.phase == "pending" or (state.phase == "running" and not self._run.attempts())
         )

@@ -1,4 +1,4 @@
-"""Hands a run to a scheduler's queue."""
+"""Submits a run to a scheduler's queue."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from distlaunch.engines import kinds_with_queue, make_queue
 from distlaunch.engines.base import Queue, Start
 from distlaunch.jobs.batch.job_states import live_job
 from distlaunch.jobs.choose_run import Choice, JobRequest, choose
-from distlaunch.runs.paths import shown
+from distlaunch.runs.paths import display_path
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A job that is ready to be submitted, unless the run is finished; nothing is written yet."""
+class PreparedJob:
+    """A job that can be submitted unless its run has finished. Nothing is written yet."""
 
     choice: Choice
     queue: Queue
@@ -40,59 +40,59 @@ class Submitted:
     """A job in the queue.
 
     Attributes:
-        attempts: the number of the newest attempt before it; -1: there is none.
-        log_bytes: how long launcher.log was before it.
+        last_attempt: the number of the run's last attempt before this job; -1 if there is none.
+        log_bytes: the size of launcher.log before this job.
     """
 
     run: RunDir
     job: Submission
-    attempts: int
+    last_attempt: int
     log_bytes: int
 
 
-def prepare(request: JobRequest, engine: str | None, options: Sequence[str], machine: Machine) -> Prepared:
+def prepare(request: JobRequest, engine: str | None, options: Sequence[str], machine: Machine) -> PreparedJob:
     """Choose the run to submit.
 
     Args:
-        engine: whose queue; None: that of the config.
-        options: overrides that only an engine with a queue may have.
+        engine: the engine whose queue is used; None for the engine of the config.
+        options: overrides of keys that only engines with a queue have.
     """
-    # that of the shell is for jobs that start here; and it is not this machine whose devices count
+    # TF_CONFIG of this shell describes tasks on this machine, not those of the submitted job
     machine = machine.without_variables(["TF_CONFIG"])
     request = replace(request, overrides=(*request.overrides, *([f"engine.kind={engine}"] if engine else [])))
     try:
         choice = choose(replace(request, overrides=(*request.overrides, *options)), machine)
     except ConfigError:
-        if options:  # keys that an engine without a queue does not have
+        if options:  # if the engine has no queue, report that instead of unknown keys
             with contextlib.suppress(ConfigError):
                 _check_queue(choose(request, machine))
         raise
     _check_queue(choice)
-    return Prepared(choice, make_queue(choice.config.engine.kind), machine)
+    return PreparedJob(choice, make_queue(choice.config.engine.kind), machine)
 
 
 def _check_queue(choice: Choice) -> None:
-    """Raise UsageError if jobs of the config's engine wait nowhere."""
+    """Raise UsageError if the config's engine has no queue."""
     kind = choice.config.engine.kind
     if not choice.config.engine.queue:
         known = " or ".join(f"--engine {name}" for name in kinds_with_queue())
         raise UsageError(f"the config's engine.kind is {kind}, which has no queue; add {known}")
 
 
-def submit(prepared: Prepared) -> Submitted:
+def submit(prepared: PreparedJob) -> Submitted:
     """Write the run directory and submit its script. Raise UsageError if the queue refuses it."""
     from distlaunch.config.read.load import dump_config
 
     choice = prepared.choice
-    # before anything is written: what would be wrong in the script
+    # find errors in the script before writing anything
     prepared.script(choice.target_run_dir)
     if choice.run is not None:
         with choice.run.lock():
-            pass  # nobody works on it
+            pass  # only check that no launcher works on the run
         _check_not_queued(choice.run)
     run = choice.run or RunDir.claim(choice.config.runs_dir, choice.name)
     before = run.config.read_text(encoding="utf-8") if run.exists() else None
-    attempts = run.next_attempt() - 1
+    last_attempt = run.next_attempt() - 1
     log_bytes = run.launcher_log.stat().st_size if run.launcher_log.exists() else 0
     try:
         run.batch_exit.unlink(missing_ok=True)
@@ -102,13 +102,13 @@ def submit(prepared: Prepared) -> Submitted:
         write_atomically(run.batch_script, prepared.script(run))
         submission = prepared.queue.submit(run.batch_script, choice.config, prepared.machine.environ)
     except BaseException:
-        _take_back(run, before)
+        _roll_back(run, before)
         raise
     run.write_submission(submission)
-    return Submitted(run, submission, attempts, log_bytes)
+    return Submitted(run, submission, last_attempt, log_bytes)
 
 
-def _take_back(run: RunDir, config: str | None) -> None:
+def _roll_back(run: RunDir, config: str | None) -> None:
     """Restore the run directory to its state before the submission."""
     if config is not None:
         write_atomically(run.config, config)
@@ -123,6 +123,6 @@ def _check_not_queued(run: RunDir) -> None:
     if (found := live_job(run)) is not None:
         job, state = found
         raise UsageError(
-            f"{shown(run.path)} is in the queue already: job {job.job}, {state}; "
-            f"`distlaunch stop {shown(run.path)}` ends it"
+            f"{display_path(run.path)} is already in the queue: job {job.job}, {state}; "
+            f"use `distlaunch stop {display_path(run.path)}` to cancel it"
         )

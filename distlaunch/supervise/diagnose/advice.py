@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distlaunch.supervise.diagnose.exit_reason import TaskError
-from distlaunch.supervise.diagnose.user_frames import last_own_place, own_folders
+from distlaunch.supervise.diagnose.user_frames import short_user_frame, user_folders
 from distlaunch.supervise.state import Cause
 
 _LEGACY = "install tf_keras and set TF_USE_LEGACY_KERAS=1"
-_FIT = f"Keras 3's `fit` cannot do this; write a loop, use `distlaunch train`, or {_LEGACY}"
+_FIT = f"Keras 3's `fit` cannot do this; write a training loop, use `distlaunch train`, or {_LEGACY}"
 
 _HINTS = [
     (r"Attempt to convert a value \(PerReplica", _FIT),
@@ -25,15 +25,15 @@ _HINTS = [
      f"out, use `partitioner` of `distlaunch train`, or {_LEGACY}"),
     (r"has no attribute 'reset_states'", f"Keras 3 calls it `reset_state()`; or {_LEGACY}"),
     (r"A KerasTensor (cannot be used as input to a TensorFlow function|is symbolic)",
-     f"between layers, Keras 3 takes keras.ops.mean where Keras 2 took tf.reduce_mean; or {_LEGACY}"),
+     f"between layers, use keras.ops with Keras 3 (keras.ops.mean for tf.reduce_mean); or {_LEGACY}"),
     (r"module '[\w.]*keras[\w.]*' has no attribute '(experimental|legacy|dtensor)'",
-     f"Keras 3 does not have it any more; {_LEGACY}"),
-    (r"Received a label value of \S+ which is outside the valid range", "the loss takes class numbers below the number "
-     "of the model's outputs: correct the labels, or give the last layer more units"),
-    (r"[Uu]nable to (synchronously )?(lock|open|create) file", "each task needs a path of its own to write to: "
-     "os.environ['DISTLAUNCH_TASK'] tells them apart"),
+     f"Keras 3 no longer has it; {_LEGACY}"),
+    (r"Received a label value of \S+ which is outside the valid range", "labels must be smaller than the number of the "
+     "model's outputs: correct the labels, or give the last layer more units"),
+    (r"[Uu]nable to (synchronously )?(lock|open|create) file", "each task must write to a different path: use "
+     "os.environ['DISTLAUNCH_TASK'] in the path"),
     (r"module 'tensorflow[\w.]*' has no attribute 'estimator'",
-     "TensorFlow has no estimators any more; docs/parameter_servers.md says what replaces them"),
+     "TensorFlow no longer has estimators; docs/parameter_servers.md lists replacements"),
 ]  # fmt: skip
 
 
@@ -42,15 +42,15 @@ class Advice:
     """Advice to the user.
 
     Attributes:
-        first: in the imperative; empty if nothing has to be done first.
-        resume: the run can then go on.
+        first: what to do first, in the imperative; empty if nothing.
+        resume: whether the run can be resumed after that.
     """
 
     first: str = ""
     resume: bool = True
 
 
-_KINDS = {
+_ADVICE_BY_EXCEPTION = {
     "NonFiniteError": Advice("choose other values (add `--set compile.optimizer.args.learning_rate=...`, for example)"),
     "DataError": Advice("correct the data"),
     "CheckpointError": Advice(resume=False),  # its message says what to do
@@ -65,9 +65,9 @@ _PACKAGES = {
     "PIL": "pillow", "cv2": "opencv-python", "sklearn": "scikit-learn", "skimage": "scikit-image", "yaml": "pyyaml",
     "bs4": "beautifulsoup4", "dateutil": "python-dateutil",
 }  # fmt: skip
-"""Modules whose packages have other names."""
+"""Names of packages that differ from the names of their modules."""
 _INSTALLED = ("tensorflow", "keras", "numpy", "jax", "distlaunch")
-"""Names of installed modules, of which a missing one may be a misspelling."""
+"""Names of installed modules. A missing module with a similar name is probably misspelt."""
 
 
 def advise(
@@ -86,11 +86,12 @@ def advise(
     """Return the advice for the cause of a failure.
 
     Args:
-        error, code: what the task that failed first has left, if anything.
-        oom: the kernel has killed for memory.
-        late: that task did not stop in time.
-        unstartable: its process could not be started.
-        hosts: the job has tasks on several hosts.
+        error: the error that the failed task reported, if any.
+        code: the exit code of the failed task, if it has ended.
+        oom: whether the kernel's OOM killer ended the task.
+        late: whether the task did not stop in time.
+        unstartable: whether its process could not be started.
+        hosts: whether the job has tasks on several hosts.
     """
     if why is Cause.OVERDUE:
         return Advice(f"if the tasks were only slow, raise cluster.start_timeout_s (now {start_timeout_s:g})")
@@ -103,35 +104,35 @@ def advise(
     if error is not None and not error.consequence:
         return _after_error(error, hosts=hosts)
     if code == -signal.SIGKILL and oom:
-        return _KINDS["MemoryError"]
+        return _ADVICE_BY_EXCEPTION["MemoryError"]
     return Advice()
 
 
 def _after_error(error: TaskError, *, hosts: bool) -> Advice:
     if error.lost:
         return Advice()
-    if error.kind in _KINDS:
-        return _KINDS[error.kind]
+    if error.kind in _ADVICE_BY_EXCEPTION:
+        return _ADVICE_BY_EXCEPTION[error.kind]
     if error.user_error:
-        # `/home/u/st.py:49: breakpoint(): a task has no terminal`
+        # such as `/home/u/st.py:49: breakpoint(): a task has no terminal`
         named = re.match(r"(\S[^:]*\.py):(\d+): ", error.summary)
         return Advice(f"fix {Path(named[1]).name}:{named[2]}" if named else "fix that")
     lines = error.traceback.splitlines()
     if variable := _OF_ENVIRONMENT.match(error.summary.strip()):
         return Advice(f"correct {variable[1]} in the environment, or unset it")
-    if taken := _taken_name(error, own_folders(lines)):
-        return Advice(f"rename {taken}: it has the name of another module, which is loaded already")
-    if package := _missing_package(error, own_folders(lines)):
+    if shadowed := _shadowed_file(error, user_folders(lines)):
+        return Advice(f"rename {shadowed}: another module with this name is already loaded")
+    if package := _missing_package(error, user_folders(lines)):
         return Advice(f"install it (`pip install {package}`, for the Python that runs distlaunch on that host)")
-    place = last_own_place(lines)
+    place = short_user_frame(lines)
     fix = f"fix {place}" if place else "fix the error above"
-    # nothing may be wrong but that a file was not copied to one of several hosts
+    # a file may be missing only because it was not copied to one of several hosts
     file = re.fullmatch(r"FileNotFoundError: \[Errno 2\] No such file or directory: '(.*/.+)'", error.summary.strip())
     return Advice(f"copy {file[1]} to that host if it is missing only there, else {fix}" if file and hosts else fix)
 
 
 _OF_ENVIRONMENT = re.compile(r"ValueError: invalid truth value .* for environment '(\w+)'")
-"""An error of JAX, when it is imported."""
+"""An error that JAX raises when it is imported."""
 _OF_MODULE = re.compile(
     r"ImportError: cannot import name '\w+' from '(?P<partly>\w+)'(?: \((?P<file>.*)\))?"
     r"|ModuleNotFoundError: No module named '(?P<parent>\w+)\.[\w.]+'; '\w+' is not a package"
@@ -139,25 +140,27 @@ _OF_MODULE = re.compile(
 )
 
 
-def _taken_name(error: TaskError, folders: Collection[Path]) -> str:
-    """Return the user's file that is not imported because a library's module has its name; else an empty text."""
+def _shadowed_file(error: TaskError, folders: Collection[Path]) -> str:
+    """Return the user's file that cannot be imported because a library's module has its name, or an empty string."""
     if (match := _OF_MODULE.match(error.summary.strip())) is None:
         return ""
     name = match["partly"] or match["parent"] or match["module"]
     if match["file"] is None and name not in {*sys.stdlib_module_names, *_INSTALLED}:
-        return ""  # it may be the user's file that was imported
+        return ""  # the imported module may be the user's file
     files = [file for folder in folders for file in (folder / f"{name}.py", folder / name / "__init__.py")]
     return next((str(file) for file in files if str(file) != match["file"] and file.is_file()), "")
 
 
 def _missing_package(error: TaskError, folders: Collection[Path]) -> str:
-    """Return the package to install for a missing module, or an empty string if its name may be misspelt or a file's.
+    """Return the package to install for a missing module, or an empty string.
+
+    It is empty if the name may be misspelt or may be that of a file of the user.
 
     Args:
-        folders: where the user's files are.
+        folders: the folders of the user's files.
     """
     missing = re.fullmatch(r"ModuleNotFoundError: No module named '(\w+)'", error.summary.strip())
-    if missing is None:  # `keras.no`: of a package that is there
+    if missing is None:  # with a dotted name (`keras.no`), the package is installed
         return ""
     name = missing[1]
     known = {*sys.stdlib_module_names, *_PACKAGES, *_INSTALLED}
@@ -171,7 +174,7 @@ def _missing_package(error: TaskError, folders: Collection[Path]) -> str:
 
 
 def hint_for(error: TaskError | None) -> str:
-    """Return what helps against an exception, or an empty string."""
+    """Return a hint about how to fix an exception, or an empty string."""
     if error is None:
         return ""
     return next((hint for pattern, hint in _HINTS if re.search(pattern, error.summary)), "")

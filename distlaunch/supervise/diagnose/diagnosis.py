@@ -1,4 +1,4 @@
-"""The diagnosis of a failed attempt: who failed first, and why; also if a part of the diagnosis itself fails."""
+"""Diagnoses a failed attempt: which task failed first, and why. An error in one part does not lose the others."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from distlaunch.supervise.diagnose.exit_reason import (
     is_from_outside,
     is_outside,
     last_lines,
+    log_with_content,
     may_be_temporary,
     may_get_further,
     read_error,
     step_of,
-    telling_log,
 )
-from distlaunch.supervise.diagnose.user_frames import own_place
-from distlaunch.supervise.state import TRIES, Cause
+from distlaunch.supervise.diagnose.user_frames import user_frame
+from distlaunch.supervise.state import MAX_FAILED_STARTS, Cause
 from distlaunch.supervise.verdict import Verdict
 
 _Found = TypeVar("_Found")
@@ -36,10 +36,11 @@ EXIT_MARK = "exit code "
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The part of an `Outcome` about a failure. `is_retryable` ignores whether the job was asked to stop.
+    """The part of an `Outcome` about a failure.
 
     Attributes:
-        outside: it has a proven cause outside the job, and a later try may succeed.
+        is_retryable: as in `Outcome`, but without regard to stop requests.
+        outside: True if the cause is proven to be outside the job, so that a later try may succeed.
     """
 
     problems: tuple[Problem, ...] = ()
@@ -51,26 +52,27 @@ class Diagnosis:
 
 
 def diagnose(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Diagnosis:
-    """Return the diagnosis of a failure; if a part of it raises, the plain facts and a hint that says so."""
+    """Return the diagnosis of a failure. If a part of it raises, use the plain facts and a hint about the error."""
     if verdict.status != "failed":
         return Diagnosis()
     errors: list[Exception] = []
 
-    def found(find: Callable[[], _Found], otherwise: _Found) -> _Found:
+    def attempt(find: Callable[[], _Found], fallback: _Found) -> _Found:
         try:
             return find()
         except Exception as error:
-            # a bug of ours: the run has failed by something else, and its users want to know by what
+            # a bug in distlaunch must not hide why the run has failed
             errors.append(error)
-            return otherwise
+            return fallback
 
-    problems = found(lambda: config_problems(plan, verdict), ())
-    failure = found(lambda: find_failure(plan, verdict, traces), _plain_failure(plan, verdict, traces))
-    retryable = found(lambda: is_retryable(plan, verdict, traces), False)
-    mark, lost = found(lambda: mark_of(plan, verdict, traces), ""), found(lambda: is_lost(plan, verdict, traces), False)
-    outside = found(lambda: is_outside_job(plan, verdict, traces), False) and not problems
+    problems = attempt(lambda: config_problems(plan, verdict), ())
+    failure = attempt(lambda: find_failure(plan, verdict, traces), _plain_failure(plan, verdict, traces))
+    retryable = attempt(lambda: is_retryable(plan, verdict, traces), False)
+    mark = attempt(lambda: failure_mark(plan, verdict, traces), "")
+    lost = attempt(lambda: is_lost(plan, verdict, traces), False)
+    outside = attempt(lambda: is_outside_job(plan, verdict, traces), False) and not problems
     if errors:
-        failure = dataclasses.replace(failure, hint=_hint(errors[0]))
+        failure = dataclasses.replace(failure, hint=_hint_about_bug(errors[0]))
     return Diagnosis(problems, None if problems else failure, retryable and not problems, mark, lost, outside)
 
 
@@ -89,24 +91,27 @@ def _plain_failure(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failur
     )
 
 
-def _hint(error: Exception) -> str:
+def _hint_about_bug(error: Exception) -> str:
     place = traceback.extract_tb(error.__traceback__)[-1]
     text = " ".join([f"{type(error).__name__}:", *str(error).split()])
     where = f"{Path(place.filename).name}:{place.lineno}"
-    return f"this failure could not be explained, by a bug in distlaunch; please report it: {text} ({where})"
+    return f"this failure could not be explained because of a bug in distlaunch; please report it: {text} ({where})"
 
 
 @dataclass
 class Traces:
-    """Observations of the processes beside the facts.
+    """Observations of the processes in addition to the facts, by the name of the task.
 
     Attributes:
-        suspended: of each process that still ran when the first failure was settled, whether somebody had stopped it.
-        beating: of the same processes, whether they had shown a sign of life just before.
-        hosts: where each task said that it runs.
-        steps: where each task was when the run stalled.
-        reached: the step that each task has shown last.
-        ooms: of each task that has ended, whether the kernel of its host has killed for memory; None: not known.
+        codes: the exit code of each process that has ended.
+        suspended: whether a process was suspended when the others were asked to stop. Only for processes that still
+            ran at that time.
+        beating: whether the same processes had sent a heartbeat shortly before.
+        hosts: the host that each task reported.
+        spawn_errors: why a process could not be started.
+        steps: the step of each task when the run stalled.
+        last_steps: the last step that each task has reported.
+        ooms: whether the kernel's OOM killer ended the process; None if unknown.
     """
 
     codes: dict[str, int] = field(default_factory=dict)
@@ -115,17 +120,17 @@ class Traces:
     hosts: Mapping[str, str] = field(default_factory=dict[str, str])
     spawn_errors: dict[str, str] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict[str, int])
-    reached: dict[str, int | None] = field(default_factory=dict)
+    last_steps: dict[str, int | None] = field(default_factory=dict)
     ooms: dict[str, bool | None] = field(default_factory=dict)
 
 
 def config_problems(plan: LaunchPlan, verdict: Verdict) -> tuple[Problem, ...]:
-    """Return the mistakes in the config that tasks found, each once; empty if the task failed for another reason."""
+    """Return the distinct config problems that tasks reported; empty if the culprit failed for another reason."""
     error = _error_of(plan, verdict)
     if error is None or not error.problems:
         return ()
     found: dict[Problem, None] = {}
-    # all tasks build the same config, and each may have found another part of its mistakes
+    # all tasks build the same config, but each may have found different problems
     for task in plan.tasks:
         if other := read_error(task.files):
             found.update(dict.fromkeys(other.problems))
@@ -134,7 +139,7 @@ def config_problems(plan: LaunchPlan, verdict: Verdict) -> tuple[Problem, ...]:
 
 def is_retryable(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
     """Return True if a retry may help: the attempt lost a task, hung, or raised in the middle of training."""
-    # the tasks of other launchers would have to start anew at the same moment
+    # the tasks of other launchers would have to restart at the same moment
     if verdict.unready or plan.elsewhere:
         return False
     if verdict.why in (Cause.STALLED, Cause.OVERDUE):
@@ -146,7 +151,7 @@ def is_retryable(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
     error, reports_steps = _error_of(plan, verdict), plan.mode != "run"
     if error is None:
         code = traces.codes.get(verdict.culprit)
-        return may_get_further(code, traces.reached.get(str(verdict.culprit)), reports_steps=reports_steps)
+        return may_get_further(code, traces.last_steps.get(str(verdict.culprit)), reports_steps=reports_steps)
     return may_be_temporary(error, reports_steps=reports_steps)
 
 
@@ -160,14 +165,14 @@ def is_lost(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
 def is_outside_job(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
     """Return True if the cause is proven to be outside the job, so that the same command may succeed later.
 
-    Stricter than `is_lost`, which says that a restart is worth a try: a task that hangs may hang again, and one that
-    complains of a peer proves nothing about why that is gone.
+    This is stricter than `is_lost`, for which a restart is worth a try. A task that hangs may hang again, and the error
+    of a task that has lost a peer does not prove why the peer is gone.
     """
     culprit = str(verdict.culprit)
     if culprit in verdict.late or verdict.unready or culprit in traces.spawn_errors:
         return False
     if verdict.why is Cause.OVERDUE:
-        # that never came up; where all have, they ran without reaching a step
+        # if all tasks came up, the job itself may be what delays the first step
         return bool(plan.elsewhere or verdict.silent)
     if verdict.why is Cause.STALLED:
         return verdict.frozen and traces.suspended.get(culprit, False)
@@ -180,26 +185,25 @@ def is_outside_job(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
         return False
     if plan.elsewhere or any(traces.suspended.get(name, False) for name in verdict.silent):
         return True
-    # each of them runs, so it is the network
-    parted = error.unheard and (
-        (len(verdict.silent) == 1 and _runs_elsewhere(verdict.silent[0], culprit, traces))
-        or (not verdict.silent and bool(_who_else_heard_nothing(_task_of(plan, culprit), plan, traces)))
+    # if all of these tasks still run, the network between them has failed
+    return error.is_heartbeat_loss and (
+        (len(verdict.silent) == 1 and _runs_on_other_host(verdict.silent[0], culprit, traces))
+        or (not verdict.silent and bool(_peers_without_heartbeats(_task_of(plan, culprit), plan, traces)))
     )
-    return parted
 
 
 def _task_of(plan: LaunchPlan, name: str) -> TaskPlan:
     return next(task for task in plan.tasks if str(task.task) == name)
 
 
-def mark_of(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> str:
-    """Return a mark that is equal for repeated failures by the same exception or exit; empty for other kinds."""
+def failure_mark(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> str:
+    """Return a text that identifies an exception or exit, to detect a repeated failure; empty for other failures."""
     if verdict.why is not Cause.FAILURE:
         return ""
     if (error := _error_of(plan, verdict)) is not None:
         return error.mark
-    step = traces.reached.get(str(verdict.culprit))
-    if step is None or is_lost(plan, verdict, traces):  # of a script nobody knows how far it had come
+    step = traces.last_steps.get(str(verdict.culprit))
+    if step is None or is_lost(plan, verdict, traces):  # the progress of a script is unknown
         return ""
     return f"{EXIT_MARK}{traces.codes.get(str(verdict.culprit))} at step {step}"
 
@@ -230,7 +234,7 @@ def find_failure(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
     )
     finding = _find(plan, verdict, traces)
     finding = dataclasses.replace(finding, first=advice.first, resumable=advice.resume)
-    # a script may be older than the Keras it runs with
+    # a script may have been written for an older Keras
     is_script = plan.mode == "run" and verdict.why is Cause.FAILURE
     return dataclasses.replace(finding, hint=hint_for(error)) if is_script else finding
 
@@ -243,7 +247,7 @@ def _find(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
         return _stalled(plan, verdict, traces, tasks)
     assert verdict.culprit is not None
     culprit = tasks[verdict.culprit]
-    # before its error.json: what it wrote while it was being stopped is no cause
+    # check this before reading error.json: an error that the task wrote while it was stopped is not the cause
     if verdict.culprit in verdict.late:
         lost = "; the last checkpoint is from before that" if plan.mode != "run" else ""
         reason = f"did not stop within {plan.stop_timeout_s:g} s and was killed{lost}"
@@ -253,10 +257,12 @@ def _find(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
     error = read_error(culprit.files)
     reason = explain_exit(traces.codes.get(verdict.culprit), error, oom=traces.ooms.get(str(verdict.culprit)))
     if verdict.unready:
-        return _finding(culprit, f"ended {TRIES} times in a row before it was up; the last time: {reason}", traces)
+        return _finding(
+            culprit, f"ended {MAX_FAILED_STARTS} times in a row before it was up; the last time: {reason}", traces
+        )
     if plan.elsewhere and error is not None and error.consequence:
         finding = _finding(culprit, f"{_missing_task(plan.elsewhere)}; {verdict.culprit} noticed it: {reason}", traces)
-        # the traceback is that of the task that noticed it, and says nothing about the one that is gone
+        # the traceback is from the task that noticed the loss, and does not explain why the other task is gone
         return dataclasses.replace(finding, detail=())
     if verdict.left:
         names = _join(_first(verdict.left))
@@ -264,32 +270,33 @@ def _find(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
         return _finding(culprit, reason, traces)
     silent_names = list(verdict.silent)
     if not silent_names:
-        who = _who_else_heard_nothing(culprit, plan, traces) if error is not None and error.unheard else ""
-        parted = f"and {who} no longer reached each other, and all were running: " if who else ""
-        return _finding(culprit, f"{parted}{reason}", traces)
+        is_heartbeat_loss = error is not None and error.is_heartbeat_loss
+        peers = _peers_without_heartbeats(culprit, plan, traces) if is_heartbeat_loss else ""
+        network = f"and {peers} no longer reached each other, although all were running: " if peers else ""
+        return _finding(culprit, f"{network}{reason}", traces)
     if len(silent_names) > 1:
         return _finding(
             culprit, f"{reason}. Its peers {', '.join(silent_names)} neither failed nor answered it", traces
         )
     silent = tasks[silent_names[0]]
-    if error is not None and error.unheard and _runs_elsewhere(silent_names[0], verdict.culprit, traces):
+    if error is not None and error.is_heartbeat_loss and _runs_on_other_host(silent_names[0], verdict.culprit, traces):
         where = f"{verdict.culprit} on {traces.hosts.get(verdict.culprit)}"
-        return _finding(silent, f"was running, and {where} no longer heard it: {reason}", traces)
+        return _finding(silent, f"was running, but {where} no longer got its heartbeats: {reason}", traces)
     stopped = " (its process is suspended, as by SIGSTOP)" if traces.suspended.get(silent_names[0]) else ""
     return _finding(silent, f"stopped answering{stopped}; {verdict.culprit} noticed it: {reason}", traces)
 
 
-def _runs_elsewhere(task: str, noticed_by: str, traces: Traces) -> bool:
-    """Return True if the silent task runs on another host, so that the network between them has failed."""
-    lives = traces.beating.get(task, False) and not traces.suspended.get(task, False)
-    return lives and traces.hosts.get(task) != traces.hosts.get(noticed_by)
+def _runs_on_other_host(task: str, noticed_by: str, traces: Traces) -> bool:
+    """Return True if the silent task still runs on another host, so that the network between them has failed."""
+    is_alive = traces.beating.get(task, False) and not traces.suspended.get(task, False)
+    return is_alive and traces.hosts.get(task) != traces.hosts.get(noticed_by)
 
 
-def _who_else_heard_nothing(culprit: TaskPlan, plan: LaunchPlan, traces: Traces) -> str:
-    """Return the peers if all of them ran and reported missing heartbeats, else nothing."""
+def _peers_without_heartbeats(culprit: TaskPlan, plan: LaunchPlan, traces: Traces) -> str:
+    """Return the names of the peers if all of them reported missing heartbeats, else an empty string."""
     peers = [task for task in plan.tasks if task.address and task is not culprit]
     errors = [read_error(task.files) for task in peers]
-    if not peers or not all(error is not None and error.unheard for error in errors):
+    if not peers or not all(error is not None and error.is_heartbeat_loss for error in errors):
         return ""
     hosts = [traces.hosts.get(str(task.task), "") for task in peers]
     return _join(_first([f"{task.task} on {host}" for task, host in zip(peers, hosts, strict=True)]))
@@ -306,10 +313,10 @@ def _overdue(plan: LaunchPlan, verdict: Verdict, traces: Traces, tasks: Mapping[
         return _finding(tasks[verdict.silent[0]], f"{_join(names)} did not come up {limit}", traces)
     if plan.elsewhere:
         others = _join(_addresses(plan.elsewhere))
-        reason = f"the first step did not begin {limit}; it waits for tasks that are started elsewhere: {others}"
+        reason = f"the first step did not begin {limit}; it waits for tasks of other launchers: {others}"
     else:
         reason = f"every task came up, but the first step did not begin {limit}; the logs show where each task was"
-    # the end of the log is the stacks that were asked for: too much for the screen
+    # the log ends with the requested stacks, which are too long for the screen
     return dataclasses.replace(_finding(plan.tasks[0], reason, traces), detail=())
 
 
@@ -324,7 +331,7 @@ def _stalled(plan: LaunchPlan, verdict: Verdict, traces: Traces, tasks: Mapping[
     where = "" if step is None else f" after step {step}"
     if verdict.frozen:
         stopped = " (its process is suspended, as by SIGSTOP)" if traces.suspended.get(verdict.culprit) else ""
-        reason = f"gave no sign of life{stopped} {limit}{where}"
+        reason = f"sent no heartbeat{stopped} {limit}{where}"
     else:
         others = " while the others waited for it" if len(plan.tasks) > 1 else ""
         reason = f"made no progress {limit}{where}{others}; its log has the stacks"
@@ -332,11 +339,11 @@ def _stalled(plan: LaunchPlan, verdict: Verdict, traces: Traces, tasks: Mapping[
 
 
 def _missing_task(elsewhere: Mapping[str, str]) -> str:
-    """Return the lost task, as far as a launcher that sees only its own tasks knows it."""
-    who = _addresses(elsewhere)
-    if len(who) == 1:
-        return f"{who[0]}, started elsewhere, is gone"
-    return f"a task started elsewhere is gone: {_join(who, 'or')}"
+    """Describe the lost task. A launcher does not know which of several tasks of other launchers is gone."""
+    tasks = _addresses(elsewhere)
+    if len(tasks) == 1:
+        return f"{tasks[0]}, a task of another launcher, is gone"
+    return f"a task of another launcher is gone: {_join(tasks, 'or')}"
 
 
 def _addresses(elsewhere: Mapping[str, str]) -> list[str]:
@@ -351,16 +358,16 @@ def _finding(task: TaskPlan, reason: str, traces: Traces) -> Failure:
         host=traces.hosts.get(name) or (error.host if error else "") or socket.gethostname(),
         reason=reason,
         detail=detail,
-        log=telling_log(task.files),
+        log=log_with_content(task.files),
         user_error=bool(error and error.user_error),
         step=step_of(task.files),
-        # what says all in its message has no detail
-        place=own_place(detail or (error.traceback.splitlines() if error else ())),
+        # an error of the user has no detail, but may have a traceback
+        place=user_frame(detail or (error.traceback.splitlines() if error else ())),
     )
 
 
 def _first(names: Sequence[str], most: int = 8) -> list[str]:
-    """Return the first of several."""
+    """Return up to `most` names, followed by the number of the others."""
     return list(names) if len(names) <= most else [*names[:most], f"{len(names) - most:,} more"]
 
 

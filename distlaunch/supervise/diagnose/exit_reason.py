@@ -13,28 +13,28 @@ from distlaunch.agent.log_noise import is_noise
 from distlaunch.base.errors import OUTSIDE_ERRORS, ExitCode, Problem
 from distlaunch.base.regular_files import open_regular, read_json
 from distlaunch.base.run_files.task_dir import TaskDir
-from distlaunch.supervise.diagnose.user_frames import of_crash, place_of_node, shortened
+from distlaunch.supervise.diagnose.user_frames import crash_frames, node_definition, shortened
 from distlaunch.supervise.facts import PREEMPTION_CODE, ErrorRole
 
-# what TensorFlow raises in a task when another one is gone
+# errors that TensorFlow raises in a task when another task is gone
 _CONSEQUENCES = {"UnavailableError", "DeadlineExceededError", "AbortedError", "CancelledError"}
 _CONSEQUENCE_TEXT = re.compile(
     r"collective ops? (?:is |are )?(?:aborted|cancelled)|Collective ops is aborted|Connection reset by peer"
     r"|Socket closed|failed to connect to all addresses|peer .* is (?:unreachable|gone)|heartbeat timeout"
-    # JAX, whose errors are all of one type
+    # all errors of JAX have the same type
     r"|Gloo [\w-]+ failed|Connection closed by peer|stopped sending heartbeats|^UNAVAILABLE: ",
     re.IGNORECASE,
 )
 _UNHEARD = re.compile(r"stopped sending heartbeats|CoordinationService/Heartbeat")
 _ABORTED = "Terminating process because the JAX distributed service detected fatal errors"
 """Text that JAX logs before it aborts a process that has lost a peer."""
-_TAIL_BYTES = 64 * 1024  # of a log: the end says why
+_TAIL_BYTES = 64 * 1024  # how much of the end of a log is read
 _LAST_LINES = 15
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
 
 _LISTING = "Arguments received by"
-"""Keras lists what a layer or a function was called with, after the reason."""
+"""Begin of the list of arguments that Keras appends to an error message."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,13 @@ class TaskError:
 
     Attributes:
         summary: the last line of the exception, e.g. `ValueError: no`.
-        problems: mistakes in the config that show only when things are built.
-        kind: the exception's class; empty if it was none.
-        consequence: it reports that another task is gone.
-        unheard: it knows that from heartbeats alone, which a task that runs may send in vain.
-        step: global batches done then; None before the first step.
-        lost: it reports that the task's host is lost.
+        user_error: the message explains the error completely, so no traceback is shown.
+        problems: problems in the config that only a task can find.
+        kind: the exception's class; empty if there was no exception.
+        consequence: True if it reports that another task is gone.
+        is_heartbeat_loss: True if it reports only missing heartbeats. The other task may still run.
+        step: the number of finished steps at that time; None before the first step.
+        lost: True if it reports that the task's host is lost.
     """
 
     summary: str
@@ -60,11 +61,11 @@ class TaskError:
     step: int | None = None
     kind: str = ""
     lost: bool = False
-    unheard: bool = False
+    is_heartbeat_loss: bool = False
 
     @property
     def mark(self) -> str:
-        """Return the exception and its place; empty if the task did not cause it."""
+        """Return the exception and its step; empty if the cause is outside the task."""
         at = "" if self.step is None else f" at step {self.step}"
         return "" if self.consequence or self.lost else f"{self.summary}{at}"
 
@@ -77,17 +78,18 @@ class TaskError:
 
 @dataclass(frozen=True)
 class Failure:
-    """The finding about a run that failed, as users read it.
+    """The description of a failure for users.
 
     Attributes:
-        task: who failed first; empty if it cannot be laid on one task.
+        task: the task that failed first; empty if no single task is to blame.
+        host: the host of the task.
         reason: what happened, in one sentence.
-        detail: the last lines of the traceback, or of the log where there is no traceback.
-        hint: what helps, if that is known.
-        first: what to do before the run is resumed; empty: nothing.
-        resumable: the run can then go on.
-        step: global batches done when the task failed, if its error.json has it.
-        place: file and line of the user's code that the exception came through last; None: it came through none.
+        detail: the last lines of the traceback, or of the log if there is no traceback.
+        hint: what may help, if known.
+        first: what to do before resuming the run; empty if nothing.
+        resumable: whether the run can be resumed after that.
+        step: the number of finished steps when the task failed, if its error.json has it.
+        place: file and line of the last frame of the user's code in the traceback; None if there is none.
     """
 
     task: str
@@ -104,7 +106,7 @@ class Failure:
 
 
 def read_error(files: TaskDir) -> TaskError | None:
-    """Return the content of error.json, or what the log says without one; None if there is neither."""
+    """Return the content of error.json, or the error found in the log; None if there is neither."""
     if not files.error_json.exists():
         return _aborted(files)
     try:
@@ -112,7 +114,7 @@ def read_error(files: TaskDir) -> TaskError | None:
         if data["kind"] == "config":
             problems = tuple(Problem.from_plain(item) for item in data["problems"])
             return TaskError("the config is wrong", problems=problems)
-        if data["kind"] in ("signal", "exit", "stall"):  # as the launcher saw it
+        if data["kind"] in ("signal", "exit", "stall"):  # written by the launcher
             return _aborted(files)
         if data["kind"] == "lost":
             shown = str(data["message"])
@@ -120,16 +122,16 @@ def read_error(files: TaskDir) -> TaskError | None:
         kind, message = str(data["type"]), str(data["message"]).strip()
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    own = bool(data.get("user_error"))  # said in full, by us
+    is_user_error = bool(data.get("user_error"))  # its message is complete
     return TaskError(
-        summary=message if own else _summary(kind, message),
+        summary=message if is_user_error else _summary(kind, message),
         traceback=str(data.get("traceback") or ""),
         host=str(data.get("host") or ""),
-        user_error=own,
+        user_error=is_user_error,
         kind=kind,
         consequence=kind in _CONSEQUENCES or bool(_CONSEQUENCE_TEXT.search(message)),
         step=data.get("step"),
-        unheard=bool(_UNHEARD.search(message)),
+        is_heartbeat_loss=bool(_UNHEARD.search(message)),
     )
 
 
@@ -137,12 +139,12 @@ def _summary(kind: str, message: str) -> str:
     if not message:
         return kind
     text = headline(message)
-    # the message of an error in a compiled function ends as a traceback does, with the name
+    # the message of an error in a compiled function may already start with the name of the exception
     return text if text == kind or text.startswith(f"{kind}: ") else f"{kind}: {text}"
 
 
 def step_of(files: TaskDir) -> int | None:
-    """Return the step in the task's error.json, whether of an exception or a signal."""
+    """Return the step in the task's error.json, which describes an exception or a signal."""
     try:
         step = read_json(files.error_json)["step"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -153,15 +155,19 @@ def step_of(files: TaskDir) -> int | None:
 def _aborted(files: TaskDir) -> TaskError | None:
     if _ABORTED not in _tail_text(files.stderr_log):
         return None
-    return TaskError("JAX ended the process, since another task is gone or does not answer", consequence=True)
+    return TaskError("JAX ended the process because another task is gone or does not answer", consequence=True)
 
 
 def describe_code(code: int, *, oom: bool | None = None) -> str:
-    """Describe how a process ended. `oom`: whether the kernel killed for lack of memory; None: unknown."""
+    """Describe how a process ended.
+
+    Args:
+        oom: whether the kernel's OOM killer ended it; None if unknown.
+    """
     if code >= 0:
         if code == 0:
             return "ended with exit code 0 before training was done"
-        # as shells have it
+        # the exit code of shells for an unknown command
         known = " (did not start: command not found)" if code == 127 else ""
         return f"ended with exit code {code}{known}"
     try:
@@ -171,28 +177,28 @@ def describe_code(code: int, *, oom: bool | None = None) -> str:
     if -code == signal.SIGKILL and oom:
         return "killed by SIGKILL: out of memory (the kernel's OOM killer ended it)"
     if -code == signal.SIGKILL and oom is None:
-        return "killed by SIGKILL; sent by somebody, or by the kernel because memory ran out (see `dmesg`)"
+        return "killed by SIGKILL; sent by another process, or by the kernel because memory ran out (see `dmesg`)"
     if -code == signal.SIGKILL:
         return "killed by SIGKILL, but not by the kernel's OOM killer"
     return f"killed by {name}"
 
 
-_OF_OURS = (ExitCode.FAILED, ExitCode.TEMPORARY)
-"""Exit code of our tasks after an exception."""
+_EXCEPTION_CODES = (ExitCode.FAILED, ExitCode.TEMPORARY)
+"""Exit codes of our tasks after an exception."""
 
 
 def explain_exit(code: int | None, error: TaskError | None, *, oom: bool | None = None) -> str:
-    """Return the reason for a task's failure: its exception, if reported, and how its process ended."""
+    """Return the reason for a task's failure: the reported exception, if any, and how its process ended."""
     how = describe_code(code, oom=oom) if code is not None else ""
     if error is None:
         return how or "failed"
-    # what has raised, and did not end, was killed
-    plain_exit = code is None or code in (1, *_OF_OURS, -signal.SIGTERM, -signal.SIGKILL)
+    # a process that does not exit after its exception is killed
+    plain_exit = code is None or code in (1, *_EXCEPTION_CODES, -signal.SIGTERM, -signal.SIGKILL)
     return error.summary if plain_exit else f"{error.summary} ({how})"
 
 
-def briefly(code: int, error: TaskError | None) -> str:
-    """Describe how a process ended, to follow its name: `was killed by SIGKILL`, `ended with exit code 3 (...)`."""
+def describe_end(code: int, error: TaskError | None) -> str:
+    """Return a predicate for the name of a task: `was killed by SIGKILL`, `ended with exit code 3 (...)`."""
     if code < 0:
         return f"was {describe_code(code).partition(';')[0]}"
     if error is None:
@@ -207,30 +213,30 @@ _IMPORTS = ("ImportError", "ModuleNotFoundError", "SyntaxError")
 def is_outside(code: int | None, error: TaskError | None) -> bool:
     """Return True if the end of a task points outside its program: a signal, a lost peer, a preemption.
 
-    A crash of native code is the program's own, and may come again.
+    A crash of native code is a failure of the program itself, and may recur.
     """
     if error is not None:
         return error.lost or error.role is ErrorRole.CONSEQUENCE
     if code is None or _signal_of(code) in _CRASHES:
         return False
-    # from 128 on shells and containers mean a signal
+    # shells and containers report a signal as an exit code of 128 or more
     return code < 0 or code == PREEMPTION_CODE or code >= 128
 
 
-_SENT = (
+_SENT_SIGNALS = (
     signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
     signal.SIGPWR,
 )  # fmt: skip
-"""Signals that somebody, a scheduler or the system sends; others report what the program itself has done."""
+"""Signals that a user, a scheduler or the system sends. Other signals report an error of the program itself."""
 _DISK_ERRORS = ("OSError", "CheckpointWriteError", "ResourceExhaustedError", "UnknownError", "InternalError")
-"""Exceptions that may report what the system says of a disk."""
+"""Exceptions that may report an error of the disk."""
 
 
 def is_from_outside(code: int | None, error: TaskError | None, *, oom: bool | None) -> bool:
     """Return True if the cause of a task's end is proven to be outside its program, and may disappear.
 
     Args:
-        oom: whether the kernel has killed for memory: the same program would need as much again.
+        oom: whether the kernel's OOM killer ended the process. The same program would run out of memory again.
     """
     if error is not None:
         is_of_disk = error.kind in _DISK_ERRORS and any(text in error.summary for text in OUTSIDE_ERRORS)
@@ -240,51 +246,55 @@ def is_from_outside(code: int | None, error: TaskError | None, *, oom: bool | No
     number = _signal_of(code)
     if number == signal.SIGKILL and oom:
         return False
-    return code in (PREEMPTION_CODE, ExitCode.TEMPORARY) or number in _SENT
+    return code in (PREEMPTION_CODE, ExitCode.TEMPORARY) or number in _SENT_SIGNALS
 
 
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
 def _signal_of(code: int) -> int:
-    """Return the signal of an exit code, also of a shell; 0 for none."""
+    """Return the signal in an exit code of a process or a shell, or 0 if there is none."""
     return -code if code < 0 else max(0, code - 128)
 
 
 def may_be_temporary(error: TaskError | None, *, reports_steps: bool = True) -> bool:
-    """Return True if an exception may not recur: not one of the config, of an import, or before the first step."""
+    """Return True if an exception may not recur.
+
+    Errors in the config, import errors and errors before the first step always recur.
+    """
     if error is None or error.user_error or error.role is ErrorRole.CONFIG or (reports_steps and error.step is None):
         return False
     return not error.summary.startswith(_IMPORTS)
 
 
 _PERMANENT_CODES = (ExitCode.DONE, ExitCode.USAGE, 126, 127)
-"""Exit codes of programs that were called wrongly, and of shells for programs that cannot be run."""
+"""Exit codes after which a restart cannot help: success, wrong usage, and shells that cannot run a program."""
 
 
 def may_get_further(code: int | None, step: int | None, *, reports_steps: bool = True) -> bool:
-    """Return True if a task that exited without an exception may get further the next time."""
+    """Return True if a task that exited without an exception may get further after a restart."""
     return code is not None and code not in _PERMANENT_CODES and (step is not None or not reports_steps)
 
 
 def last_lines(files: TaskDir, error: TaskError | None, limit: int = _LAST_LINES) -> tuple[str, ...]:
     """Return the end of the traceback, else of the error log, else of the output, without noise of TensorFlow."""
-    # its message has said all: the log would only repeat it
+    # the message of a user error is complete
     if error is not None and error.user_error:
         return ()
     if error is not None and error.traceback.strip():
         trace = _COLOURS.sub("", error.traceback).rstrip().splitlines()
         shown = _without_listing(trace)
-        if place := place_of_node(trace):  # the graph was only called where the exception was raised
+        # the exception was raised where the graph was called: show where its failed operation was created instead
+        if place := node_definition(trace):
             shown = [*place, *dropwhile(lambda line: not line.endswith(GRAPH_ERROR), shown)]
         shown = [line for line in shown if line.strip("\t ^~|.,") and not _NUMBERS.fullmatch(line)]
         return _tail_of(shortened([line for line in shown if not is_noise(line)], limit), limit)
-    lines = _lines_of(telling_log(files))
-    # faulthandler's list has all threads, and the last lines are those of any
-    return _tail_of(of_crash(lines)[:limit] or lines, limit)
+    lines = _lines_of(log_with_content(files))
+    # faulthandler lists all threads, so the last lines may be those of an unrelated thread
+    return _tail_of(crash_frames(lines)[:limit] or lines, limit)
 
 
-def telling_log(files: TaskDir) -> Path:
+def log_with_content(files: TaskDir) -> Path:
     """Return the error log, or the output if only that has content."""
     found = (path for path in (files.stderr_log, files.stdout_log) if _lines_of(path))
     return next(found, files.stderr_log)
@@ -306,28 +316,28 @@ def _tail_of(lines: list[str], limit: int) -> tuple[str, ...]:
 def _tail_text(path: Path) -> str:
     try:
         with open_regular(path) as file:
-            # a log may have gigabytes
+            # a log may have gigabytes: read only its end
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            # the first character may be cut in two; progress bars end with \r
+            # the first character may be incomplete; progress bars end with \r
             return file.read().decode(errors="replace").replace("\r", "\n")
     except OSError:
         return ""
 
 
 def headline(message: str) -> str:
-    """Return the most informative line: not the listing of graph errors, nor frames of AutoGraph."""
+    """Return the most informative line of an error message, without lists of graph errors and frames of AutoGraph."""
     lines = [_COLOURS.sub("", line) for line in _without_listing(message.splitlines())]
     lines = [line for line in takewhile(lambda line: not line.lstrip().startswith(_LISTING), lines) if line.strip()]
-    # AutoGraph's message: `in user code:`, the frames, and below them the error
+    # a message of AutoGraph has `in user code:`, the frames, and then the error
     if message.lstrip().startswith(_USER_CODE) and (cause := message.strip().split("\n\n", 2)[2:]):
-        return headline(dedent(cause[0]))  # below the frames
-    # of several operations that failed at once each has a line of its own
+        return headline(dedent(cause[0]))
+    # several operations that failed at once have a line each
     heads = [line for line in lines if not line.startswith(GRAPH_ERROR) and not _SEVERAL.match(line)]
-    line = _ROOT.sub("", heads[0]) if heads else lines[0] if lines else ""
+    line = _ROOT_PREFIX.sub("", heads[0]) if heads else lines[0] if lines else ""
     if line.endswith(_OPENING) and lines[-1].lstrip().startswith(_CLOSING):
-        line = f"{line} ... {lines[-1].strip()}"  # a value printed over many lines
+        line = f"{line} ... {lines[-1].strip()}"  # shorten a value that spans many lines
     if line.startswith("Exception encountered when calling") and len(lines) > lines.index(line) + 1:
-        line = f"{line} {lines[lines.index(line) + 1].strip()}"  # Keras gives the reason below
+        line = f"{line} {lines[lines.index(line) + 1].strip()}"  # Keras writes the reason in the next line
     return cut(line)
 
 
@@ -341,19 +351,19 @@ _SEVERAL = re.compile(r"\d+ root error\(s\) found\.")
 
 
 # such as `  (0) INVALID_ARGUMENT:  {{function_node __wrapped__X}} text`
-_ROOT = re.compile(r"^(?:\s*\(\d+\) [A-Z_]+: +)?(?:\{\{function_node \S+\}\} +)?")
+_ROOT_PREFIX = re.compile(r"^(?:\s*\(\d+\) [A-Z_]+: +)?(?:\{\{function_node \S+\}\} +)?")
 
 
 _OPENING, _CLOSING = ("{", "[", "("), ("}", "]", ")")
 
 
 def cut(line: str) -> str:
-    # an array in a message may have thousands of characters
+    # an array in a message may be thousands of characters long
     return line if len(line) <= 400 else line[:400] + " ..."
 
 
 def _without_listing(lines: list[str]) -> list[str]:
-    """Remove `Detected at node ...` with the frames below it, and names of nodes."""
+    """Remove the lists of frames below `Detected at node ...`, and names of nodes."""
     kept: list[str] = []
     listing = False
     for line in lines:

@@ -21,7 +21,7 @@ from distlaunch.base.events import (
     TrainingStarted,
 )
 from distlaunch.base.plural import count
-from distlaunch.runs.paths import shown
+from distlaunch.runs.paths import display_path
 from distlaunch.ui import words
 
 STATUS_STYLES = {"done": "green bold", "failed": "red bold", "stopped": "yellow bold", "interrupted": "yellow bold"}
@@ -37,7 +37,7 @@ def event_line(event: Event, epochs: int) -> Text | None:
         case TrainingStarted():
             return _pair("training", "; ".join([training_start(event), *trained_by(event)]))
         case Restored():
-            return _pair("restored", f"step {event.step:,} from {shown(event.path)}")
+            return _pair("restored", f"step {event.step:,} from {display_path(event.path)}")
         case EpochEnded():
             head = f"epoch {event.epoch + 1:>{len(str(epochs))}}/{epochs}"
             return Text.assemble((head, "bold"), f"  {words.duration(event.seconds):>6}  {words.metrics(event.logs)}")
@@ -48,11 +48,11 @@ def event_line(event: Event, epochs: int) -> Text | None:
         case Exported():
             signature = f"   {event.signature}" if event.signature else ""
             at = "" if event.step is None else f"  step {event.step:,}"
-            return _pair("exported", f"{event.format}{at}  {shown(event.path)}{signature}")
+            return _pair("exported", f"{event.format}{at}  {display_path(event.path)}{signature}")
         case Predicted():
             arrays = ", ".join(f"{name} {words.shape(shape)}" for name, shape in event.shapes.items())
             at = "" if event.step is None else f" at step {event.step:,}"
-            return _pair("predicted", f"{event.split}{at} to {shown(event.path)}: {arrays}")
+            return _pair("predicted", f"{event.split}{at} to {display_path(event.path)}: {arrays}")
         case CheckpointFailed():
             return _warning(f"checkpoint of step {event.step:,}: {event.reason}")
         case ExampleSkipped():
@@ -95,7 +95,7 @@ def tells_of_stopping(note: str) -> bool:
 def data_source(event: DataResolved) -> str:
     counts = [f"{number:,} {split}" for split, number in event.examples.items() if number is not None]
     name = event.name.rpartition(":")[2]
-    return f"{name} from {shown(event.source)}" + (f" ({', '.join(counts)})" if counts else "")
+    return f"{name} from {display_path(event.source)}" + (f" ({', '.join(counts)})" if counts else "")
 
 
 def skipped(examples: Collection[str]) -> str:

@@ -22,7 +22,7 @@ from distlaunch.base.secret_mask import SecretMask
 from distlaunch.base.visible import visible
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.plan.train import LaunchPlan
-from distlaunch.runs.paths import shown
+from distlaunch.runs.paths import display_path
 from distlaunch.supervise.observer import Observer, Silent
 from distlaunch.supervise.run_events import LAUNCHER
 from distlaunch.ui import report
@@ -121,7 +121,7 @@ class JsonView(QuietView):
     def begin(self, run: RunDir | None) -> None:
         self._begun = True
         path = "" if run is None else str(run.path)
-        self._run = shown(path)
+        self._run = display_path(path)
         recorded = None if run is None else run.recorded_identity()
         if recorded is not None:
             name, number = recorded.name, recorded.number
@@ -249,7 +249,7 @@ def print_detached(run: RunDir, pid: int | None, *, as_json: bool) -> None:
     Args:
         pid: of the launcher; None: the run is finished already, and there is none.
     """
-    where = shown(run.path)
+    where = display_path(run.path)
     if as_json:
         click.echo(json.dumps({"run": str(run.path), "pid": pid}))
         return

@@ -12,7 +12,7 @@ from distlaunch.base.protocol import ATTEMPT, RUN_DIR, TASK
 _ENDS_WITHIN_S = 2.0
 
 
-def end_leavers(run_dir: str, attempt: int, tasks: Collection[str], within_s: float = _ENDS_WITHIN_S) -> str:
+def end_leftovers(run_dir: str, attempt: int, tasks: Collection[str], within_s: float = _ENDS_WITHIN_S) -> str:
     """End the processes of this host whose environment names a task of an attempt.
 
     A process that has removed DISTLAUNCH_RUN_DIR from its environment is not part of the job; nor is a detached
