@@ -7,10 +7,10 @@ import click
 
 @click.command("agent", hidden=True)
 def command() -> None:
-    """Serve the controller of a job over standard input and output, as engines have it on each host.
+    """Serve the launcher of a job over standard input and output.
 
-    Engines start it as `python -m distlaunch.agent.remote`, which need not be on PATH. By hand it only shows that it
-    starts.
+    Engines start the agent on each host as `python -m distlaunch.agent.remote`, since this command may not be on PATH.
+    Running it by hand only shows that it can start.
     """
     from distlaunch.agent.remote.__main__ import main
 

@@ -1,4 +1,4 @@
-"""`distlaunch doctor`: checks the hosts of a config, and starts no task on them."""
+"""`distlaunch doctor`: checks the hosts of a config without starting tasks on them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 @OVERRIDES
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Check each host of a config as a start does, all at once: login, versions, code, ports, connections.
+    """Check all hosts of a config in the same way as a job does: login, versions, code, ports, connections.
 
-    Warns of data that a host lacks, of little disk or memory, of low limits, clocks and drivers that differ.
-    Exits with 2 if something is wrong, and with 75 if a host does not answer.
+    Warns of missing data, little disk space or memory, low limits, and clocks and drivers that differ. Exits with 2 if
+    a host cannot be used, and with 75 if a host does not answer.
     """
     from distlaunch.cluster.machine import Machine
     from distlaunch.jobs.doctor import examine
@@ -42,7 +42,7 @@ def command(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
 
 
 def _differences(hosts: Sequence[HostReport]) -> list[str]:
-    """Return warnings of what differs between hosts."""
+    """Return warnings about differences between hosts."""
     from distlaunch.engines.host_warnings import warnings_between
 
     return list(
@@ -60,7 +60,7 @@ def _print_hosts(hosts: Sequence[HostReport], ports: str) -> None:
          str(host.cores), words.size(host.memory_bytes), words.size(host.free_bytes), str(len(host.gpus)), host.driver)
         for host in hosts
     ]  # fmt: skip
-    # columns in which nobody has anything
+    # leave out empty columns
     kept = [number for number in range(len(rows[0])) if any(row[number] for row in rows[1:])]
     widths = [max(len(row[number]) for row in rows) for number in range(len(rows[0]))]
     for row in rows:

@@ -1,4 +1,4 @@
-"""`distlaunch evaluate`: the metrics of a run's checkpoint."""
+"""`distlaunch evaluate`: computes the metrics of a run's checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distlaunch.cli.options import CHECKPOINT, JSON_EVENTS, OVERRIDES, QUIET, Ru
 def command(
     run: str, overrides: tuple[str, ...], checkpoint: int | BestName | None, split: str, as_json: bool, quiet: bool
 ) -> int:
-    """Evaluate a checkpoint of a run on a split, every example exactly once, with the run's own config."""
+    """Evaluate a checkpoint of a run on a split with the run's config, counting every example exactly once."""
     from distlaunch.cluster.machine import Machine
     from distlaunch.jobs.use import run_on_checkpoint
     from distlaunch.ui.progress.view import make_view, show

@@ -6,29 +6,29 @@ import click
 
 from distlaunch.base.errors import MEANINGS, ExitCode
 
-_LOOKS = (ExitCode.DONE, ExitCode.USAGE, ExitCode.FAILED, ExitCode.INTERRUPTED)
-_ASKS_HOSTS = (*_LOOKS[:3], ExitCode.TEMPORARY, ExitCode.INTERRUPTED)
-_TRAINS = (ExitCode.DONE, ExitCode.USAGE, ExitCode.FAILED, ExitCode.PREEMPTED, ExitCode.TEMPORARY)
+_LOCAL_COMMAND = (ExitCode.DONE, ExitCode.USAGE, ExitCode.FAILED, ExitCode.INTERRUPTED)
+_HOST_COMMAND = (*_LOCAL_COMMAND[:3], ExitCode.TEMPORARY, ExitCode.INTERRUPTED)
+_JOB_COMMAND = (ExitCode.DONE, ExitCode.USAGE, ExitCode.FAILED, ExitCode.PREEMPTED, ExitCode.TEMPORARY)
 CODES = {
-    "train": _TRAINS,
-    "run": _TRAINS,
-    "submit": (*_TRAINS, ExitCode.INTERRUPTED),
-    "wait": (*_TRAINS, ExitCode.INTERRUPTED),
-    "plan": _ASKS_HOSTS,
-    "verify": (ExitCode.DONE, ExitCode.DIFFERS, *_ASKS_HOSTS[1:]),
-    "validate": _LOOKS,
-    "doctor": _ASKS_HOSTS,
-    "evaluate": _ASKS_HOSTS,
-    "predict": _ASKS_HOSTS,
-    "export": _ASKS_HOSTS,
-    "runs": _LOOKS,
-    "logs": _LOOKS,
-    "stop": _ASKS_HOSTS,
-    "report": _LOOKS,
-    "schema": _LOOKS,
-    "init": _LOOKS,
+    "train": _JOB_COMMAND,
+    "run": _JOB_COMMAND,
+    "submit": (*_JOB_COMMAND, ExitCode.INTERRUPTED),
+    "wait": (*_JOB_COMMAND, ExitCode.INTERRUPTED),
+    "plan": _HOST_COMMAND,
+    "verify": (ExitCode.DONE, ExitCode.DIFFERS, *_HOST_COMMAND[1:]),
+    "validate": _LOCAL_COMMAND,
+    "doctor": _HOST_COMMAND,
+    "evaluate": _HOST_COMMAND,
+    "predict": _HOST_COMMAND,
+    "export": _HOST_COMMAND,
+    "runs": _LOCAL_COMMAND,
+    "logs": _LOCAL_COMMAND,
+    "stop": _HOST_COMMAND,
+    "report": _LOCAL_COMMAND,
+    "schema": _LOCAL_COMMAND,
+    "init": _LOCAL_COMMAND,
 }
-"""The codes of each command, the usual ones of its errors included."""
+"""The exit codes of each command, including those of common errors."""
 
 
 class Command(click.Command):

@@ -1,4 +1,4 @@
-"""`distlaunch export`: writes a run's model."""
+"""`distlaunch export`: exports a run's model."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def command(
     \b
     saved_model  a folder with the signature `serve`, which includes data.preprocessing (text in, scores out)
     keras        model.keras, for keras.saving.load_model
-    weights      model.weights.h5, for load_weights of the model that the config's function makes
-    tflite       model.tflite, of any batch size; without data.preprocessing where that takes text
+    weights      model.weights.h5, for load_weights of the model that the config's function returns
+    tflite       model.tflite, for any batch size; without data.preprocessing if that takes text
 
-    Each is loaded in a clean process, and must give what the trained model gives for some rows of the training data,
-    within 1e-4 of the largest value; only then it takes the place of an older one.
+    Each export is loaded in a new process and compared with the trained model on some rows of the training data. It
+    replaces an older export only if the outputs agree within 1e-4 of the largest value.
     """
     from distlaunch.cluster.machine import Machine
     from distlaunch.jobs.use import run_on_checkpoint

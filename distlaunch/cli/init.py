@@ -1,4 +1,4 @@
-"""`distlaunch init`: a small project to start from."""
+"""`distlaunch init`: creates a small project to start from."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from distlaunch.cli.exit_codes import Command
 def command(target: Path, force: bool) -> None:
     """Create a project: a model and data in a Python file, and a commented config.
 
-    DIR (default: this folder) gets model.py and train.yaml. CONFIG.yaml names the config; the Python file beside it is
-    then CONFIG_model.py. The project trains as it is, in seconds and without a download.
+    Writes model.py and train.yaml to DIR (default: the current folder). If you give CONFIG.yaml instead, the config has
+    that name and the Python file is called CONFIG_model.py. The project can be trained without changes, in seconds and
+    without a download.
     """
     from distlaunch.config.read.scalars import unusable
     from distlaunch.config.starter import StarterProject
@@ -45,10 +46,10 @@ def command(target: Path, force: bool) -> None:
 
 
 def _ignored(path: Path) -> str:
-    """Write a `.gitignore` for runs, unless there is one, and return the line to print."""
+    """Write a `.gitignore` for runs if there is none, and return the words to print about it."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write("runs/\n")
     except OSError:
         return ""
-    return f", and {path}, by which git ignores runs"
+    return f", and {path}, so that git ignores runs"

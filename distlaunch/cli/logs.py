@@ -1,4 +1,4 @@
-"""`distlaunch logs`: what a run's tasks print."""
+"""`distlaunch logs`: shows the output of a run's tasks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from distlaunch.base.standard_streams import output_error
 from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.options import RunPath
 
-_MOMENT_MS = 200  # how late new lines are shown
+_POLL_INTERVAL_MS = 200  # the delay after which new lines are shown
 _WRITE_S = 0.5
-"""A task writes its stacks in a signal handler, which runs between two bytecodes."""
+"""Time for tasks to write their stacks, in a signal handler that runs between two bytecodes."""
 
 
 @click.command("logs", cls=Command)
@@ -57,7 +57,7 @@ def command(
         _write_stacks(found)
     if follow:
         view = printing_view() if task is None else TextView(JobConsole())
-        is_active = _submitted(found, view.note)
+        is_active = _make_job_check(found, view.note)
         if not found.attempts():
             await_attempt(found, wait_a_moment, is_active)
         follow_logs(found, selection, view, wait_a_moment, is_active)
@@ -75,8 +75,8 @@ def _write_stacks(run: RunDir) -> None:
     time.sleep(_WRITE_S)
 
 
-def _submitted(run: RunDir, note: Callable[[str], None]) -> Callable[[], bool]:
-    """Return True if the run has a submitted job that has not ended."""
+def _make_job_check(run: RunDir, note: Callable[[str], None]) -> Callable[[], bool]:
+    """Return a function that returns True while the run has a submitted job that has not ended."""
     from distlaunch.jobs.batch.job_states import JobWatch, live_job
 
     job = live_job(run)
@@ -95,10 +95,10 @@ def _check_started(run: RunDir) -> None:
 
 
 def wait_a_moment() -> bool:
-    """Wait a moment; return False at once when nobody reads the output, as in `logs -f | head`."""
+    """Wait a moment; return False at once if the output has no reader, as in `logs -f | head`."""
     if output_error() is not None:
         return False
     poll = select.poll()
-    # no events asked for: `poll` always reports errors, as of a pipe whose reader has gone
+    # with no event requested, `poll` still reports errors, such as a pipe without a reader
     poll.register(sys.stdout.fileno(), 0)
-    return not poll.poll(_MOMENT_MS)
+    return not poll.poll(_POLL_INTERVAL_MS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distlaunch.cli.first_signals import RESUMED, end_at_once_if_asked
+from distlaunch.cli.first_signals import RESUMED, end_jobs_at_once_on_signals
 
 # isort: split
 import importlib
@@ -36,15 +36,15 @@ from distlaunch.base.standard_streams import (
 from distlaunch.ui.plain import echo_error
 
 COMMANDS = {
-    "train": "Train what a config describes, with checkpoints, validation and exports.",
+    "train": "Train the model of a config, with checkpoints, validation and exports.",
     "run": "Run a TensorFlow or JAX script as a cluster of tasks, each with its TF_CONFIG.",
     "submit": "Submit a config as a batch job, which resumes when it is preempted.",
     "plan": "Show what `train` would start, without starting it.",
     "verify": "Compare each strategy with one device, on your model and data.",
-    "validate": "Check a config and report every mistake.",
-    "doctor": "Check the hosts of a config, and show what each has.",
+    "validate": "Check configs and report every error.",
+    "doctor": "Check the hosts of a config, and show their versions and resources.",
     "evaluate": "Evaluate a checkpoint of a run.",
-    "predict": "Write predictions of a run or of an exported model.",
+    "predict": "Write predictions of a run's model or an exported model.",
     "export": "Export a run's model as SavedModel, .keras, weights or TFLite.",
     "runs": "List runs and their status.",
     "logs": "Show the output of a run's tasks, also while it is running.",
@@ -56,17 +56,17 @@ COMMANDS = {
 }
 
 
-_MOMENT_S = 0.01
+_RERAISE_AFTER_S = 0.01
 
 
 class LazyGroup(click.Group):
-    """Finds command NAME in `distlaunch.cli.NAME`, as its attribute `command`."""
+    """A group that imports the command NAME from `distlaunch.cli.NAME` when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS and cmd_name != "agent":  # which engines start, not users
+        if cmd_name not in COMMANDS and cmd_name != "agent":  # `agent` is hidden: engines start it, not users
             return None
         return importlib.import_module(f"distlaunch.cli.{cmd_name}").command
 
@@ -93,7 +93,7 @@ def cli() -> None:
 
 
 def _with_key(error: click.NoSuchOption) -> click.UsageError:
-    """Explain `--set` in the error for an unknown option that has the name of a config key."""
+    """Suggest `--set` in the error for an unknown option that has the name of a config key."""
     from distlaunch.config.read.keys import keys_called
 
     takes_values = error.ctx is not None and any("--set" in option.opts for option in error.ctx.command.params)
@@ -101,9 +101,7 @@ def _with_key(error: click.NoSuchOption) -> click.UsageError:
     if not keys:
         return error
     ways = " or ".join(f"--set {key}=VALUE" for key in keys)
-    return click.UsageError(
-        f"No such option: {error.option_name}; it is a value of the config: write {ways}", error.ctx
-    )
+    return click.UsageError(f"No such option: {error.option_name}; it is a config key: use {ways}", error.ctx)
 
 
 def _code_of_interrupt() -> int:
@@ -112,31 +110,31 @@ def _code_of_interrupt() -> int:
 
 
 def _handle_signals() -> None:
-    """Turn signals into exceptions from the start of a command, so that it removes its folders and helpers.
+    """Turn signals into exceptions, so that a command removes its temporary folders and helper processes.
 
-    A job installs its own handlers later; until then it ends at once.
+    `train` and `run` end at once instead, until their job installs its own handlers.
     """
-    end_at_once_if_asked()
+    end_jobs_at_once_on_signals()
     for number in JOB_STOP_SIGNALS:
-        # a signal that was ignored before (`nohup`) stays ignored; click takes Ctrl-C
+        # a signal that was ignored before (`nohup`) stays ignored; click handles Ctrl-C
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _end_with_cleanup)
     sys.unraisablehook = _raise_again
 
 
 class _Ended(SystemExit):
-    """A signal ends the command."""
+    """Raised by a signal that ends the command."""
 
 
 def _end_with_cleanup(number: int, frame: FrameType | None) -> None:
-    # a second one must not interrupt the cleanup that the first has begun
+    # a second signal must not interrupt the cleanup after the first
     for each in JOB_STOP_SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     raise _Ended(128 + number)
 
 
 def _raise_again(lost: sys.UnraisableHookArgs) -> None:
-    """Raise what a signal has raised in a place where Python ignores exceptions, such as a callback, a moment later."""
+    """Raise an exception of a signal handler again if Python has ignored it, as in a callback of C code."""
     error = lost.exc_value
     if not isinstance(error, _Ended | KeyboardInterrupt):
         sys.__unraisablehook__(lost)
@@ -146,11 +144,11 @@ def _raise_again(lost: sys.UnraisableHookArgs) -> None:
         raise error
 
     signal.signal(signal.SIGALRM, raise_it)
-    signal.setitimer(signal.ITIMER_REAL, _MOMENT_S)
+    signal.setitimer(signal.ITIMER_REAL, _RERAISE_AFTER_S)
 
 
 def check_directory() -> None:
-    """Raise UsageError if the current directory was deleted: relative paths lead nowhere then."""
+    """Raise UsageError if the current directory was deleted, since relative paths do not work then."""
     try:
         os.getcwd()
     except OSError as error:
@@ -158,18 +156,18 @@ def check_directory() -> None:
 
 
 def main() -> None:
-    """Run the command, and show errors of the user as one message without a traceback."""
+    """Run the command, and print errors of the user as one message without a traceback."""
     open_missing_streams()
     keep_going_without_readers()
     try:
         _handle_signals()
         check_directory()
-        # else click would print errors and exit by itself, with codes of its own
+        # in standalone mode, click would print errors itself and exit with other codes
         code = cli.main(standalone_mode=False)
     except click.ClickException as error:
         (_with_key(error) if isinstance(error, click.NoSuchOption) else error).show()
         code = error.exit_code
-    # what click makes of Ctrl-C
+    # click turns Ctrl-C into Abort
     except (click.Abort, KeyboardInterrupt):
         code = _code_of_interrupt()
     except StopRequested as asked:
@@ -186,21 +184,21 @@ def main() -> None:
         if isinstance(error, RunBusyError) and (held := os.environ.get(HELD_ENV, "")).isdigit():
             code = int(held)
     except OSError as error:
-        # a full disk, a directory that may not be written
+        # a full disk, or a directory without write permission
         code = code_of_os_error(error)
         echo_error(f"error: {message_of(error)}")
-    # commands that return nothing have gone well
+    # a command without a return value has succeeded
     sys.exit(_after_output(int(code) if isinstance(code, int) else 0))
 
 
 def _after_output(code: int) -> int:
-    """Return the exit code of a command, which must not claim that output has been written that is lost."""
+    """Return the exit code of a command. It is not 0 if output could not be written."""
     sys.stdout.flush()
     error = output_error()
-    # a reader that has gone wants no more, as in `distlaunch schema | head`
+    # it is no error if the reader has closed the pipe, as in `distlaunch schema | head`
     if error is None or reader_has_gone():
         return code
-    click.echo(f"error: standard output: {error.strerror}; a part of the output is lost", err=True)
-    # a job is worth more than its output
+    click.echo(f"error: standard output: {error.strerror}; some output is lost", err=True)
+    # lost output does not make a job fail
     is_job = any(command in sys.argv[1:2] for command in RESUMED)
     return code or (ExitCode.DONE if is_job else ExitCode.FAILED)

@@ -27,7 +27,7 @@ class CheckpointName(click.ParamType[Any]):
     name = "step"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | BestName:
-        if value == BEST or isinstance(value, int):  # such as a default
+        if value == BEST or isinstance(value, int):  # a default value is an integer
             return value
         if not str(value).isascii() or not str(value).isdigit():
             self.fail(f"got {value!r}; expected a step such as 120, or {BEST}", param, ctx)
@@ -50,7 +50,7 @@ class RunPath(click.ParamType[Any]):
 
 
 class FolderPath(click.ParamType[Any]):
-    """A folder, which need not be there yet. Completion in the shell offers folders."""
+    """A folder, which may not exist yet. Completion in the shell offers folders."""
 
     name = "folder"
 
@@ -59,22 +59,22 @@ class FolderPath(click.ParamType[Any]):
 
 
 FILE = click.Path()
-"""A file to be completed in the shell. What it must be is checked where it is read."""
+"""A file name that the shell can complete. It is checked where the file is read."""
 FOLDER = FolderPath()
 JUNIT = click.option(
     "--junit-xml",
     metavar="FILE",
     type=FILE,
-    help="Also write a JUnit report with a test case for each config; its folder is made.",
+    help="Also write a JUnit report with a test case for each config, and create its folder.",
 )
 CHECKPOINT = click.option(
-    "--checkpoint", type=CheckpointName(), metavar="STEP|best", help="Which checkpoint. Default: the newest."
+    "--checkpoint", type=CheckpointName(), metavar="STEP|best", help="Checkpoint to use. Default: the newest."
 )
 QUIET = click.option("--quiet", "-q", is_flag=True, help="Print only errors.")
 
 
 class Seconds(click.FloatRange):
-    """A finite number of seconds: `nan` and `inf`, which Python reads as numbers too, are no time to wait."""
+    """A finite number of seconds. Python also parses `nan` and `inf` as numbers, but nobody can wait that long."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         seconds = super().convert(value, param, ctx)

@@ -1,4 +1,4 @@
-"""`distlaunch plan`: prints what `train` would start."""
+"""`distlaunch plan`: prints the processes that `train` would start."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from distlaunch.cli.options import FILE, OVERRIDES
 @click.argument("target", metavar="CONFIG|RUN", type=FILE)
 @OVERRIDES
 @click.option("--name", help="Name of the run directory. Default: the config's.")
-@click.option("--resume", is_flag=True, help="As for `train`.")
+@click.option("--resume", is_flag=True, help="Plan a resume, like `train --resume`.")
 @click.option(
     "--variables/--no-variables",
     default=True,
     show_default=True,
-    help="Build the model and show which task or device holds which variable, where they differ.",
+    help="Build the model and show which task or device holds which variable, if they differ.",
 )
 @click.option("--data", "with_data", is_flag=True, help="Read the data and show which task reads which examples.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
@@ -35,7 +35,7 @@ def command(
 ) -> None:
     """Show what `train` would start: each process, its environment and its logs. Starts and writes nothing.
 
-    With --resume, the first line (with --json, `note`) says which run would be resumed, and what for.
+    With --resume, the first line (with --json, `note`) names the run that would be resumed, and what it lacks.
     """
     from distlaunch.cluster.machine import Machine
     from distlaunch.jobs import job
@@ -45,7 +45,7 @@ def command(
     from distlaunch.ui.data_overview import data_lines
     from distlaunch.ui.placement import placement_sections
     from distlaunch.ui.plain import echo
-    from distlaunch.ui.tables import pen_for
+    from distlaunch.ui.tables import line_style_for
 
     machine = Machine.here()
     plan, choice = job.plan(JobRequest(target, overrides, name, resume), machine)
@@ -53,7 +53,7 @@ def command(
         echo(f"warning: {warning}", err=True)
     if choice.note and not as_json:
         echo(choice.note)
-    if plan is None:  # nothing would start
+    if plan is None:  # the run has finished, so nothing would start
         if as_json:
             click.echo(
                 json.dumps({"run_dir": str(choice.target_run_dir.path), "tasks": [], "note": choice.note}, indent=2)
@@ -66,7 +66,7 @@ def command(
         return
     echo(render_plan(plan, choice.config))
     if placed is not None:
-        for section in placement_sections(placed.variables, placed.mesh, pen_for(sys.stdout.encoding)):
+        for section in placement_sections(placed.variables, placed.mesh, line_style_for(sys.stdout.encoding)):
             echo("\n".join(["", *section]))
     if data is not None:
         echo("\n".join(["", *data_lines(data)]))

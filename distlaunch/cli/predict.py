@@ -13,7 +13,7 @@ from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.options import CHECKPOINT, FILE, JSON_EVENTS, OVERRIDES, QUIET
 from distlaunch.jobs.predict_export import PredictRequest, is_export, predict_export
 
-_BATCH = 32  # rows, as Keras's `predict`
+_BATCH_SIZE = 32  # the default of Keras's `predict`
 
 
 @click.command("predict", cls=Command)
@@ -21,13 +21,17 @@ _BATCH = 32  # rows, as Keras's `predict`
 @click.option(
     "--input", "input_file", metavar="FILE", type=FILE, help="Rows to predict: .npy, .npz, .csv, .tsv, .txt or .jsonl."
 )
-@click.option("--data", metavar="FUNCTION", help="Or a data function (module:name or file.py:name), or tfds:NAME.")
+@click.option(
+    "--data",
+    metavar="FUNCTION",
+    help="Predict the examples of a data function (module:name or file.py:name) or of tfds:NAME.",
+)
 @OVERRIDES
 @CHECKPOINT
 @click.option(
     "--split",
     type=click.Choice(["validation", "train"]),
-    help="Default: validation; with --data, train if it has no other.",
+    help="Default: validation; with --data, train if there is no validation split.",
 )
 @click.option(
     "--output",
@@ -35,7 +39,9 @@ _BATCH = 32  # rows, as Keras's `predict`
     type=FILE,
     help="An .npz file; .npy for a single array; - for JSON lines (exports only).",
 )
-@click.option("--batch-size", type=click.IntRange(min=1), help=f"Rows at a time, for an export. Default: {_BATCH}.")
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), help=f"Rows per batch, for an export. Default: {_BATCH_SIZE}."
+)
 @JSON_EVENTS
 @QUIET
 def command(
@@ -53,30 +59,30 @@ def command(
     r"""Write a model's predictions, one row for each input row, in the same order.
 
     \b
-    predict RUN                      for every example of a split of the run, by a checkpoint
-    predict EXPORT --input FILE      for the rows of a file, by an export: a SavedModel, .keras or .tflite,
-                                     or a run directory that has one; needs nothing else of the run
-    predict EXPORT --data FUNCTION   for the examples of a dataset
+    predict RUN                      every example of a split of the run, with a checkpoint
+    predict EXPORT --input FILE      the rows of a file, with an export: a SavedModel, .keras or .tflite,
+                                     or a run directory that has one; needs no other files of the run
+    predict EXPORT --data FUNCTION   the examples of a dataset, with an export
 
-    A split that repeats forever is read for one epoch, or one validation. The file has one array, `predictions`, or one
-    array for each named output of the model. A RUN predicts under its own strategy; a run of parameter servers, on one
-    device.
+    A split that repeats forever is read for one epoch or one validation. The output file has one array, `predictions`,
+    or one array for each named output of the model. A RUN predicts under its own strategy, but a run with parameter
+    servers on one device.
 
-    Input files: .npy for one input, .npz by name, .csv and .tsv with a line of column names (the name of an input, or
-    NAME_0, NAME_1 ... for one of several values), .txt with one text a line, .jsonl.
+    Input files: .npy for a single input, .npz for inputs by name, .csv and .tsv with a line of column names (the name
+    of an input, or NAME_0, NAME_1 ... for its values), .txt with one text per line, .jsonl.
     """
     to_stdout = output == "-"
     path = None if output is None or to_stdout else _writable(output)
     if path is not None and input_file is not None and os.path.realpath(path) == os.path.realpath(input_file):
-        raise UsageError(f"--output {output}: it is the input; give another file")
+        raise UsageError(f"--output {output}: this is the input file; give another file")
     if input_file is None and data is None:
-        _check_words_of_run(target, batch_size, to_stdout=to_stdout)
+        _check_options_of_run(target, batch_size, to_stdout=to_stdout)
         extra = ["--split", split or "validation", *(["--output", str(path)] if path is not None else [])]
         return _predict_split(target, overrides, extra, checkpoint, as_json=as_json, quiet=quiet)
-    _check_words(overrides, checkpoint, input_file, data, split, to_stdout=to_stdout, as_json=as_json)
+    _check_options_of_export(overrides, checkpoint, input_file, data, split, to_stdout=to_stdout, as_json=as_json)
     where = "-" if to_stdout else None if path is None else str(path)
     return _predict_rows(
-        PredictRequest(target, input_file, data, split, where, batch_size or _BATCH), as_json=as_json, quiet=quiet
+        PredictRequest(target, input_file, data, split, where, batch_size or _BATCH_SIZE), as_json=as_json, quiet=quiet
     )
 
 
@@ -89,7 +95,7 @@ def _predict_rows(request: PredictRequest, *, as_json: bool, quiet: bool) -> int
     run = RunDir(request.target)
     view.begin(run if run.has_config() else None)
     with reporting_errors(view):
-        # also beside --quiet: who reads the numbers must know
+        # show warnings also with --quiet, since they concern the predictions
         view.event(predict_export(request, os.environ, lambda text: echo(text, err=True)))
     view.finished("done", 0)
     return 0
@@ -113,40 +119,42 @@ def _predict_split(
     return show(view, lambda: run_on_checkpoint(run, "predict", overrides, extra, view, Machine.here(), checkpoint))
 
 
-def _check_words_of_run(target: str, batch_size: int | None, *, to_stdout: bool) -> None:
-    """Raise UsageError for options that only an export takes."""
+def _check_options_of_run(target: str, batch_size: int | None, *, to_stdout: bool) -> None:
+    """Raise UsageError for options that only an export accepts."""
     if is_export(target):
-        raise UsageError(f"{target}: an export predicts for what it is given: add --input FILE or --data FUNCTION")
+        raise UsageError(f"{target}: an export needs data to predict; add --input FILE or --data FUNCTION")
     if batch_size is not None or to_stdout:
         name = "--output -" if to_stdout else "--batch-size"
-        raise UsageError(f"{name}: is for an export's predictions; add --input FILE or --data FUNCTION")
+        raise UsageError(f"{name}: only for predictions of an export; add --input FILE or --data FUNCTION")
 
 
-def _check_words(overrides: tuple[str, ...], checkpoint: int | BestName | None, input_file: str | None,
-                 data: str | None, split: str | None, *, to_stdout: bool, as_json: bool) -> None:  # fmt: skip
+def _check_options_of_export(
+    overrides: tuple[str, ...], checkpoint: int | BestName | None, input_file: str | None,
+    data: str | None, split: str | None, *, to_stdout: bool, as_json: bool,
+) -> None:  # fmt: skip
     """Raise UsageError for options that exclude each other."""
     if input_file is not None and data is not None:
         raise UsageError("got both --input and --data; give one of them")
     if overrides or checkpoint is not None:
         name = "--set" if overrides else "--checkpoint"
         given = "--input" if input_file is not None else "--data"
-        raise UsageError(f"{name}: with {given} an export predicts, which has no config and no checkpoints; "
+        raise UsageError(f"{name}: with {given}, an export is used, which has no config and no checkpoints; "
                          f"`distlaunch export RUN {name} ...` writes another export of a run")  # fmt: skip
     if split is not None and data is None:
         raise UsageError("--split: a file has no splits; remove it")
     if to_stdout and as_json:
-        raise UsageError("--json: --output - prints JSON lines already, those of the predictions")
+        raise UsageError("--json: `--output -` already prints the predictions as JSON lines; leave out --json")
 
 
 def _writable(output: str) -> Path:
-    """Return the file, or raise UsageError now, before the work, if it can probably not be written."""
+    """Return the absolute path of an output file. Raise UsageError early if it probably cannot be written."""
     path = Path(output).absolute()
     if path.suffix not in (".npz", ".npy"):
         raise UsageError(f"--output {output}: expected a name that ends in .npz, or in .npy for a single array")
     if path.is_dir():
-        raise UsageError(f"--output {output}: is a folder; give a file in it")
+        raise UsageError(f"--output {output} is a folder; give a file in it")
     if not path.parent.is_dir():
-        raise UsageError(f"--output {output}: there is no folder {path.parent}; make it first")
+        raise UsageError(f"--output {output}: there is no folder {path.parent}; create it first")
     if not os.access(path.parent, os.W_OK):
         raise UsageError(f"--output {output}: the folder {path.parent} cannot be written to")
     return path

@@ -1,4 +1,4 @@
-"""`distlaunch report`: how a run went."""
+"""`distlaunch report`: reports on a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distlaunch.base.run_dir import BestName, RunDir
 from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.options import CheckpointName, RunPath
 
-_NEWEST = -1  # stands for the option without a value; steps are not negative
+_NEWEST = -1  # the value of the option without a step; real steps are not negative
 
 
 @click.command("report", cls=Command)
@@ -22,14 +22,14 @@ _NEWEST = -1  # stands for the option without a value; steps are not negative
     is_flag=False,
     flag_value=_NEWEST,
     metavar="[STEP|best]",
-    help="List the variables of a checkpoint instead. Without a step: the newest.",
+    help="List the variables of a checkpoint instead. Default: the newest checkpoint.",
 )
 def command(run: str, as_json: bool, checkpoint: int | BestName | None) -> None:
-    """Report on a run from its directory alone, whether it has ended or not.
+    """Report on a run, using only its directory, whether it has ended or not.
 
-    Shows attempts and why they failed, restarted tasks, the values of each epoch, the checkpoints that are kept, the
-    evaluator's results, exports, and which parameter server or device holds which variable. With --checkpoint: the
-    name, shape, type, size and norm (square root of the sum of squares) of each variable that a checkpoint holds.
+    Shows attempts and why they failed, restarted tasks, the values of each epoch, the existing checkpoints, the
+    evaluator's results, exports, and which parameter server or device holds which variable. With --checkpoint, shows
+    the name, shape, type, size and norm (square root of the sum of squares) of each variable of a checkpoint.
     """
     from distlaunch.jobs.batch.job_states import state_of
     from distlaunch.runs.report import open_run, read_report

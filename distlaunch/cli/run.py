@@ -1,4 +1,4 @@
-"""`distlaunch run`: any script as the tasks of a cluster."""
+"""`distlaunch run`: runs a script as the tasks of a cluster."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _SECONDS = Seconds(min=0, min_open=True)
 @click.option("--evaluator", is_flag=True, help="Add a task `evaluator`.")
 @click.option("--jax", is_flag=True, help="Set up jax.distributed.initialize() instead of TF_CONFIG.")
 @click.option("--hosts", "-H", metavar="LIST", help="Run on these hosts, over ssh: a,user@b,'c slots=2'.")
-@click.option("--hostfile", metavar="FILE", type=FILE, help="Run on the hosts of this file, one a line.")
+@click.option("--hostfile", metavar="FILE", type=FILE, help="Run on the hosts of this file, one per line.")
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set a key of engine, e.g. --set engine.sync=code."
 )
-@click.option("--isolate", is_flag=True, help="Hide the tasks' ports from other hosts. They reach only each other.")
+@click.option("--isolate", is_flag=True, help="Hide the tasks' ports from other hosts; tasks reach only each other.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module, as for `python -m`.")
 @click.option("--name", help="Name of the run directory. Default: the script's.")
 @click.option("--runs-dir", default="runs", show_default=True, help="Folder for run directories.")
@@ -62,7 +62,7 @@ _SECONDS = Seconds(min=0, min_open=True)
     default=1800.0,
     show_default=True,
     metavar="S",
-    help="How long a process may be frozen or stopped. A script that waits forever in its own code is not noticed.",
+    help="How long a process may be frozen or suspended. A script that waits in its own code is not detected.",
 )
 @JSON_EVENTS
 @QUIET
@@ -94,10 +94,10 @@ def command(
 ) -> int:
     """Run a TensorFlow or JAX script as a cluster of tasks, each with its TF_CONFIG.
 
-    SCRIPT is a Python script (.py), a module with -m, or any program; what comes after it is its own. All tasks end
-    when one has failed, and the first failure is named. A restart starts the script anew: it goes on from its own
-    checkpoints. It finds DISTLAUNCH_ATTEMPT (0, 1, ...), DISTLAUNCH_RUN_DIR and DISTLAUNCH_TASK (worker:1) in its
-    environment.
+    SCRIPT is a Python script (.py), a module with -m, or any program. All arguments after it are passed to it. When one
+    task fails, all tasks end, and the first failure is reported. A restart starts the script again, which must resume
+    from its own checkpoints. The script's environment has DISTLAUNCH_ATTEMPT (0, 1, ...), DISTLAUNCH_RUN_DIR and
+    DISTLAUNCH_TASK (worker:1).
     """
     from distlaunch.config.read.engine_options import load_engine
     from distlaunch.config.run import AUTO_RESTARTS
@@ -113,8 +113,8 @@ def command(
         *(program, arguments, workers or 1, ps or 0, chief, evaluator, jax),
         *(start_timeout, stop_timeout, stall_timeout),
     )
-    most = restarts if restarts is not None else AUTO_RESTARTS if ps else 0
-    request = script.ScriptRequest(job, Limits(most, window, backoff), engine, runs_dir, name, isolate)
+    max_restarts = restarts if restarts is not None else AUTO_RESTARTS if ps else 0
+    request = script.ScriptRequest(job, Limits(max_restarts, window, backoff), engine, runs_dir, name, isolate)
     return _run(request, make_view(as_json=as_json, quiet=quiet, config=program))
 
 

@@ -20,16 +20,18 @@ def command(directory: str, as_json: bool) -> None:
     r"""List the runs in DIR (default: runs), the newest last.
 
     \b
-    running      its job is running
-    pending      its submitted job waits in the queue, also after it was queued again; submitted: this machine cannot
-                 ask the queue; cancelled: it left the queue without a start
-    done         reached its planned end
-    failed       a task failed
-    stopped      by SIGTERM or `distlaunch stop`, with a checkpoint if a step was done; interrupted: by Ctrl-C
-    killed       its launcher is gone; `train RUN --resume` continues from the last checkpoint, if there is one
+    running      the job is running
+    pending      the submitted job waits in the queue, perhaps after a requeue
+    submitted    the job was submitted, but this machine cannot query the queue
+    cancelled    the submitted job was removed from the queue before it started
+    done         the run has reached its planned end
+    failed       a task has failed
+    stopped      stopped by SIGTERM or `distlaunch stop`, with a checkpoint if at least one step was done
+    interrupted  the same by Ctrl-C
+    killed       the launcher is gone; `train RUN --resume` continues from the last checkpoint, if there is one
 
-    The values are those of the last complete epoch; before there is one, those so far. The time is from the run's
-    first event to its last.
+    The values are those of the last complete epoch, or the values so far in the first epoch. The time is that from the
+    run's first event to its last.
     """
     from distlaunch.jobs.batch.job_states import job_states
     from distlaunch.runs.listing import find_runs
@@ -38,11 +40,11 @@ def command(directory: str, as_json: bool) -> None:
     from distlaunch.ui.runs import print_runs, runs_json
 
     if as_json and directory == _DEFAULT and not Path(directory).exists():
-        runs, closed = [], []  # nothing was trained here yet
+        runs, unreadable = [], []  # no run has been made here yet
     else:
-        runs, closed = find_runs(Path(directory).absolute(), time.time(), job_states)
-    if closed:
-        echo(f"not readable for you: {', '.join(closed)}", err=True)
+        runs, unreadable = find_runs(Path(directory).absolute(), time.time(), job_states)
+    if unreadable:
+        echo(f"permission denied: {', '.join(unreadable)}", err=True)
     if as_json:
         click.echo(runs_json(runs))
     elif runs:

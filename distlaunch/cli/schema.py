@@ -1,4 +1,4 @@
-"""`distlaunch schema`: the JSON Schema of the config."""
+"""`distlaunch schema`: prints the JSON Schema of the config."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def command() -> None:
 
     \b
     distlaunch schema > distlaunch.schema.json
-    and as the first line of a config:
+    then write as the first line of a config:
     # yaml-language-server: $schema=distlaunch.schema.json
     """
     from distlaunch.config.schema import schema_text

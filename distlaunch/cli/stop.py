@@ -15,9 +15,9 @@ from distlaunch.cli.options import RunPath, Seconds
 def command(run: str, now: bool, timeout: float | None) -> None:
     """Stop a running job after the current step, with a checkpoint, and wait until it has ended.
 
-    The job exits with code 4, as it does on SIGTERM; `train RUN --resume` continues it. If the run is not running,
-    nothing happens and the exit code is 0. A submitted job is asked through its queue, and not queued again; one that
-    is still waiting is cancelled.
+    The job exits with code 4, as after SIGTERM; `train RUN --resume` continues it. If the run is not running, nothing
+    happens and the exit code is 0. A submitted job is stopped through its queue and not requeued; if it is still
+    pending, it is cancelled.
     """
     from distlaunch.base.run_dir import RunDir
     from distlaunch.jobs.batch.job_states import state_of
@@ -29,7 +29,7 @@ def command(run: str, now: bool, timeout: float | None) -> None:
     from distlaunch.ui.runs import how_it_ended
 
     found = RunDir(run)
-    # one that waits for its hosts has no files yet, but somebody works on it
+    # a run that waits for its hosts has no files yet, but a launcher works on it
     if found.owner() is None:
         found = open_run(run)
     stopped = stop_run(found, at_once=now, timeout_s=timeout)

@@ -1,4 +1,4 @@
-"""`distlaunch submit`: hands a run to a scheduler's queue."""
+"""`distlaunch submit`: submits a run to a scheduler's queue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _JOB = {
     "account": ("-A", "TEXT", "Account to charge."),
-    "partition": ("-p", "TEXT", "Which nodes may be used."),
+    "partition": ("-p", "TEXT", "Partition of the nodes."),
     "qos": ("", "TEXT", "Quality of service."),
     "time": ("-t", "TIME", "Time limit: minutes, H:MM:SS, D-HH or D-HH:MM:SS."),
     "nodes": ("-N", "N", "Default: as many as the workers need."),
@@ -28,7 +28,7 @@ _JOB = {
     "cpus": ("-c", "N", "Cores of each node."),
     "mem": ("", "SIZE", "Memory of each node, such as 64G."),
     "constraint": ("-C", "TEXT", "Features that the nodes must have."),
-    "exclude": ("-x", "NODES", "Nodes that are not used."),
+    "exclude": ("-x", "NODES", "Nodes that must not be used."),
     "dependency": ("-d", "TEXT", "Wait for other jobs, such as afterok:1234."),
     "job-name": ("-J", "TEXT", "Default: the name of the run."),
     "requeues": ("", "N", "Maximum number of requeues. Default: 10."),
@@ -50,7 +50,7 @@ def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @_job_options
 @OVERRIDES
 @click.option("--name", help="Name of the run directory. Default: the config's.")
-@click.option("--resume", is_flag=True, help="Resume the newest run of this name that is unfinished, or the given one.")
+@click.option("--resume", is_flag=True, help="Resume the newest unfinished run of this name, or the given run.")
 @click.option("--dry-run", is_flag=True, help="Print the script; write and submit nothing.")
 @click.option("--wait", is_flag=True, help="Follow the job until it has ended, and exit with its code.")
 @click.option("--json", "as_json", is_flag=True, help="Print the run, the job and the script as JSON.")
@@ -58,10 +58,11 @@ def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def command(target: str, overrides: tuple[str, ...], name: str | None, resume: bool, **given: Any) -> int:
     """Submit a config as a batch job, or a run to resume.
 
-    The run directory gets the config and the script, so later changes to the config file do not matter. Before its time
-    limit and on preemption the job stops with a checkpoint, is queued again and resumes. All settings have a key in the
-    config's section engine, with `kind: slurm`; options win. `logs -f`, `runs` and `stop` work on the run from here.
-    Its exit code is 0 when the job is submitted, 2 if the queue refuses it; with --wait, the code of the job.
+    The config and the script are copied to the run directory, so later changes to the config file have no effect.
+    Before its time limit and on preemption, the job stops with a checkpoint, is requeued and resumes. Each option has a
+    key in the config's section engine, with `kind: slurm`; options override keys. Use `logs -f`, `runs` and `stop` for
+    the job. The exit code is 0 if the job was submitted and 2 if the queue refuses it; with --wait, it is the code of
+    the job.
     """
     from distlaunch.cluster.machine import Machine
     from distlaunch.jobs.batch import submit
@@ -71,9 +72,9 @@ def command(target: str, overrides: tuple[str, ...], name: str | None, resume: b
 
     as_json, quiet = given["as_json"], given["quiet"]
     if as_json and given["wait"]:
-        raise UsageError("--json ends when the job is submitted; leave out --wait, and use `logs -f` to follow the job")
+        raise UsageError("--json cannot follow the job; leave out --wait, and use `logs -f` to follow the job")
     options = _overrides(given)
-    with _called_by_option(options):
+    with _naming_options(options):
         request = JobRequest(target, overrides, name, resume)
         prepared = submit.prepare(request, given["engine"], tuple(options), Machine.here())
         choice = prepared.choice
@@ -94,10 +95,10 @@ def command(target: str, overrides: tuple[str, ...], name: str | None, resume: b
 
 
 def _overrides(given: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options as overrides of the config, each with the name of its option."""
+    """Return overrides of the config that stand for the given options, with the name of each option."""
     values = {name: given[name.replace("-", "_")] for name in _JOB}
     values = {name: escape(value) if isinstance(value, str) else value for name, value in values.items()}
-    # quoted, so that `--account 12` stays text
+    # quote the values, so that `--account 12` stays a string
     return {
         f"engine.{name.replace('-', '_')}={json.dumps(value, ensure_ascii=False)}": f"--{name}"
         for name, value in values.items()
@@ -106,8 +107,8 @@ def _overrides(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _called_by_option(options: Mapping[str, str]) -> Generator[None]:
-    """Report mistakes in an override under the name of the option that gave it."""
+def _naming_options(options: Mapping[str, str]) -> Generator[None]:
+    """Report errors in an override under the name of the option that it stands for."""
     try:
         yield
     except ConfigError as error:
@@ -120,7 +121,7 @@ def _follow(submitted: Submitted, *, quiet: bool) -> int:
     from distlaunch.jobs.batch.job_states import JobWatch
     from distlaunch.runs.logs import LogSelection, await_attempt, follow_logs
     from distlaunch.ui.progress.view import printing_view
-    from distlaunch.ui.submit import print_log, print_still_there
+    from distlaunch.ui.submit import print_job_continues, print_log
 
     run = submitted.run
     view = printing_view()
@@ -131,10 +132,10 @@ def _follow(submitted: Submitted, *, quiet: bool) -> int:
             follow_logs(run, LogSelection(), view, wait_a_moment, watch.is_active)
         while quiet and watch.is_active() and wait_a_moment():
             pass
-        if watch.is_active():  # nobody reads any more
+        if watch.is_active():  # the reader of the output is gone
             return ExitCode.DONE
     except KeyboardInterrupt:
-        print_still_there(submitted)
+        print_job_continues(submitted)
         return ExitCode.INTERRUPTED
     code = watch.exit_code()
     if not has_started or code == ExitCode.USAGE:

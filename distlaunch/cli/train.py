@@ -34,9 +34,11 @@ if TYPE_CHECKING:
 @OVERRIDES
 @click.option("--name", help="Name of the run directory. Default: the config's.")
 @click.option(
-    "--resume", is_flag=True, help="Resume the newest unfinished run of this name, or do what the finished one lacks."
+    "--resume",
+    is_flag=True,
+    help="Resume the newest unfinished run of this name, or make the outputs that a finished one lacks.",
 )
-@click.option("--smoke", is_flag=True, help="Prove the config in about a minute: a few steps, a restart, an export.")
+@click.option("--smoke", is_flag=True, help="Test the config in about a minute: a few steps, a resume, an export.")
 @click.option("--debug", is_flag=True, help="Train on one device in this process, so that breakpoint() works.")
 @click.option("--detach", "-d", is_flag=True, help="Start the job and return; it survives a closed terminal.")
 @JUNIT
@@ -54,12 +56,13 @@ def command(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Train what a config describes, with checkpoints, validation and exports.
+    """Train the model of a config, with checkpoints, validation and exports.
 
-    With --resume, a run directory may be given instead of a config; training continues from its newest good checkpoint.
-    With --debug, functions run line by line in Python, data.map and data.augment included, at the same global batch
-    size, in a run called NAME-debug. With --smoke, several configs may be given; the worst exit code counts. With
-    --detach, the launcher writes to RUN/launcher.log; `logs`, `stop` and `runs` work on it.
+    With --resume, you may give a run directory instead of a config. Training continues from its newest intact
+    checkpoint. With --debug, your functions run line by line in Python, also data.map and data.augment, with the same
+    global batch size, in a run called NAME-debug. With --smoke, you may give several configs; the exit code is the
+    worst of their codes. With --detach, the launcher writes to RUN/launcher.log; use `logs`, `stop` and `runs` for the
+    job.
     """
     from distlaunch.cluster.machine import Machine
     from distlaunch.jobs import job
@@ -70,17 +73,18 @@ def command(
     if not smoke and (len(targets) > 1 or junit_xml is not None):
         what = "--junit-xml" if junit_xml is not None else f"got {len(targets)} configs"
         raise UsageError(
-            f"{what}: only `train --smoke` and `validate` take that; add --smoke, or train one config without a report"
+            f"{what}: only `train --smoke` and `validate` accept that; "
+            "add --smoke, or train one config without a report"
         )
     if name is not None and len(targets) > 1:
-        raise UsageError("--name: several configs cannot have one name; leave it out")
+        raise UsageError("--name: several configs cannot have the same name; leave out --name")
     if debug:
         others = {"--resume": resume, "--smoke": smoke, "--detach": detach, "--json": as_json, "--quiet": quiet}
         _debug(target, overrides, name, [option for option, given in others.items() if given])
     request = JobRequest(target, overrides, name, resume)
     if detach:
         if smoke:
-            raise UsageError("--detach: --smoke takes a minute and shows its proofs here; leave one of them out")
+            raise UsageError("--detach: --smoke takes a minute and prints its results here; leave one of them out")
         return _detached(request, as_json=as_json, quiet=quiet)
     if smoke:
         requests = [replace(request, target=each) for each in targets]
@@ -90,7 +94,7 @@ def command(
 
 
 def _smoke_all(requests: list[JobRequest], junit_xml: str | None, *, as_json: bool, quiet: bool) -> int:
-    """Prove each config, and return the worst exit code. A single one that is wrong raises, as elsewhere."""
+    """Test each config, and return the worst exit code. Errors of a single config are raised."""
     from distlaunch.runs.final_code import worst_code
     from distlaunch.ui.ci import Case, annotate, write_junit
     from distlaunch.ui.plain import echo, echo_error
@@ -112,7 +116,7 @@ def _smoke_all(requests: list[JobRequest], junit_xml: str | None, *, as_json: bo
                 annotate(error.problems if isinstance(error, ConfigError) else ())
         cases.append(replace(case, seconds=time.monotonic() - began))
         codes.append(code)
-        if code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED):  # that was meant for all
+        if code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED):  # a stop request is for all configs
             break
     if junit_xml is not None:
         write_junit(junit_xml, "smoke", cases)
@@ -126,7 +130,7 @@ def _smoke_all(requests: list[JobRequest], junit_xml: str | None, *, as_json: bo
 
 
 def smoke_test(request: JobRequest, *, as_json: bool, quiet: bool) -> tuple[int, Case]:
-    """Prove a config; return the exit code, and what is wrong."""
+    """Test a config; return the exit code and the result for a report."""
     from distlaunch.cluster.machine import Machine
     from distlaunch.jobs import smoke as smoking
     from distlaunch.ui.ci import Case, annotate, failure_text
@@ -138,7 +142,7 @@ def smoke_test(request: JobRequest, *, as_json: bool, quiet: bool) -> tuple[int,
         proven = smoking.smoke(request, view, Machine.here())
     view.report(proven.last)
     outcome, missing = proven.last.outcome, missing_proofs(proven)
-    # an attempt may be done, and have shown less than it should
+    # an attempt may be done although not all statements were proven
     code = int(outcome.exit_code or (ExitCode.DONE if proven.passed else ExitCode.FAILED))
     if not quiet:
         print_proofs(proven, request.target, to_stderr=as_json)
@@ -156,12 +160,12 @@ def smoke_test(request: JobRequest, *, as_json: bool, quiet: bool) -> tuple[int,
 
 
 def _debug(target: str, overrides: tuple[str, ...], name: str | None, others: list[str]) -> NoReturn:
-    """Replace this process by the one that trains."""
+    """Replace this program by the one that trains."""
     from distlaunch.jobs.debug import become_debugger
 
     if others:
-        message = "makes a run of its own, from its start, in this terminal"
-        raise UsageError(f"--debug: {message}; leave out {' and '.join(others)}")
+        message = "starts a new run in this terminal"
+        raise UsageError(f"--debug {message}; leave out {' and '.join(others)}")
     become_debugger(target, overrides, name, os.environ)
 
 
@@ -179,8 +183,8 @@ def _detached(request: JobRequest, *, as_json: bool, quiet: bool) -> int:
     if claimed is None:
         return ExitCode.DONE
     if claimed.choice.evaluator_only:
-        raise UsageError("--detach: an evaluator with a launcher of its own stays where it is started; use nohup")
-    # after `begin`: what is wrong with the request is reported here, in the terminal
+        raise UsageError("--detach: not for an evaluator that has a separate launcher; use nohup")
+    # fork after `begin`, so that errors in the request are reported in this terminal
     side = detach.fork_launcher(claimed.run.launcher_log)
     if isinstance(side, detach.Waiting):
         code = side.wait()

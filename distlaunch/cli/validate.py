@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 def command(configs: tuple[str, ...], overrides: tuple[str, ...], junit_xml: str | None, as_json: bool) -> None:
     """Check configs: keys, types, names, arithmetic, functions and their arguments.
 
-    Starts nothing, and imports neither your code nor Keras. Exits with 2 if one is wrong.
+    Starts nothing, and imports neither your code nor Keras. Exits with 2 if a config is wrong.
 
-    In a job of GitHub Actions, problems are annotations of their lines.
+    In a job of GitHub Actions, each problem becomes an annotation of its line.
     """
     from distlaunch.ui.ci import Case, annotate, write_junit
 

@@ -1,4 +1,4 @@
-"""`distlaunch verify`: whether a config's numbers stay those of one device under each strategy."""
+"""`distlaunch verify`: checks that each strategy gives the same numbers as one device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.options import FILE, FOLDER, OVERRIDES
 
 
-def _kinds(context: click.Context, option: click.Parameter, value: str | None) -> tuple[str, ...]:
+def _parse_kinds(context: click.Context, option: click.Parameter, value: str | None) -> tuple[str, ...]:
     from distlaunch.verify.trials import KINDS
 
     if value is None:
@@ -23,7 +23,7 @@ def _kinds(context: click.Context, option: click.Parameter, value: str | None) -
     return names
 
 
-def _numbers(context: click.Context, option: click.Parameter, value: str) -> tuple[int, ...]:
+def _parse_replicas(context: click.Context, option: click.Parameter, value: str) -> tuple[int, ...]:
     numbers = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
     if not numbers or not all(number.isdecimal() and int(number) > 1 for number in numbers):
         raise click.BadParameter(f"got '{value}'; expected numbers above 1, separated by commas, such as 2,4")
@@ -34,11 +34,15 @@ def _numbers(context: click.Context, option: click.Parameter, value: str) -> tup
 @click.argument("config", metavar="CONFIG", type=FILE)
 @click.option("--steps", type=click.IntRange(min=2), default=30, show_default=True, help="Steps in each trial.")
 @click.option(
-    "--strategies", "kinds", callback=_kinds, metavar="KIND,...", help="Strategies to try. Default: all but one_device."
+    "--strategies",
+    "kinds",
+    callback=_parse_kinds,
+    metavar="KIND,...",
+    help="Strategies to try. Default: all but one_device.",
 )
 @click.option(
     "--replicas",
-    callback=_numbers,
+    callback=_parse_replicas,
     default="2,4",
     show_default=True,
     metavar="N,...",
@@ -60,16 +64,16 @@ def command(
 ) -> int:
     """Train the config's model on its data for a few steps under each strategy, and compare with one device.
 
-    All trials start from the same weights. Each step's loss, metrics and gradients and the final weights may deviate
-    by ten times the model's own rounding noise up to that step, which is measured first, or by 1e-5. A deviation is
-    explained where its cause is known. Trials run one after the other on this machine and leave nothing behind.
+    All trials start from the same weights. Loss, metrics and gradients of each step and the final weights may deviate
+    by 1e-5, or by ten times the rounding noise of the model up to that step. The noise is measured first. If the cause
+    of a deviation is known, it is explained. Trials run one after the other on this machine and leave no files.
 
-    Random layers such as Dropout stay on: each example keeps its mask under every strategy. Callbacks and validation
-    do not run. A difference that the documentation explains, such as that of sparse gradients on a mesh, has the
-    verdict "differs as documented".
+    Random layers such as Dropout stay on, since each example keeps its mask under every strategy. Callbacks and
+    validation do not run. A difference that the documentation explains, such as that of sparse gradients on a mesh, has
+    the verdict "differs as documented".
 
-    Its exit code is 0 if all that were compared are equal, 1 if some differ, 2 if nothing could be compared, 3 if one
-    device failed.
+    The exit code is 0 if all compared strategies are equal, 1 if some differ, 2 if nothing could be compared, and 3 if
+    the trial on one device failed.
     """
     from distlaunch.cluster.machine import Machine
     from distlaunch.ui import verify as shown
@@ -85,7 +89,7 @@ def command(
     if result.failed is not None:
         QuietView().report(result.failed)
         if keep is None:
-            echo("(this log is deleted; --keep DIR keeps those of all trials)")
+            echo("(this log has been deleted; use --keep DIR to keep the logs of all trials)")
     elif as_json:
         click.echo(shown.as_json(result))
     elif result.rows or result.interrupted is None:

@@ -15,11 +15,10 @@ from distlaunch.cli.options import QUIET, RunPath
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each run as it ends.")
 @QUIET
 def command(runs: tuple[str, ...], as_json: bool, quiet: bool) -> int:
-    """Wait until runs have ended, over restarts and requeues, and exit with the worst of their codes.
+    """Wait until runs have ended, across restarts and requeues, and exit with the worst of their codes.
 
-    A run has ended when no launcher holds it and no job for it is queued. The worst code is the first of 2, 3, 75, 4
-    and 0 that a run has; a run that was killed without a word counts as 75. A signal ends only this command, and leaves
-    the runs alone.
+    A run has ended when no launcher works on it and no job for it is queued. From worst to best, the codes are 2, 3,
+    75, 4 and 0. A run whose launcher was killed counts as 75. A signal ends only this command, not the runs.
     """
     from distlaunch.base.run_dir import RunDir
     from distlaunch.jobs.batch.job_states import state_of
@@ -30,7 +29,7 @@ def command(runs: tuple[str, ...], as_json: bool, quiet: bool) -> int:
     from distlaunch.runs.report import open_run
     from distlaunch.ui.plain import echo
 
-    # one that waits for its hosts has no files yet, but somebody works on it
+    # a run that waits for its hosts has no files yet, but a launcher works on it
     found = [given if given.is_busy() else open_run(run) for run in runs if (given := RunDir(run))]
     codes: list[int] = []
     for run, code in wait_for_runs(found, lambda text: None if quiet or as_json else echo(text, err=True)):

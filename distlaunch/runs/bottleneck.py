@@ -1,4 +1,4 @@
-"""The cause of waits for input, as far as measurements prove it; see `StepsTimed`."""
+"""Finds out from measurements whether training waits for input, and why; see `StepsTimed`."""
 
 from __future__ import annotations
 
@@ -9,37 +9,38 @@ from typing import Any
 
 from distlaunch.base.events import StepsTimed
 
-_WORTH_TELLING = 0.1
-"""Part of the time of steps."""
-_HANDING_OVER_S = 0.5e-3
-"""A step: so long it may take to hand over a batch that is there. Small models have steps of that length."""
-_ENOUGH_S = 1.0
-"""Steps that took less in all say nothing."""
-_BEHIND = 1.5
-"""Factor above the others' value from which a task is clearly slower."""
-_BUSY = 0.8
-"""Part of the time of its cores that a task computes: no more threads would help."""
-_SHARED = 0.75
-"""The same, where input does little: measured 0.80 in a job of small steps with one core a task."""
+_MIN_WAITED_FRACTION = 0.1
+"""Fraction of the time of steps from which on waiting for input is reported."""
+_HANDOVER_S = 0.5e-3
+"""Time per step allowed for handing over a batch that is already loaded. Steps of small models are that short."""
+_MIN_TIMED_S = 1.0
+"""Total time of steps from which on their times are meaningful."""
+_SLOWER_FACTOR = 1.5
+"""A task is clearly slower from this factor above the value of the others."""
+_BUSY_FRACTION = 0.8
+"""Fraction of its core time that a task computes from which on more threads would not help."""
+_BUSY_WITH_STEPS_FRACTION = 0.75
+"""The same for a task whose input does little work. Measured: 0.80 in a job of small steps with one core per task."""
 _IDLE_CORES = 0.5
-"""Cores in use on average, at most: who makes examples waits, as for a disk, and does not compute."""
+"""Average number of busy cores up to which the threads that make examples mostly wait, for example for a disk."""
 _ONE_CORE = 1.4
-"""Cores in use on average, at most, where one thread at a time computes, and steps do a little beside it."""
+"""Average number of busy cores up to which only one thread computes at a time. Steps add a little to 1."""
 
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """Input is what training waits for.
+    """The finding that training waits for input.
 
     Attributes:
-        share: of the time of steps.
-        task: whose batches clearly take longer than those of the others; empty: nobody's.
-        cause: `map 8.1 ms an example on 2 threads`; empty where it is not proven.
-        remedy: what to do about it; empty where that is not known.
-        at_least: tasks in lockstep wait in turns, now one for its input, then another: the share is that of one alone.
+        fraction: the fraction of the time of steps in which training waits.
+        task: the task whose batches clearly take longer than those of the others; empty if there is none.
+        cause: words such as `map 8.1 ms an example on 2 threads`; empty if the cause is not proven.
+        remedy: what to do about it; empty if unknown.
+        at_least: True if `fraction` is a lower limit. Tasks in lockstep wait for each other's input, but the fraction
+            is that of a single task.
     """
 
-    share: float
+    fraction: float
     task: str = ""
     cause: str = ""
     remedy: str = ""
@@ -49,8 +50,8 @@ class Bottleneck:
     def finding(self) -> str:
         """Return words such as `62 % of the time, map 8.1 ms an example on 2 threads`."""
         where = f" on {self.task}" if self.task else ""
-        share = f"{'at least ' * self.at_least}{self.share * 100:.0f} % of the time{where}"
-        return ", ".join(filter(None, [share, self.cause]))
+        fraction = f"{'at least ' * self.at_least}{self.fraction * 100:.0f} % of the time{where}"
+        return ", ".join(filter(None, [fraction, self.cause]))
 
     def __str__(self) -> str:
         """Return the finding with its remedy."""
@@ -63,35 +64,36 @@ def find_bottleneck(timed: Mapping[str, StepsTimed]) -> Bottleneck | None:
     Args:
         timed: the latest times of each task.
     """
-    shares = {task: share for task, each in timed.items() if (share := _share(each)) is not None}
-    if not shares:
+    fractions = {task: fraction for task, each in timed.items() if (fraction := _waited_fraction(each)) is not None}
+    if not fractions:
         return None
-    most = max(shares, key=lambda task: shares[task])
-    share = shares[most]
-    if not timed[most].reads_ahead:  # each has steps of its own, and holds nobody up
-        share = sum(timed[task].seconds * each for task, each in shares.items())
-        share /= sum(timed[task].seconds for task in shares)
-    if share < _WORTH_TELLING:
+    most = max(fractions, key=lambda task: fractions[task])
+    fraction = fractions[most]
+    if not timed[most].reads_ahead:  # workers that make steps independently do not wait for each other
+        fraction = sum(timed[task].seconds * each for task, each in fractions.items())
+        fraction /= sum(timed[task].seconds for task in fractions)
+    if fraction < _MIN_WAITED_FRACTION:
         return None
-    # Who waits in each step and who does not is chance where the input of all is equally slow: the one that comes last
-    # holds up the others, whose next batch is read meanwhile. What its batches take is not.
-    slow = _slower({task: each.batches_s / each.steps for task, each in timed.items() if each.steps})
-    together = timed[most].reads_ahead and len(shares) > 1
-    return Bottleneck(share, most if most in slow else "", *_cause(timed[most]), at_least=together)
+    # Find a slow task by the time that its batches take, not by the time that it waits. If the input of all tasks is
+    # equally slow, chance decides which of them waits in a step: the others read their next batch while they wait for
+    # the last one.
+    slow = _clearly_slower({task: each.batches_s / each.steps for task, each in timed.items() if each.steps})
+    in_lockstep = timed[most].reads_ahead and len(fractions) > 1
+    return Bottleneck(fraction, most if most in slow else "", *_cause(timed[most]), at_least=in_lockstep)
 
 
 def stragglers(timed: Mapping[str, StepsTimed]) -> dict[str, float]:
-    """Return workers whose own steps are clearly slower, with the factor relative to the others."""
-    return _slower({task: each.step_median_s for task, each in timed.items() if not each.reads_ahead})
+    """Return the workers that make steps independently and are clearly slower than the others, with the factor."""
+    return _clearly_slower({task: each.step_median_s for task, each in timed.items() if not each.reads_ahead})
 
 
-def _slower(values: Mapping[str, float]) -> dict[str, float]:
+def _clearly_slower(values: Mapping[str, float]) -> dict[str, float]:
     """Return the tasks whose value is clearly above the median of the others, with the factor."""
     found: dict[str, float] = {}
     for task, value in values.items():
         others = [other for name, other in values.items() if name != task]
         usual = statistics.median(others) if others else 0.0
-        if usual and value > _BEHIND * usual:
+        if usual and value > _SLOWER_FACTOR * usual:
             found[task] = value / usual
     return found
 
@@ -109,7 +111,7 @@ def summary(timed: Mapping[str, StepsTimed]) -> dict[str, Any] | None:
 
 
 def task_summary(each: StepsTimed) -> dict[str, Any]:
-    """Return the times of one task, for comparison."""
+    """Return the times of one task for `--json`."""
     return {
         "steps": each.steps,
         "step_median_s": each.step_median_s,
@@ -121,21 +123,21 @@ def task_summary(each: StepsTimed) -> dict[str, Any]:
     }
 
 
-def _share(each: StepsTimed) -> float | None:
-    """Return the share of its steps in which a task waited for input; None if it is too early to know."""
-    if each.seconds < _ENOUGH_S or not each.steps:
+def _waited_fraction(each: StepsTimed) -> float | None:
+    """Return the fraction of its time in which a task waited for input; None if it is too early to know."""
+    if each.seconds < _MIN_TIMED_S or not each.steps:
         return None
-    return each.input_s / each.seconds if each.input_s / each.steps > _HANDING_OVER_S else 0.0
+    return each.input_s / each.seconds if each.input_s / each.steps > _HANDOVER_S else 0.0
 
 
 def _cause(each: StepsTimed) -> tuple[str, str]:
-    """Return what takes the time, and the remedy."""
-    # who reads ahead has at most all the time for it, who does not has that in which the step waits
+    """Return the cause of the wait and the remedy, each empty if unknown."""
+    # a task that reads ahead can read all the time; others read only while the step waits
     reading_s = each.seconds if each.reads_ahead else each.input_s
     if each.work and each.made and each.batches_s >= reading_s / 2:
-        # the examples by themselves explain less than half of it
+        # making the single examples takes less than half of the time
         if each.made_s / each.threads < each.batches_s / 2:
-            # reading many at once, or joining what was made: which of the two is not measured
+            # the rest is reading many examples at once or joining examples to a batch, which is not measured separately
             return f"making batches {milliseconds(each.batches_s / each.made)} an example", ""
         cost = f"{each.work} {milliseconds(each.made_s / each.made)} an example {_where(each)}"
         return cost, _more_threads(each)
@@ -145,8 +147,8 @@ def _cause(each: StepsTimed) -> tuple[str, str]:
             "or give examples by number"
         )
         return "most of it in the data function's tf.data pipeline", remedy
-    if not each.work and each.cpu_s >= _SHARED * each.cores * each.seconds:
-        # nothing is idle while a batch is waited for: whoever makes it has no core at that moment
+    if not each.work and each.cpu_s >= _BUSY_WITH_STEPS_FRACTION * each.cores * each.seconds:
+        # all cores are busy while the step waits: the thread that makes the batch has no core
         return f"{_busy(each)} with steps and input together", ""
     return "", ""
 
@@ -159,10 +161,10 @@ def _more_threads(each: StepsTimed) -> str:
         return f"Python code computes on one core at a time: set `data.processes: {each.cores}`"
     if each.threads < each.cores:
         return f"set `data.threads: {each.cores}`, there are {each.cores} cores"
-    if each.cpu_s >= _BUSY * each.cores * each.seconds:
-        return f"{_busy(each)}: use more workers, or do a part of the work once, in prepared files"
+    if each.cpu_s >= _BUSY_FRACTION * each.cores * each.seconds:
+        return f"{_busy(each)}: use more workers, or store the result of a part of the work in files"
     if each.cpu_s <= _IDLE_CORES * each.seconds:
-        return f"the threads wait and do not compute: set `data.threads: {each.threads * 4}`"
+        return f"the threads mostly wait: set `data.threads: {each.threads * 4}`"
     return ""
 
 

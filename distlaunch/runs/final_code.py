@@ -1,4 +1,4 @@
-"""The exit code that a run has ended with, from what it has left."""
+"""The exit code of a run that has ended, from the files in its directory."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from distlaunch.base.protocol import RUN_MODES
 from distlaunch.base.run_dir import RunDir
 from distlaunch.runs.report import planned_mode
 
-_WORST = (ExitCode.USAGE, ExitCode.FAILED, ExitCode.TEMPORARY, ExitCode.PREEMPTED, ExitCode.DONE)
+_FROM_WORST_TO_BEST = (ExitCode.USAGE, ExitCode.FAILED, ExitCode.TEMPORARY, ExitCode.PREEMPTED, ExitCode.DONE)
 
 
 def worst_code(codes: Iterable[int]) -> int:
-    """Return the code that asks for most: 2, 3, 75, 4, then 0."""
-    return min(codes, key=lambda code: _WORST.index(code) if code in _WORST else -1)
+    """Return the worst code. From worst to best, the codes are 2, 3, 75, 4 and 0; other codes are worse than these."""
+    return min(codes, key=lambda code: _FROM_WORST_TO_BEST.index(code) if code in _FROM_WORST_TO_BEST else -1)
 
 
 def final_code(run: RunDir) -> int:
-    """Return the exit code of a run on which nobody works: that of its launcher, or of its submitted job."""
+    """Return the exit code of a run that has ended: that of its launcher or of its submitted job."""
     attempts = [number for number in run.attempts() if planned_mode(run, number) in RUN_MODES]
     reported = run.job_exit_code()
     if reported is not None and (not attempts or _is_newer(run.batch_exit, run.events)):
         return reported
     codes: dict[int, int] = {}
     last, failed_at, exported_at = int(ExitCode.DONE), 0.0, 0.0
-    # of exports that were made later, too, which have events of their own
+    # also read the events of later exports, which are in separate files
     for event in read_all_events_of(run, RunEnded, JobFailed, ExportFailed, Exported):
         match event:
             case RunEnded():
@@ -40,7 +40,7 @@ def final_code(run: RunDir) -> int:
             case _:
                 exported_at = max(exported_at, event.time)
     if not attempts or attempts[-1] not in codes:
-        return ExitCode.TEMPORARY  # killed without a word
+        return ExitCode.TEMPORARY  # the launcher was killed before it could record the end
     return ExitCode.FAILED if last == ExitCode.DONE and failed_at > exported_at else last
 
 

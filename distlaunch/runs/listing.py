@@ -1,4 +1,4 @@
-"""The runs below a directory, each in a few facts, read from the beginning and the end of its events."""
+"""Summarizes the runs in a directory, reading only the beginning and the end of their events."""
 
 from __future__ import annotations
 
@@ -30,23 +30,25 @@ from distlaunch.runs.report import (
 
 JobsOf = Callable[[Sequence[Submission]], Mapping[Submission, JobState]]
 
-_HEAD_BYTES = 16 * 1024  # of the events with which a run begins
+_HEAD_BYTES = 16 * 1024  # holds the first events of a run
 _TAIL_BYTES = 32 * 1024
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run in one line.
+    """The facts of a run in `distlaunch runs`.
 
     Attributes:
-        status: `running`, `killed`, as in RunEnded, or `pending`, `submitted` or `cancelled`.
-        step: where the last attempt has come to, which may be before what a killed attempt had reached.
-        epoch: how many are complete there; `epochs`: of how many, if known.
-        logs: the values of loss and metrics of the last complete epoch; before there is one, those so far.
-        started: seconds since the epoch; `seconds`: from there to its last sign, or until now.
-        culprit: who failed first, if it failed.
-        job: the number of its submitted job; empty: it was not submitted.
-        times: how the time of steps went, and `input` where training waited for that; as `report --json` has it.
+        status: a status of RunEnded, `running`, `killed`, `pending`, `submitted` or `cancelled`.
+        step: the last step of the last attempt. An earlier attempt that was killed may have got further.
+        epoch: the number of epochs that were complete at that step.
+        epochs: the total number of epochs, if known.
+        logs: the loss and metrics of the last complete epoch, or the values so far in the first epoch.
+        started: when the run started, in seconds since 1970.
+        seconds: the duration from the start to the last event, or until now for a running run.
+        culprit: the task that failed first, if the run has failed.
+        times: step times and waits for input, as in `report --json`.
+        job: the number of its submitted job; empty if it was not submitted.
     """
 
     path: str
@@ -71,12 +73,13 @@ class RunSummary:
 
 
 def find_runs(directory: Path, now: float, jobs_of: JobsOf = lambda jobs: {}) -> tuple[list[RunSummary], list[str]]:
-    """Return all runs, the one started last at the end, and the names of folders that this user may not read.
-
-    Raises UsageError if there is no such directory.
+    """Return all runs in a directory, in the order of their starts, and the names of folders without read permission.
 
     Args:
         jobs_of: returns the states of submitted jobs.
+
+    Raises:
+        UsageError: there is no such directory, or it is a run.
     """
     if not directory.is_dir():
         raise UsageError(f"{display_path(directory)}: there is no such directory; give the `runs_dir` of your configs")
@@ -85,35 +88,36 @@ def find_runs(directory: Path, now: float, jobs_of: JobsOf = lambda jobs: {}) ->
             f"{display_path(directory)} is a run itself; `distlaunch report {display_path(directory)}` reports on it"
         )
     folders = [RunDir(path) for path in directory.iterdir() if path.is_dir()]
-    closed = sorted(run.name for run in folders if not run.is_readable())
+    unreadable = sorted(run.name for run in folders if not run.is_readable())
     runs = [run for run in folders if run.is_readable() and run.exists()]
-    # all of them in one question; those that have reported their end need no question
+    # query the states of all jobs at once, except of those that have reported their end
     jobs = {run.path: job for run in runs if (job := run.live_submission())}
     states = jobs_of(list(jobs.values()))
     summaries = [summarize(run, now, states.get(jobs[run.path]) if run.path in jobs else None) for run in runs]
-    return sorted(summaries, key=lambda each: (each.started, each.path)), closed
+    return sorted(summaries, key=lambda each: (each.started, each.path)), unreadable
 
 
 def summarize(run: RunDir, now: float | None = None, job: JobState | None = None) -> RunSummary:
     """Return the summary of a run.
 
     Args:
-        now: the present time, for the duration of a running run.
-        job: state of its submitted job; None if it has none or it is unknown.
+        now: the current time, for the duration of a running run.
+        job: the state of its submitted job; None if there is no job or its state is unknown.
     """
-    # asked first: what the launcher writes before it lets go is then there to be read
+    # check the lock first: if it is free, the launcher's last events have been written
     running = run.is_busy() or (job is not None and job.phase == "running")
     attempts = [number for number in run.attempts() if planned_mode(run, number) in RUN_MODES]
     training = attempts[-1] if attempts else None
-    head, tail = _ends(run.events, training)
+    head, tail = _read_head_and_tail(run.events, training)
     events = [*head, *tail]
     facts = RunFacts.of(events)
-    start, current = facts.start, _current(facts, training)
+    start, current = facts.start, _last_trained(facts, training)
     done = current.epochs_done
-    epochs = start.epochs if start else None  # of a start that is not read, it may have become more since
-    first_at = _began(run, events)
-    own = [event for event in events if training is None or event.attempt <= training]  # not an export's after it
-    last_at = now if running and now is not None else own[-1].time if own else first_at
+    epochs = start.epochs if start else None  # a later start with more epochs may be in the part that was not read
+    first_at = _started_at(run, events)
+    # later attempts are exports and evaluations
+    training_events = [event for event in events if training is None or event.attempt <= training]
+    last_at = now if running and now is not None else training_events[-1].time if training_events else first_at
     end = None if training is None else attempt_report(run, training, facts)
     status = RUNNING if running else KILLED if end is None or end.status == RUNNING else end.status
     status = status if running else (status_in_queue(run, job) or status)
@@ -126,7 +130,7 @@ def summarize(run: RunDir, now: float | None = None, job: JobState | None = None
         step=current.step,
         epoch=done,
         epochs=epochs if epochs is None or epochs >= done else None,
-        logs=_values(facts, current),
+        logs=_last_values(facts, current),
         started=first_at,
         seconds=max(0.0, last_at - first_at),
         attempts=len(attempts),
@@ -137,11 +141,11 @@ def summarize(run: RunDir, now: float | None = None, job: JobState | None = None
     )
 
 
-def _current(facts: RunFacts, training: int | None) -> AttemptFacts:
-    """Return the last attempt that has trained; of a finished run, that which finished it.
+def _last_trained(facts: RunFacts, training: int | None) -> AttemptFacts:
+    """Return the last attempt that made a step, or the attempt that finished a finished run.
 
     Args:
-        training: the last attempt that was to train, after which others may have exported.
+        training: the last attempt whose mode is training. Later attempts are exports and evaluations.
     """
     most = facts.ended.attempt if facts.ended is not None and facts.finished else training
     numbers = [number for number in sorted(facts.attempts, reverse=True) if most is None or number <= most]
@@ -149,47 +153,48 @@ def _current(facts: RunFacts, training: int | None) -> AttemptFacts:
     return next((each for each in attempts if each.training is not None or each.step), AttemptFacts())
 
 
-def _values(facts: RunFacts, current: AttemptFacts) -> Logs:
-    """Return the values of the last complete epoch: what comes after it is of another, and without validation."""
+def _last_values(facts: RunFacts, current: AttemptFacts) -> Logs:
+    """Return the values of the last complete epoch, which include validation, or the values so far in the first."""
     if not current.epochs_done:
         return current.logs
     ended = (event for event in reversed(facts.epochs) if event.epoch + 1 == current.epochs_done)
     return next((event.logs for event in ended), Logs())
 
 
-def _began(run: RunDir, events: Sequence[Event]) -> float:
+def _started_at(run: RunDir, events: Sequence[Event]) -> float:
     """Return when the first process of a run started, in seconds since the epoch."""
     times = [event.time for event in events[:1]]
-    if not run.has_config() and run.attempts():  # the tasks of scripts tell it, each in a file of its own
+    if not run.has_config() and run.attempts():  # each task of a script reports its start in a separate file
         files = next(iter(run.tasks(run.attempts()[0]).values()), None)
         times += [event.time for event in read_events(files.events)[:1]] if files else []
     return min(times) if times else run.path.stat().st_mtime
 
 
-def _ends(path: Path, attempt: int | None) -> tuple[list[Event], list[Event]]:
-    """Return the first events of a file, and enough of the last to know an attempt and its progress."""
+def _read_head_and_tail(path: Path, attempt: int | None) -> tuple[list[Event], list[Event]]:
+    """Return the first events of a file, and enough of its last events to know the progress of an attempt."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             head = file.read(_HEAD_BYTES)
             length = _TAIL_BYTES
             while True:
-                # nothing is read twice
+                # start after the head, which has been read already
                 begin = max(len(head), size - length)
                 file.seek(begin)
                 tail = list(parse_events(file.read(size - begin)))
                 if begin == len(head):
                     file.seek(0)
                     return list(parse_events(file.read(size))), []
-                if _suffices(tail, attempt):
+                if _has_progress(tail, attempt):
                     return list(parse_events(head)), tail
-                # few reads, also of a file whose end is thousands of progress lines
+                # grow quickly, since a file may end with thousands of progress events
                 length *= 4
     except OSError:
         return [], []
 
 
-def _suffices(events: Sequence[Event], attempt: int | None) -> bool:
+def _has_progress(events: Sequence[Event], attempt: int | None) -> bool:
+    """Return True if events show the progress of an attempt and the end of its last complete epoch."""
     progress = [event for event in events if isinstance(event, StepsDone | EpochEnded) and event.logs]
     if not progress or not any(event.attempt == attempt for event in events):
         return False

@@ -1,4 +1,4 @@
-"""Shows the output of a run's tasks and its events, from its files, once or while the run continues."""
+"""Shows the output of a run's tasks and its events from its files, once or while the run continues."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from distlaunch.runs.report import KILLED, attempt_report
 from distlaunch.supervise.observer import Observer
 from distlaunch.supervise.run_events import EventFollower
 
-_CHUNK_BYTES = 1024 * 1024  # of a log file that may have gigabytes
+_CHUNK_BYTES = 1024 * 1024  # read at once from a log file, which may have gigabytes
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class LogSelection:
     """The part of a run's logs to show.
 
     Attributes:
-        attempt: number of the attempt; None: the newest.
-        task: lines of this one alone, without the run's events; None: of all, with them.
-        lines: only so many of the last that are there already, of each file of each task, and of the run's events.
-        raw: also TensorFlow's own messages.
+        attempt: number of the attempt; None for the newest.
+        task: show only the lines of this task; None for all tasks and the run's events.
+        lines: show only this many of the existing lines of each log file and of the events; None for all.
+        raw: whether to show TensorFlow's own messages.
     """
 
     attempt: int | None = None
@@ -51,11 +51,11 @@ class LogView(Observer, Protocol):
     """An observer that can begin in the middle of a run."""
 
     def catch_up(self, entries: Sequence[Event | str], most: int) -> None:
-        """Read events and notes, and show only the last lines that they make."""
+        """Update the state with all events, but print only the last `most` lines of events and notes."""
 
 
 class LogFollower:
-    """Reads a log file that may still grow: each `read` gives the lines that were completed since the last."""
+    """Reads a log file that may still grow. Each `read` yields the lines completed since the previous one."""
 
     def __init__(self, path: Path, *, raw: bool) -> None:
         self._path, self._raw = path, raw
@@ -70,12 +70,12 @@ class LogFollower:
         with file:
             file.seek(self._offset)
             while data := file.read(_CHUNK_BYTES):
-                # before the lines are used: whoever stops in the middle does not see them twice
+                # advance before yielding: a caller that stops in the middle must not get lines twice
                 self._offset += len(data)
                 yield from self._visible(self._splitter.feed(data))
 
     def rest(self) -> Iterator[str]:
-        """Return the last line, if it has no line break, once nobody writes to the file."""
+        """Return the last line if it has no line break. Call this when nobody writes to the file."""
         yield from self._visible(self._splitter.flush())
 
     def _visible(self, lines: Sequence[str]) -> Iterator[str]:
@@ -103,7 +103,11 @@ class AttemptLogs:
         observer.started(dataclasses.replace(plan, tasks=tuple(chosen)))
 
     def show(self, most: int | None = None) -> None:
-        """Show what is new."""
+        """Show new lines and events.
+
+        Args:
+            most: show only the last `most` lines of each log file and of the events.
+        """
         for task, log in self._logs:
             for line in log.read() if most is None else collections.deque(log.read(), most):
                 self._observer.line(task, line)
@@ -116,7 +120,7 @@ class AttemptLogs:
                 self._observer.event(entry)
 
     def _new_entries(self) -> Iterator[Event | str]:
-        """Return new events, and the launcher's messages about them."""
+        """Yield new events, and messages about failures."""
         for event in self._events.read() if self._events else ():
             if self._events and self._events.is_for_show(event):
                 yield event
@@ -127,7 +131,7 @@ class AttemptLogs:
                 yield f"{event.failed_task}{where}: {event.reason}"
 
     def close(self) -> None:
-        """Show what is left, once nobody writes."""
+        """Show the remaining lines. Call this when nobody writes to the files."""
         self.show()
         for task, log in self._logs:
             for line in log.rest():
@@ -140,7 +144,7 @@ class AttemptLogs:
             return
         report = attempt_report(self._run, self.attempt, RunFacts.of(read_all_events(self._run)))
         if report.status == KILLED:
-            self._observer.note("the launcher is gone without a word: killed, or lost with its machine")
+            self._observer.note("the launcher is gone: it was killed, or its machine failed")
         elif report.culprit == "config":
             self._observer.note(f"failed: {report.reason}")
         else:
@@ -148,16 +152,20 @@ class AttemptLogs:
 
 
 def show_logs(run: RunDir, selection: LogSelection, observer: LogView) -> None:
-    """Show what there is now."""
-    logs = AttemptLogs(run, _attempt(run, selection), selection, observer)
+    """Show the existing lines and events."""
+    logs = AttemptLogs(run, _select_attempt(run, selection), selection, observer)
     logs.show(selection.lines)
     logs.close()
 
 
 def await_attempt(run: RunDir, wait: Callable[[], bool], is_active: Callable[[], bool], after: int = -1) -> bool:
-    """Wait for an attempt with a higher number; return False if none comes or nobody reads the output."""
+    """Wait for an attempt with a number above `after`.
+
+    Returns:
+        False if no attempt comes, or the output has no reader.
+    """
     while max(_attempts(run), default=-1) <= after:
-        # asked first, so that an attempt that has come meanwhile is seen
+        # query first: an attempt may start during the query
         ended = not is_active()
         if ended and max(_attempts(run), default=-1) <= after:
             return False
@@ -173,19 +181,19 @@ def follow_logs(
     wait: Callable[[], bool],
     is_active: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Show logs as they come, over restarts, until nobody works on the run, or the attempt.
+    """Show new lines and events until the run has ended, across restarts, or until the selected attempt has ended.
 
     Args:
-        wait: waits a moment; returns False if nobody reads the output.
-        is_active: whether somebody will work on the run again, such as a job in a queue.
+        wait: waits a moment; returns False if the output has no reader.
+        is_active: returns True if a submitted job may still work on the run.
     """
-    logs = AttemptLogs(run, _attempt(run, selection), selection, observer)
+    logs = AttemptLogs(run, _select_attempt(run, selection), selection, observer)
     try:
         logs.show(selection.lines)
         while True:
-            ended = not (run.is_busy() or is_active())  # asked first, so that what is read then is all there is
+            ended = not (run.is_busy() or is_active())  # query first: what is read afterwards is complete
             later = [number for number in _attempts(run) if number > logs.attempt and _is_training(run, number)]
-            # a restart: the rest of the old attempt is shown first
+            # after a restart, show the rest of the old attempt first
             if later and selection.attempt is None:
                 logs.close()
                 observer.note(f"attempt {later[0]}")
@@ -203,16 +211,16 @@ def follow_logs(
 
 
 def _attempts(run: RunDir) -> list[int]:
-    """Return the attempts whose tasks are known; those of one in preparation are not yet."""
+    """Return the attempts whose tasks are known. While an attempt is prepared, its tasks are unknown."""
     return [number for number in run.attempts() if run.attempt_plan(number).exists() or run.tasks(number)]
 
 
 def _is_training(run: RunDir, attempt: int) -> bool:
-    """Return True if an attempt does what the run is there for, and does not only use what it has trained."""
+    """Return True if an attempt trains or runs a script, rather than using the trained model."""
     return _plan_of(run, attempt).mode in RUN_MODES
 
 
-def _attempt(run: RunDir, selection: LogSelection) -> int:
+def _select_attempt(run: RunDir, selection: LogSelection) -> int:
     """Return the attempt to show: the newest that trained, or the newest if none has."""
     attempts = _attempts(run)
     if not attempts:
@@ -229,14 +237,14 @@ def _attempt(run: RunDir, selection: LogSelection) -> int:
 
 
 def _plan_of(run: RunDir, attempt: int) -> LaunchPlan:
-    """Return the part of the plan of an attempt that is needed to follow it."""
+    """Return the plan of an attempt, with only the parts that are needed to follow it."""
     names = list(run.tasks(attempt))
     mode: Mode = "train"
     chief = "chief:0" if "chief:0" in names else "worker:0"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a notebook's has no plan
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # attempts of notebooks have no plan
         plain = read_json(run.attempt_plan(attempt))
         names, chief = [str(task["task"]) for task in plain["tasks"]], str(plain["chief"])
         mode = cast(Mode, plain["mode"])
     tasks = tuple(TaskPlan(Task.parse(name), (), {}, run.task(attempt, name)) for name in names)
-    # without deadlines: nothing is started by it
+    # the timeouts are 0, since nothing is started with this plan
     return LaunchPlan(run.path, attempt, mode, tasks, 0, 0, chief=Task.parse(chief))

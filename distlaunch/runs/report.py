@@ -1,4 +1,4 @@
-"""The report on a run as data, read from the events in its directory, whether it has ended or not."""
+"""Reads the report on a run from its directory, whether the run has ended or not."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _Kind = TypeVar("_Kind", bound=Event)
 RUNNING = "running"
 SCRIPT = "script"
 KILLED = "killed"
-"""Nobody reported the end: the launcher has vanished without a word, perhaps with its machine."""
+"""Status of a run whose launcher has ended without recording an end, for example because its machine failed."""
 PENDING = "pending"
-"""Its job waits in a queue."""
+"""Status of a run whose job waits in a queue."""
 _CANCELLED = "cancelled"
-"""Its job has left the queue without a start."""
+"""Status of a run whose job was removed from the queue before it started."""
 SUBMITTED = "submitted"
-"""Its job has written nothing yet, and its queue does not answer here."""
+"""Status of a run whose job has written nothing yet, if this machine cannot query its queue."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class AttemptReport:
 
     Attributes:
         mode: `train`, `run`, `evaluate`, `predict` or `export`.
-        status: as in RunEnded, or `running` or `killed`; `done` for other modes that have reported a result.
-        culprit: who failed first; empty if nobody did.
-        restarts: how often each task was started again while the others went on.
+        status: a status of RunEnded, `running` or `killed`. Other modes are `done` once they have reported a result.
+        culprit: the task that failed first; empty if none did.
+        restarts: how many times each task was restarted while the others continued.
     """
 
     attempt: int
@@ -69,25 +69,25 @@ class AttemptReport:
 
     @property
     def is_run(self) -> bool:
-        """Return True if the attempt trained or ran, and did not use an existing run."""
+        """Return True if the attempt trained or ran a script, rather than using the model of an existing run."""
         return self.mode in RUN_MODES
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """A run, all attempts together. Of what was done twice, the later one counts.
+    """The report on a run with all of its attempts. If an epoch was trained several times, the last result counts.
 
     Attributes:
-        command: what was called, of a run of a script; else empty.
-        checkpoints: those that are still there.
-        best: that of the best epoch; one of `checkpoints`, or kept beside them.
-        evaluator: results of the evaluator beside training, by step.
+        command: the command of a script; empty for other runs.
+        checkpoints: the checkpoints that still exist.
+        best: the checkpoint of the best epoch, which may not be in `checkpoints`.
+        evaluator: results of the evaluator task, by step.
         evaluations: results of `distlaunch evaluate`, in order.
-        variables: which task holds what, as in VariablesPlaced.
-        mesh: of devices, as there.
-        timed: how the time of each task's steps went, in the attempt that trained last.
-        skipped: training examples that failed and were left out, in any attempt.
-        export_failure: why the last export failed; empty if none did, or another has been written since.
+        variables: the placement of variables, as in VariablesPlaced.
+        mesh: the device mesh, as in VariablesPlaced.
+        timed: the step times of each task in the attempt that trained last.
+        skipped: training examples that failed and were left out in any attempt.
+        export_failure: why the last export failed; empty if none failed, or if a later one succeeded.
     """
 
     path: str
@@ -113,8 +113,8 @@ class RunReport:
     @property
     def all_checkpoints(self) -> tuple[CheckpointSaved, ...]:
         """Return the checkpoints by step, with the best one."""
-        beside = () if self.best is None or self.best in self.checkpoints else (self.best,)
-        return tuple(sorted((*self.checkpoints, *beside), key=lambda event: event.step))
+        separate_best = () if self.best is None or self.best in self.checkpoints else (self.best,)
+        return tuple(sorted((*self.checkpoints, *separate_best), key=lambda event: event.step))
 
     def to_plain(self) -> dict[str, Any]:
         """Return the JSON form of this report."""
@@ -125,14 +125,14 @@ class RunReport:
             **({"command": list(self.command)} if self.command else {}),
             "status": self.status,
             "attempts": [dataclasses.asdict(attempt) for attempt in self.attempts],
-            "data": _only(self.data, "name", "source", "examples") if self.data else None,
-            "epochs": [_only(event, "epoch", "step", "seconds", "logs") for event in self.epochs],
+            "data": _select(self.data, "name", "source", "examples") if self.data else None,
+            "epochs": [_select(event, "epoch", "step", "seconds", "logs") for event in self.epochs],
             "checkpoints": [
-                {**_only(event, "step", "path", "num_bytes"), "best": event is self.best}
+                {**_select(event, "step", "path", "num_bytes"), "best": event is self.best}
                 for event in self.all_checkpoints
             ],
-            "evaluator": [_only(event, "step", "split", "logs") for event in self.evaluator],
-            "evaluations": [_only(event, "step", "split", "logs") for event in self.evaluations],
+            "evaluator": [_select(event, "step", "split", "logs") for event in self.evaluator],
+            "evaluations": [_select(event, "step", "split", "logs") for event in self.evaluations],
             "times": summary(self.timed),
             **({"skipped": sorted(self.skipped)} if self.skipped else {}),
             "exports": self.exports,
@@ -155,12 +155,12 @@ def read_report(run: RunDir, job: JobState | None = None) -> RunReport:
     """Read the report of a run.
 
     Args:
-        job: state of its submitted job; None if it has none or it is unknown.
+        job: the state of its submitted job; None if there is no job or its state is unknown.
     """
     facts = RunFacts.of(read_all_events(run))
     attempts = tuple(attempt_report(run, number, facts) for number in run.attempts())
     saved = {
-        # a step that was saved again counts once
+        # if a step was saved several times, keep the last
         event.step: dataclasses.replace(event, path=str(kept))
         for event in facts.checkpoints
         if (kept := run.kept_checkpoint(event.path)) is not None
@@ -174,10 +174,10 @@ def read_report(run: RunDir, job: JobState | None = None) -> RunReport:
         attempts=attempts,
         training=facts.start,
         data=facts.data,
-        epochs=_by({event.epoch: event for event in facts.epochs}),
-        checkpoints=_by(saved),
+        epochs=_sorted_events({event.epoch: event for event in facts.epochs}),
+        checkpoints=_sorted_events(saved),
         best=_best(run, facts, saved),
-        evaluator=_by({event.step: event for event in _evaluator_events(run)}),
+        evaluator=_sorted_events({event.step: event for event in _evaluator_events(run)}),
         evaluations=tuple(facts.evaluations),
         exports=facts.exports,
         export_failure=facts.export_failure,
@@ -205,45 +205,45 @@ def _status(attempts: Sequence[AttemptReport], facts: RunFacts) -> str:
 
 def attempt_report(run: RunDir, number: int, facts: RunFacts) -> AttemptReport:
     """Return the report on one attempt of a run."""
-    own = facts.attempts.get(number, AttemptFacts())
-    start, end, failure, mode = own.training, own.ended, own.failed, planned_mode(run, number)
-    good = (end is not None and end.status != "failed") or own.has_result
-    # read from the tasks: nobody writes these into the events
+    attempt = facts.attempts.get(number, AttemptFacts())
+    start, end, failure, mode = attempt.training, attempt.ended, attempt.failed, planned_mode(run, number)
+    good = (end is not None and end.status != "failed") or attempt.has_result
+    # problems in the config are not in the events, only in the files of tasks
     problems = "" if failure or good else config_problems(run, number)
-    # the lock says so, not the events; of those that train, only the newest can be running
+    # locks show whether an attempt is running; of the attempts that train, only the newest can be
     reads = mode in READ_MODES
     running = run.attempt_is_busy(number) if reads else number == newest_training(run) and run.is_busy()
-    if end is not None and own.stopped_after_failure:  # asked to, instead of the next attempt
+    if end is not None and attempt.stopped_after_failure:  # a stop request came before the restart
         status = end.status
     elif failure is not None or problems:
         status = "failed"
     elif running:
         status = RUNNING
     else:
-        status = end.status if end else "done" if mode not in RUN_MODES and own.has_result else KILLED
+        status = end.status if end else "done" if mode not in RUN_MODES and attempt.has_result else KILLED
     return AttemptReport(
         attempt=number,
         mode=mode,
         status=status,
         first_step=start.first_step if start else None,
-        last_step=own.step if start or end else None,
+        last_step=attempt.step if start or end else None,
         seconds=end.seconds if end else None,
         culprit=failure.failed_task if failure else "config" if problems else "",
         host=failure.host if failure else "",
         reason=failure.reason if failure else problems,
         log=failure.log if failure else "",
-        restarts=dict(own.restarts),
+        restarts=dict(attempt.restarts),
     )
 
 
 def newest_training(run: RunDir) -> int | None:
-    """Return the number of the newest attempt that does not only use what the run has trained; None: none has."""
+    """Return the number of the newest attempt that trained or ran a script, or None if there is none."""
     numbers = reversed(run.attempts())
     return next((number for number in numbers if planned_mode(run, number) not in READ_MODES), None)
 
 
 def _command(run: RunDir) -> tuple[str, ...]:
-    """Return the program and its arguments, without what starts it."""
+    """Return a script and its arguments, without the Python command that starts it."""
     try:
         argv = read_json(run.plan)["tasks"][0]["argv"]
     except (OSError, ValueError, KeyError, TypeError, IndexError):
@@ -256,7 +256,7 @@ def _command(run: RunDir) -> tuple[str, ...]:
 
 
 def planned_mode(run: RunDir, number: int) -> str:
-    """Return the mode of an attempt; one without a plan is a notebook's."""
+    """Return the mode of an attempt. Attempts of notebooks have no plan, and train."""
     try:
         return str(read_json(run.attempt_plan(number))["mode"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -264,7 +264,7 @@ def planned_mode(run: RunDir, number: int) -> str:
 
 
 def config_problems(run: RunDir, number: int) -> str:
-    """Return the mistakes that a task found in the config before training."""
+    """Return the problems that a task found in the config before training, or an empty string."""
     errors = (read_error(files) for files in run.tasks(number).values())
     found = next((error.problems for error in errors if error is not None and error.problems), ())
     return "; ".join(map(str, found))
@@ -281,10 +281,10 @@ def _evaluator_events(run: RunDir) -> list[Evaluated]:
 
 
 def configured_strategy(run: RunDir) -> str:
-    """Return the strategy of the config, for a run without a step; scripts have none."""
+    """Return the strategy in the run's config, or `script` for a run of a script."""
     if not run.has_config():
         return SCRIPT
-    # only here: pydantic takes a tenth of a second, and most runs have reported their strategy
+    # imported here: pydantic takes 0.1 s to import, and most runs have reported their strategy
     from distlaunch.config.read.load import load_resolved
 
     with contextlib.suppress(ConfigError, OSError):
@@ -292,11 +292,11 @@ def configured_strategy(run: RunDir) -> str:
     return "unknown"
 
 
-def _by(events: dict[int, _Kind]) -> tuple[_Kind, ...]:
+def _sorted_events(events: dict[int, _Kind]) -> tuple[_Kind, ...]:
     return tuple(events[key] for key in sorted(events))
 
 
-def _only(event: Event, *names: str) -> dict[str, Any]:
+def _select(event: Event, *names: str) -> dict[str, Any]:
     return {name: getattr(event, name) for name in names}
 
 
@@ -304,7 +304,7 @@ def status_in_queue(run: RunDir, job: JobState | None) -> str:
     """Return the status of a run according to its submitted job, or an empty string.
 
     Args:
-        job: state of the job; None if there is none or it is unknown.
+        job: the state of the job; None if there is no job or its state is unknown.
     """
     if job is not None and job.phase == "pending":
         return PENDING
@@ -319,10 +319,10 @@ def step_times(run: RunDir, facts: RunFacts) -> dict[str, StepsTimed]:
     """Return the times of each task's steps in the last attempt that was timed.
 
     Args:
-        facts: of the run's own events; of these times, the other tasks keep theirs.
+        facts: the facts in the run's events, with the times of the chief only. Other tasks have separate files.
     """
     starts = [number for number, attempt in facts.attempts.items() if attempt.training is not None]
-    # the newest that has reported any: one that has just begun has not
+    # an attempt that has just begun has reported no times, so look for the newest that has
     for number in sorted(starts, reverse=True):
         events = [event for files in run.tasks(number).values() for event in _latest_times(files.events)]
         if found := {**facts.attempts[number].timed, **{event.task: event for event in events}}:
@@ -331,7 +331,7 @@ def step_times(run: RunDir, facts: RunFacts) -> dict[str, StepsTimed]:
 
 
 def _skipped_examples(run: RunDir, facts: RunFacts) -> frozenset[str]:
-    """Return the names of skipped examples, of all attempts."""
+    """Return the names of the examples that were skipped in any attempt."""
     files = (files.events for number in run.attempts() for files in run.tasks(number).values())
     examples = (event.example for path in files for event in read_events_of(path, ExampleSkipped))
     return frozenset((*facts.skipped, *examples))

@@ -21,8 +21,8 @@ class Case:
     """The result for one config.
 
     Attributes:
-        failure: what is wrong, the most important line first; empty if nothing is.
-        place: file and line of the user's code that has failed; None: not known.
+        failure: a description of the failure, with the most important line first; empty on success.
+        place: file and line of the user's code that failed; None if unknown.
     """
 
     config: str
@@ -32,15 +32,15 @@ class Case:
 
 
 def write_junit(path: str, suite: str, cases: Sequence[Case]) -> None:
-    """Write a JUnit report, and make its folder. Raises UsageError if it cannot be written.
+    """Write a JUnit report and create its folder. Raise UsageError if it cannot be written.
 
     Args:
-        suite: the command.
+        suite: the name of the command.
     """
     failed = [case for case in cases if case.failure]
     numbers = {"tests": str(len(cases)), "failures": str(len(failed)), "errors": "0", "skipped": "0"}
     seconds = f"{sum(case.seconds for case in cases):.3f}"
-    from xml.etree import ElementTree  # which other commands need not wait for
+    from xml.etree import ElementTree  # imported here, since other commands do not need it
 
     root = ElementTree.Element("testsuites")
     top = ElementTree.SubElement(root, "testsuite", {"name": f"distlaunch {suite}", **numbers, "time": seconds})
@@ -62,7 +62,7 @@ def write_junit(path: str, suite: str, cases: Sequence[Case]) -> None:
 
 
 def failure_text(line: str, failure: Failure) -> str:
-    """Return a failure for a report: in one line with the place in the user's code, and below it the traceback."""
+    """Return the text of a failure: a line with the place in the user's code, and the traceback below."""
     if failure.place is not None:
         line += f" ({os.path.relpath(failure.place[0])}:{failure.place[1]})"
     hint = [f"hint: {failure.hint}"] if failure.hint else []
@@ -80,7 +80,7 @@ def annotate(
     environ: Mapping[str, str] = os.environ,
     level: Literal["error", "warning"] = "error",
 ) -> None:
-    """Annotate the lines of problems, if this is a job of GitHub Actions."""
+    """Print an annotation for each problem if this is a job of GitHub Actions."""
     if environ.get("GITHUB_ACTIONS") != "true":
         return
     for problem in problems:
@@ -90,10 +90,10 @@ def annotate(
         where = {} if file.startswith("--") or not file else {"file": os.path.relpath(file)}
         where |= {"line": line} if where and line else {}
         text = SecretMask(environ).whole(": ".join(part for part in (problem.dotted, problem.message) if part))
-        properties = ",".join(f"{name}={_escaped(value, ',:')}" for name, value in where.items())
-        # beside the messages: what a command prints on standard output is for programs
-        click.echo(f"::{level}{' ' if properties else ''}{properties}::{_escaped(text)}", err=True)
+        properties = ",".join(f"{name}={_escape(value, ',:')}" for name, value in where.items())
+        # use standard error, since programs read the standard output of commands
+        click.echo(f"::{level}{' ' if properties else ''}{properties}::{_escape(text)}", err=True)
 
 
-def _escaped(text: str, also: str = "") -> str:
+def _escape(text: str, also: str = "") -> str:
     return "".join(f"%{ord(letter):02X}" if letter in f"%\r\n{also}" else letter for letter in text)

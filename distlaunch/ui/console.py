@@ -1,4 +1,4 @@
-"""The console that everything is printed with."""
+"""The rich console that prints all output of jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.segment import Segment
 
 from distlaunch.base.visible import visible
 
-_UNBROKEN = 100_000  # columns
+_UNWRAPPED_WIDTH = 100_000  # columns
 
 
 def _columns() -> int:
@@ -22,9 +22,10 @@ def _columns() -> int:
 
 
 class JobConsole(Console):
-    """Rich ends the process when nobody reads its output any more. A job is worth more than its output.
+    """A rich console that raises BrokenPipeError if its reader is gone, where rich would end the process.
 
-    In a file or a pipe, where rich assumes 80 columns, lines are not broken: they are searched, and commands copied.
+    In a file or a pipe, where rich assumes 80 columns, it does not wrap lines, so that users can search them and copy
+    commands.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -32,9 +33,9 @@ class JobConsole(Console):
         if options.get("width") is not None or _columns():
             return
         if not self.writes_to_terminal:
-            self.width = _UNBROKEN
+            self.width = _UNWRAPPED_WIDTH
         elif "COLUMNS" in os.environ:
-            # rich takes a width of 0 as it is, and prints nothing
+            # rich would use a COLUMNS of 0 and print nothing
             self.width = shutil.get_terminal_size().columns
 
     @property
@@ -43,7 +44,7 @@ class JobConsole(Console):
         return self.file.isatty()
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render as Rich does, with control characters of texts visible: colours are styles by now, and not text."""
+        """Render like rich, with visible control characters. Colours are not affected: they are styles, not text."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
 

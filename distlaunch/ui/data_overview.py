@@ -8,7 +8,7 @@ from typing import Any
 from distlaunch.base.plural import count
 from distlaunch.ui import words
 
-_MOST_READERS = 8  # tasks that are shown; JSON has all
+_MAX_READERS = 8  # tasks that are shown; the JSON form has all
 
 
 def data_lines(overview: Mapping[str, Any]) -> list[str]:
@@ -27,12 +27,12 @@ def _split_lines(name: str, split: Mapping[str, Any], overview: Mapping[str, Any
         amount = f"{count(split['buffer_examples'], 'example')}, {words.size(split['buffer_bytes'])}"
         shuffled = f", shuffled within a buffer of {amount} in each process"
     elif split["shuffled"] and split["by_number"]:
-        shuffled = ", shuffled over all of them anew in each epoch"
+        shuffled = ", all of them shuffled again in each epoch"
     whose = " of worker:0" if overview["sharding"] == "function" and name == "train" else ""
     lines = [f"{name:<9} {unknown}{whose}{batches}{shuffled}"]
     lines += [f"          {line}" for line in _reader_lines(name, split, overview)]
     if split["work"]:
-        lines.append(f"          {split['work']} of each example: in {_readers(overview)} that needs its row")
+        lines.append(f"          {split['work']} of each example: in {_readers(overview)} that needs the example")
     if overview["readers"]:
         amount = f"{count(split['ahead_batches'], 'batch')}, {words.size(split['ahead_bytes'])}"
         lines.append(f"          read ahead: {amount} in each process")
@@ -47,13 +47,13 @@ def _readers(overview: Mapping[str, Any]) -> str:
 def _reader_lines(name: str, split: Mapping[str, Any], overview: Mapping[str, Any]) -> list[str]:
     readers = overview["readers"]
     if not readers:
-        return ["workers read whole batches, as the coordinator deals them out"]
+        return ["workers read whole batches, which the coordinator assigns to them"]
     if overview["streams"]:
         each = overview["streams"] // len(readers)
-        return [_streams_line(reader["task"], at * each, each) for at, reader in enumerate(readers)][:_MOST_READERS]
+        return [_streams_line(reader["task"], at * each, each) for at, reader in enumerate(readers)][:_MAX_READERS]
     if overview["sharding"] == "function" and name == "train":
-        return ["each worker reads what the data function gives it"]
-    shown = {reader["task"] for reader in readers[:_MOST_READERS]}
+        return ["each worker reads the data that its data function returns"]
+    shown = {reader["task"] for reader in readers[:_MAX_READERS]}
     return [_rows_line(entry) for entry in split["first"] if entry["stop"] > entry["start"] and entry["task"] in shown]
 
 

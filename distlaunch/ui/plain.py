@@ -1,4 +1,4 @@
-"""Prints plain lines of commands that have no view: without what would do something to a terminal."""
+"""Prints plain lines of commands that have no view, with visible control characters."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _LONGEST_LINE = 4000
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Print a text, which may have names from other people's files. The output of jobs and JSON go other ways."""
+    """Print a text with visible control characters, since names in it may come from other users' files."""
     click.echo(visible(text), err=err)
 
 
 def echo_error(message: str) -> None:
-    """Print a message to standard error, also without secrets of variables, and with lines of bounded length."""
+    """Print a message to standard error with visible control characters, masked secrets and shortened lines."""
     from distlaunch.base.secret_mask import SecretMask
 
     lines = visible(SecretMask(os.environ).whole(message)).split("\n")

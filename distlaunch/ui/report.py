@@ -34,14 +34,14 @@ def print_summary(console: Console, state: ProgressState, result: AttemptResult)
     for name, value in _facts(state):
         table.add_row(name, value)
     if outcome.status in ("stopped", "interrupted") and result.plan.mode == "train" and result.resumable:
-        table.add_row("next", _resume(result) + _from_the_beginning(result))
+        table.add_row("next", _resume_command(result) + _note_without_checkpoint(result))
     console.print()
     _print_table(console, table)
     print_metrics(console, state.epochs[-1].logs if state.epochs else {})
 
 
 def print_metrics(console: Console, logs: dict[str, float], split: str = "train") -> None:
-    """Print metrics by name, those of a split beside those of validation."""
+    """Print the value of each metric, next to its validation value."""
     names = list(dict.fromkeys(name.removeprefix("val_") for name in logs))
     if not names:
         return
@@ -60,7 +60,7 @@ def print_metrics(console: Console, logs: dict[str, float], split: str = "train"
 
 
 def print_failure(console: Console, state: ProgressState, result: AttemptResult) -> None:
-    """Print which task failed first, why, the lines that show it, and what to do next, at once."""
+    """Print in one piece which task failed first, why, the traceback or log lines, and what to do next."""
     failure = result.outcome.failure
     if failure is None:
         return
@@ -88,7 +88,7 @@ def print_failure(console: Console, state: ProgressState, result: AttemptResult)
 
 
 def failure_line(result: AttemptResult) -> str:
-    """Return which run failed, where and why, in one sentence; empty if none did."""
+    """Return a sentence with the failed run, the task and the reason, or an empty string."""
     failure = result.outcome.failure
     if failure is None:
         return ""
@@ -103,7 +103,7 @@ def _what_failed(result: AttemptResult) -> str:
 
 
 def warning_lines(result: AttemptResult) -> list[str]:
-    """Return what went wrong without making an attempt fail, with the run that it is about."""
+    """Return the warnings about an attempt, each with the name of the run."""
     run = display_path(result.plan.run_dir)
     return [about_run(run, warning) for warning in result.outcome.warnings]
 
@@ -121,32 +121,33 @@ def _print_table(console: Console, table: Table) -> None:
 
 
 def _print_lines(console: Console, text: str) -> None:
-    """Print what was rendered, at once and without trailing blanks: rich pads columns to the width of their table."""
+    """Print rendered text in one piece and without the trailing blanks with which rich pads columns."""
     lines = [line.rstrip() for line in text.splitlines()]
     console.print(Text.from_ansi("\n".join(lines)), soft_wrap=True, highlight=False)
 
 
 def _next(failure: Failure, state: ProgressState, result: AttemptResult) -> str:
-    """Return what to do first, and how to continue."""
+    """Return what to do first, and the command that resumes the run."""
     if not (failure.resumable and result.resumable):
         return failure.first
     last = state.checkpoints[-1] if state.checkpoints else state.restored
-    at = f" (resumes from step {last.step:,})" if last else _from_the_beginning(result)
-    return f"{failure.first}, then {_resume(result)}{at}" if failure.first else f"{_resume(result)}{at}"
+    at = f" (resumes from step {last.step:,})" if last else _note_without_checkpoint(result)
+    command = _resume_command(result)
+    return f"{failure.first}, then {command}{at}" if failure.first else f"{command}{at}"
 
 
-def _from_the_beginning(result: AttemptResult) -> str:
-    """Return the advice if there is nothing to resume from; disks of other machines are unknown."""
-    there_is_one = result.plan.elsewhere or RunDir(result.plan.run_dir).checkpoint_steps()
-    return "" if there_is_one else f" ({NO_CHECKPOINT})"
+def _note_without_checkpoint(result: AttemptResult) -> str:
+    """Return a note if the run has no checkpoint. Disks of other machines may have one."""
+    may_have_one = result.plan.elsewhere or RunDir(result.plan.run_dir).checkpoint_steps()
+    return "" if may_have_one else f" ({NO_CHECKPOINT})"
 
 
-def _resume(result: AttemptResult) -> str:
+def _resume_command(result: AttemptResult) -> str:
     if result.plan.elsewhere:
-        return "on every machine, its command again with --resume"
+        return "repeat the command on every machine with --resume"
     run = RunDir(result.plan.run_dir)
-    if run.live_submission() is not None:  # of which this is a part; its script knows whether it will be queued again
-        return f"distlaunch submit {display_path(run.path)} --resume, unless the job is queued again by itself"
+    if run.live_submission() is not None:  # this attempt belongs to a batch job, whose script may requeue it
+        return f"distlaunch submit {display_path(run.path)} --resume, unless the job is requeued automatically"
     return f"distlaunch train {display_path(run.path)} --resume"
 
 
@@ -173,8 +174,8 @@ def _trained(state: ProgressState) -> str:
     start = state.now.training
     assert start is not None
     steps = state.step - start.first_step
-    own = sum(epoch.seconds for epoch in state.epochs if epoch.attempt == start.attempt)
-    seconds = state.now.ended.seconds if state.now.ended else own
+    epoch_seconds = sum(epoch.seconds for epoch in state.epochs if epoch.attempt == start.attempt)
+    seconds = state.now.ended.seconds if state.now.ended else epoch_seconds
     resumed = f", from step {start.first_step:,} to {state.step:,}" if start.first_step else ""
     return f"{count(steps, 'step')} in {words.duration(seconds)}{resumed}; {_epochs(state)}"
 
@@ -187,7 +188,7 @@ def _epochs(state: ProgressState) -> str:
 
 
 def print_proofs(result: SmokeResult, config: str, *, to_stderr: bool) -> None:
-    """Print a line for each proof, below the config."""
+    """Print the name of the config, and a line for each statement that was tested."""
     console = JobConsole(stderr=to_stderr)
     lines = [Text(f"smoke test of {config}:")]
     for proof in result.proofs:
@@ -199,13 +200,13 @@ def print_proofs(result: SmokeResult, config: str, *, to_stderr: bool) -> None:
 
 
 def print_missing(result: SmokeResult) -> None:
-    """Print on standard error what a smoke run should have shown, and has not."""
+    """Print on standard error which statements a smoke run could not prove."""
     with contextlib.suppress(OSError):
         for line in missing_proofs(result):
             JobConsole(stderr=True).print(Text(f"error: {line}"), soft_wrap=True, highlight=False)
 
 
 def missing_proofs(result: SmokeResult) -> list[str]:
-    """Return what a smoke run should have shown, and has not, with the name of the run."""
+    """Return the statements that a smoke run could not prove, with the name of the run."""
     run = display_path(result.last.plan.run_dir)
     return [about_run(run, f"not reached: {proof.statement}") for proof in result.proofs if not proof.holds]

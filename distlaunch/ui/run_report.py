@@ -1,4 +1,4 @@
-"""`distlaunch report`: how a run went, as tables."""
+"""Prints the report on a run as tables, for `distlaunch report`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from distlaunch.runs.report import AttemptReport, RunReport
 from distlaunch.ui import words
 from distlaunch.ui.placement import bytes_per_task, placement_sections
 from distlaunch.ui.progress.lines import STATUS_STYLES, data_source, restarts, skipped, training_start
-from distlaunch.ui.tables import columns, pen_for
+from distlaunch.ui.tables import columns, line_style_for
 
 
 def print_report(console: Console, report: RunReport) -> None:
-    """Print the report: the newest facts at the head, then a table of each kind."""
+    """Print the report: the current facts, then tables of attempts, epochs, checkpoints and results."""
     for name, value, style in _head(report):
         _print(console, Text.assemble((f"{name:<9}  ", "dim"), (value, style)))
     _section(console, _attempt_lines(report.attempts))
@@ -31,7 +31,7 @@ def print_report(console: Console, report: RunReport) -> None:
     _section(console, _result_lines("evaluator", report.evaluator))
     _section(console, _result_lines("evaluate", report.evaluations))
     if report.variables:
-        for section in placement_sections(report.variables, report.mesh, pen_for(console.encoding)):
+        for section in placement_sections(report.variables, report.mesh, line_style_for(console.encoding)):
             _section(console, section)
 
 
@@ -74,7 +74,7 @@ def _head(report: RunReport) -> list[tuple[str, str, str]]:
 
 def _step_times(report: RunReport) -> str:
     """Return `median 12.1 ms, 99 % within 30.2 ms; 1,200 examples/s`, of the slowest task."""
-    # in lockstep the slowest one decides
+    # tasks in lockstep are as fast as the slowest one
     slowest = max(report.timed.values(), key=lambda each: each.step_median_s)
     rate = sum(each.examples / each.seconds for each in report.timed.values() if each.seconds)
     times = f"median {milliseconds(slowest.step_median_s)}, 99 % within {milliseconds(slowest.step_p99_s)}"
@@ -83,7 +83,7 @@ def _step_times(report: RunReport) -> str:
 
 
 def _restarts(attempts: Sequence[AttemptReport]) -> str:
-    """Return the restarts of single tasks; those of the job are in the table of attempts."""
+    """Return the number of restarts of single tasks. The table of attempts shows the restarts of the job."""
     total: dict[str, int] = {}
     for attempt in attempts:
         for task, number in attempt.restarts.items():
@@ -103,7 +103,7 @@ def _attempt_lines(attempts: Sequence[AttemptReport]) -> list[str]:
 
 
 def _epoch_lines(epochs: Sequence[EpochEnded]) -> list[str]:
-    """Return the lines of all logged values, each beside its validation value."""
+    """Return a table of all logged values, each next to its validation value."""
     names = _log_names([epoch.logs for epoch in epochs])
     rows = [
         (
@@ -166,7 +166,7 @@ def _print(console: Console, text: Text) -> None:
 
 
 def print_checkpoint(console: Console, listing: dict[str, Any]) -> None:
-    """Print a line for each variable, and one for all.
+    """Print a line about the checkpoint and a line for each variable.
 
     Args:
         listing: the result of `jobs.list_checkpoint`.

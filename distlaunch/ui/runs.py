@@ -1,4 +1,4 @@
-"""`distlaunch runs`: the runs of a directory as a table; and how one of them has ended, as a line."""
+"""Prints runs as a table for `distlaunch runs`, and the end of a run for `distlaunch stop`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def print_runs(console: Console, runs: Sequence[RunSummary]) -> None:
     console.print(Text(head, style="dim"), soft_wrap=True, highlight=False)
     for run, line in zip(runs, lines, strict=True):
         text = Text(line)
-        # behind the name, in which the word may be as well
+        # search after the name, which may contain the same word
         at = line.index(run.status, len(_name(run)))
         text.stylize(_STYLES.get(run.status, "bold"), at, at + len(run.status))
         console.print(text, soft_wrap=True, highlight=False)
@@ -43,7 +43,7 @@ def runs_json(runs: Sequence[RunSummary]) -> str:
 def how_it_ended(run: RunSummary, *, stopped: bool, has_checkpoint: bool) -> str:
     """Return the output of `stop`: `runs/job: stopped at step 40`, and how to continue."""
     name = display_path(run.path)
-    is_script = run.strategy == SCRIPT  # of its steps nobody knows
+    is_script = run.strategy == SCRIPT  # the steps of a script are unknown
     at = f"at step {run.step:,}" if run.step else "before the first step"
     how = run.status if is_script else f"{run.status} {at}"
     if not stopped:
@@ -53,11 +53,11 @@ def how_it_ended(run: RunSummary, *, stopped: bool, has_checkpoint: bool) -> str
     if run.status == "done" or is_script:
         return text
     command = f"distlaunch {'submit' if run.job else 'train'} {name} --resume"
-    return f"{text}\ngo on  {command}" if has_checkpoint else f"{text}\nstart again  {command}  ({NO_CHECKPOINT})"
+    return f"{text}\nnext  {command}" + ("" if has_checkpoint else f"  ({NO_CHECKPOINT})")
 
 
 def _row(run: RunSummary) -> tuple[str, ...]:
-    # loss and the first metric: the table is for an overview, `report` has them all
+    # show only the loss and the first metric; `report` shows all of them
     names = [name for name in run.logs if not name.startswith("val_")][:_MOST_VALUES]
     logs = {name: value for name, value in run.logs.items() if name.removeprefix("val_") in names}
     return (

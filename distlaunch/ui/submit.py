@@ -15,7 +15,7 @@ _LAST_LINES = 20
 
 
 def print_submitted(submitted: Submitted, *, as_json: bool) -> None:
-    """Print the run on standard output, for scripts, and what to do with it on standard error."""
+    """Print the run on standard output, for scripts, and commands for the run on standard error."""
     run, job = submitted.run, submitted.job
     where = display_path(run.path)
     if as_json:
@@ -24,7 +24,7 @@ def print_submitted(submitted: Submitted, *, as_json: bool) -> None:
         return
     click.echo(where)
     echo(f"job        {job.job}\nscript     {display_path(run.batch_script)}", err=True)
-    echo(_what_to_do(where), err=True)
+    echo(_commands(where), err=True)
 
 
 def print_nothing_submitted(run: RunDir) -> None:
@@ -32,10 +32,10 @@ def print_nothing_submitted(run: RunDir) -> None:
     click.echo(json.dumps({"run": str(run.path), "engine": None, "job": None, "script": None}))
 
 
-def print_still_there(submitted: Submitted) -> None:
-    """Print after Ctrl-C that the job is still there."""
-    echo(f"job {submitted.job.job} goes on", err=True)
-    echo(_what_to_do(display_path(submitted.run.path)), err=True)
+def print_job_continues(submitted: Submitted) -> None:
+    """Print after Ctrl-C that the job continues."""
+    echo(f"job {submitted.job.job} continues", err=True)
+    echo(_commands(display_path(submitted.run.path)), err=True)
 
 
 def print_log(run: RunDir, begin: int) -> None:
@@ -48,5 +48,5 @@ def print_log(run: RunDir, begin: int) -> None:
         echo_error(line)
 
 
-def _what_to_do(where: str) -> str:
+def _commands(where: str) -> str:
     return f"follow it  distlaunch logs {where} -f\nstop it    distlaunch stop {where}"

@@ -1,18 +1,18 @@
-"""Tables and grids of text. Box characters are drawn where the output has them, else ASCII."""
+"""Tables and grids of text, with box-drawing characters if the output can encode them, else with ASCII."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-_MOST = 8  # rows and columns that are drawn; of more, the first and the last
+_MAX_CELLS = 8  # rows and columns that are drawn; of more, only the first and the last
 _Corners = tuple[str, str, str]
 _GAP = "   "  # wider than the two spaces between metrics in a cell
 
 
 @dataclass(frozen=True)
-class Pen:
-    """The characters that lines are made of; `top`, `middle` and `bottom` are left end, crossing and right end."""
+class LineStyle:
+    """The characters for the lines of a grid. `top`, `middle` and `bottom` have a left end, crossing and right end."""
 
     horizontal: str
     vertical: str
@@ -22,21 +22,21 @@ class Pen:
     ellipsis: str
 
 
-UNICODE = Pen("─", "│", ("┌", "┬", "┐"), ("├", "┼", "┤"), ("└", "┴", "┘"), "…")
-ASCII = Pen("-", "|", ("+", "+", "+"), ("+", "+", "+"), ("+", "+", "+"), "...")
+UNICODE = LineStyle("─", "│", ("┌", "┬", "┐"), ("├", "┼", "┤"), ("└", "┴", "┘"), "…")
+ASCII = LineStyle("-", "|", ("+", "+", "+"), ("+", "+", "+"), ("+", "+", "+"), "...")
 
 
-def pen_for(encoding: str | None) -> Pen:
-    """Return box characters if an output of this encoding can show them."""
+def line_style_for(encoding: str | None) -> LineStyle:
+    """Return box-drawing characters if an output of this encoding can show them, else ASCII characters."""
     try:
-        # all characters of the pen at once, by the text of the dataclass
+        # the text of the dataclass has all of its characters
         f"{UNICODE}".encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
         return ASCII
     return UNICODE
 
 
-def grid(cells: Sequence[Sequence[str]], rows: Sequence[str], columns: Sequence[str], pen: Pen) -> list[str]:
+def grid(cells: Sequence[Sequence[str]], rows: Sequence[str], columns: Sequence[str], style: LineStyle) -> list[str]:
     """Return the lines of a grid.
 
     Args:
@@ -44,9 +44,9 @@ def grid(cells: Sequence[Sequence[str]], rows: Sequence[str], columns: Sequence[
         rows: a label for each row; empty for none.
         columns: a label for each column; empty for none.
     """
-    kept_rows, kept_columns = kept(len(cells), _MOST), kept(len(cells[0]), _MOST)
+    kept_rows, kept_columns = kept(len(cells), _MAX_CELLS), kept(len(cells[0]), _MAX_CELLS)
     texts = [
-        [pen.ellipsis if row is None or column is None else cells[row][column] for column in kept_columns]
+        [style.ellipsis if row is None or column is None else cells[row][column] for column in kept_columns]
         for row in kept_rows
     ]
     row_labels = ["" if row is None or not rows else rows[row] for row in kept_rows]
@@ -55,7 +55,7 @@ def grid(cells: Sequence[Sequence[str]], rows: Sequence[str], columns: Sequence[
     margin = max(map(len, row_labels)) + 1 if rows else 0
 
     def rule(ends: _Corners) -> str:
-        return " " * margin + ends[0] + ends[1].join(pen.horizontal * width for width in widths) + ends[2]
+        return " " * margin + ends[0] + ends[1].join(style.horizontal * width for width in widths) + ends[2]
 
     def line(label: str, texts: Sequence[str], bar: str) -> str:
         middle = bar.join(text.center(width) for text, width in zip(texts, widths, strict=True))
@@ -63,12 +63,12 @@ def grid(cells: Sequence[Sequence[str]], rows: Sequence[str], columns: Sequence[
 
     body: list[str] = []
     for number, (label, row) in enumerate(zip(row_labels, texts, strict=True)):
-        body += [rule(pen.middle if number else pen.top), line(label, row, pen.vertical)]
-    return [*([line("", heads, " ")] if columns else []), *body, rule(pen.bottom)]
+        body += [rule(style.middle if number else style.top), line(label, row, style.vertical)]
+    return [*([line("", heads, " ")] if columns else []), *body, rule(style.bottom)]
 
 
 def kept(number: int, most: int) -> list[int | None]:
-    """Return which of `number` things are shown: all, or the first and last with None in between."""
+    """Return the indices of the items to show out of `number`: all, or the first ones, None, and the last."""
     return list(range(number)) if number <= most else [*range(most - 2), None, number - 1]
 
 

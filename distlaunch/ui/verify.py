@@ -1,4 +1,4 @@
-"""The result of `distlaunch verify` as a table and as JSON."""
+"""Formats the result of `distlaunch verify` as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def row_line(row: Row) -> str:
 
 
 def table_lines(result: VerifyResult) -> list[str]:
-    """Return the table, the reasons below it, and what it was compared with."""
+    """Return the lines of the table, the reasons below it, and a conclusion."""
     lines = columns(_HEAD, [_cells(row, result.steps) for row in result.rows], right=_RIGHT)
     for row in result.rows:
         if row.reasons:
@@ -39,7 +39,7 @@ def table_lines(result: VerifyResult) -> list[str]:
 
 
 def as_json(result: VerifyResult) -> str:
-    """Return the result as one JSON object; what is no number is a text such as `inf`."""
+    """Return the result as one JSON object. Values that are not finite are strings such as `inf`."""
     reference = result.reference
     noise = None
     if reference is not None:
@@ -91,11 +91,11 @@ def _cells(row: Row, steps: int) -> tuple[str, ...]:
 
 
 def _verdict(row: Row, steps: int) -> str:
-    """Return the verdict, such as `equal (sharp to step 7)` if noise hides what follows."""
+    """Return the verdict, such as `equal (up to step 7)` if noise would hide later deviations."""
     if not row.proven or row.judgement is None or row.judgement.sharp_to >= steps:
         return row.verdict
     sharp_to = row.judgement.sharp_to
-    return f"{row.verdict} ({f'sharp to step {sharp_to}' if sharp_to else 'noise hides all'})"
+    return f"{row.verdict} ({f'up to step {sharp_to}' if sharp_to else 'noise hides all steps'})"
 
 
 def _short(value: float | None) -> str:
@@ -115,21 +115,21 @@ def _conclusion(result: VerifyResult) -> list[str]:
         lines.append(f"{bad} of {bad + proven} do not give one device's numbers.")
     elif proven:
         documented = sum(row.verdict == DOCUMENTED for row in result.rows)
-        but = f", {documented} of them but for what is documented" if documented else ""
-        lines.append(f"All {proven} that were compared give one device's numbers{but}{_as_far_as_sharp(result)}.")
+        but = f", {documented} of them except for documented differences" if documented else ""
+        lines.append(f"All {proven} that were compared give one device's numbers{but}{_limit_of_proof(result)}.")
     else:
         lines.append("Nothing could be compared.")
     return lines
 
 
-def _as_far_as_sharp(result: VerifyResult) -> str:
-    """Return up to which step that is proven; empty if it is for all steps."""
+def _limit_of_proof(result: VerifyResult) -> str:
+    """Return the step up to which equality is proven, or an empty string if it is proven for all steps."""
     ends = [row.judgement.sharp_to for row in result.rows if row.proven and row.judgement is not None]
     last = min(ends)
     if last >= result.steps:
         return ""
     if last:
-        return f", which is proven up to step {last} of {result.steps}; noise hides what comes after"
+        return f", which is proven up to step {last} of {result.steps}; noise hides later deviations"
     hidden = ends.count(0)
     return f", which is not proven for {hidden if hidden < len(ends) else 'any'} of them: noise hides all steps"
 
@@ -137,16 +137,16 @@ def _as_far_as_sharp(result: VerifyResult) -> str:
 def _noise(reference: Record, steps: int) -> str:
     if reference.noise_source == "none":
         why = random_data(reference.facts) or "it does not repeat its numbers"
-        return f"Noise of one device: not known, since {why}. Allowed: {TOLERANCE:g}."
+        return f"Noise of one device: unknown, since {why}. Allowed: {TOLERANCE:g}."
     words = {
         "permuted": "examples permuted within each batch",
-        "rounded": "first weights moved in the last digit",
+        "rounded": "initial weights changed in the last digit",
     }
     how = ", ".join(words[name] for name in reference.noise_source.split(" and "))
     first, largest = spread(reference.series, reference.noise)
     losses = listed([name for name in reference.series.logs[0] if is_loss(name)], 3) or "gradients"
     return (
         f"Noise of one device ({how}): {losses} {_short(first)} in the first step, up to {_short(largest)} in {steps}. "
-        f"Allowed at each step: {NOISE_FACTOR:g} times the noise up to it, or {TOLERANCE:g}; where that is above "
-        f"{SHARP:.0%}, the comparison is not sharp."
+        f"Allowed at each step: {NOISE_FACTOR:g} times the noise up to that step, or {TOLERANCE:g}. Where that is more "
+        f"than {SHARP:.0%}, the comparison proves nothing."
     )

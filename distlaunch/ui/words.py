@@ -1,4 +1,4 @@
-"""Numbers, times and sizes as people read them."""
+"""Formats numbers, times and sizes for users."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def size(num_bytes: int) -> str:
     """Format bytes: `512 B`, `1.2 MB`."""
     value = float(num_bytes)
     for unit in ("B", "kB", "MB", "GB"):
-        # as disks and networks count, not 1024
+        # units of 1000, as for disks and networks
         if value < 1000:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000

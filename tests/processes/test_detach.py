@@ -138,7 +138,7 @@ def test_stop(shell: Shell) -> None:
     detach(shell)
     code, out, err = shell("stop", "runs/job")
     assert (code, err) == (0, "")
-    assert out == "runs/job: stopped at step 4\ngo on  distlaunch train runs/job --resume\n"
+    assert out == "runs/job: stopped at step 4\nnext  distlaunch train runs/job --resume\n"
     wait_until(lambda: not processes_of(shell.directory))
     assert shell("stop", "runs/job")[:2] == (0, "runs/job is not running: stopped at step 4\n")
     assert shell("stop", "runs/none")[0] == 2
@@ -149,7 +149,7 @@ def test_a_run_that_was_stopped_before_it_had_anything_to_save(shell: Shell) -> 
     _, out, err = shell("stop", "runs/job")
     again = "distlaunch train runs/job --resume"
     why = "(from the beginning: there is no checkpoint)"
-    assert (out, err) == (f"runs/job: stopped before the first step\nstart again  {again}  {why}\n", "")
+    assert (out, err) == (f"runs/job: stopped before the first step\nnext  {again}  {why}\n", "")
     told = run_of(shell).launcher_log.read_text().split()
     assert " ".join(told[told.index("next") :]) == f"next {again} {why}"
 

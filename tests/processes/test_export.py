@@ -177,7 +177,7 @@ def test_an_export_that_the_run_has_outgrown_is_told(folder: Path, tmp_path: Pat
     for output in ("rows.npz", "../" + tmp_path.name + "/rows.npz"):
         code, _, err = run("predict", "run", "--input", "rows.npz", "--output", output, cwd=tmp_path)
         assert code == 2
-        assert "it is the input; give another file" in err
+        assert "this is the input file; give another file" in err
     assert (tmp_path / "rows.npz").read_bytes() == before
     words = ("predict", "run", "--input", "rows.npz", "--output", "of.npz", "-q")
     assert run(*words, cwd=tmp_path)[::2] == (0, "")

@@ -62,7 +62,7 @@ def plans(shell: Shell) -> list[str]:
 def test_a_worker_that_is_killed_costs_nothing(shell: Shell) -> None:
     code, out, err = shell("train", "job.yaml", *SERVERS, FAKE="kill=worker:1")
     assert (code, err) == (0, "")
-    assert "worker:1 was killed by SIGKILL; started again" in out
+    assert "worker:1 was killed by SIGKILL; restarted" in out
     assert re.search(r"restarts +worker:1 twice", out)  # once in each of the two epochs
     assert statuses(shell) == ["done"]
 

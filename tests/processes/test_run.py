@@ -494,7 +494,7 @@ wait_for('serving-*', 2)
 """
     code, out, err = runner("--workers", "2", "--ps", "1", runner.script(text))
     assert (code, err) == (0, "")
-    assert "worker:0 was killed by SIGKILL; started again" in out
+    assert "worker:0 was killed by SIGKILL; restarted" in out
     assert [event.restarted_task for event in runner.events(TaskRestarted)] == ["worker:0"]
 
 

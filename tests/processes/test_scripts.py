@@ -116,7 +116,7 @@ def test_a_machine_that_dies(machine: Machine, strategy: tuple[str, ...], victim
     error = told[1 - victim][2]
     assert re.search(rf"^runs/\S+ failed( at step [\d,]+)?: worker:{victim} at 127\.0\.0\.1:", error, re.MULTILINE)
     assert f"a task of another launcher, is gone; worker:{1 - victim} noticed it: " in error
-    assert "next  on every machine, its command again with --resume" in error
+    assert "next  repeat the command on every machine with --resume" in error
 
 
 @pytest.mark.parametrize(

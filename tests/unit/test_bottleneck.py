@@ -32,9 +32,9 @@ def test_input_that_is_there_in_time_is_not_mentioned() -> None:
 @pytest.mark.parametrize(
     ("changes", "remedy"),
     [
-        ({}, "all 4 cores are busy: use more workers, or do a part of the work once, in prepared files"),
+        ({}, "all 4 cores are busy: use more workers, or store the result of a part of the work in files"),
         ({"threads": 2}, "set `data.threads: 4`, there are 4 cores"),
-        ({"cpu_s": 20.0}, "the threads wait and do not compute: set `data.threads: 16`"),
+        ({"cpu_s": 20.0}, "the threads mostly wait: set `data.threads: 16`"),
         ({"cpu_s": 120.0}, ""),  # as of Python, which computes in one thread at a time: more would not help
     ],
 )
@@ -80,7 +80,7 @@ def test_where_no_core_is_left_for_small_batches() -> None:
         ({"processes": 2, "threads": 2}, "in 2 processes; set `data.processes: 4`, there are 4 cores"),
         ({"processes": 4}, "in 4 processes"),
         ({"processes": 1, "cores": 1}, "in 1 process"),
-        ({"cpu_s": 20.0}, "on 4 threads; the threads wait and do not compute: set `data.threads: 16`"),
+        ({"cpu_s": 20.0}, "on 4 threads; the threads mostly wait: set `data.threads: 16`"),
         ({"threads": 2}, "on 2 threads; set `data.threads: 4`, there are 4 cores"),
     ],
 )

@@ -195,7 +195,7 @@ def test_an_option_that_is_a_key_of_the_config(option: str, key: str) -> None:
     command = [sys.executable, "-m", "distlaunch", "train", "a.yaml", option, "3"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
-    assert f"No such option: {option}; it is a value of the config: write --set {key}=VALUE" in done.stderr
+    assert f"No such option: {option}; it is a config key: use --set {key}=VALUE" in done.stderr
 
 
 def test_an_option_that_is_nothing() -> None:

@@ -19,7 +19,7 @@ from distlaunch.plan.train import LaunchPlan, plan_json
 from distlaunch.runs.report import read_report
 from distlaunch.ui.placement import mesh_lines, placement_sections, task_lines, variable_pictures
 from distlaunch.ui.run_report import print_report
-from distlaunch.ui.tables import ASCII, UNICODE, pen_for
+from distlaunch.ui.tables import ASCII, UNICODE, line_style_for
 
 Sizes = dict[str, int]
 MESH: Sizes = {"batch": 4, "model": 2}
@@ -195,7 +195,7 @@ def test_many_devices_that_hold_as_much_are_one_line() -> None:
     ("encoding", "pen"), [("utf-8", UNICODE), ("ascii", ASCII), ("latin-1", ASCII), (None, ASCII), ("nonsense", ASCII)]
 )
 def test_box_characters_only_where_they_can_be_shown(encoding: str | None, pen: Any) -> None:
-    assert pen_for(encoding) == pen
+    assert line_style_for(encoding) == pen
 
 
 def test_the_report_shows_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,7 +53,7 @@ def test_how_a_run_goes_on(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     assert f"distlaunch train {tmp_path} --resume (" in summary(ProgressState(), run, "stopped")
     run.write_submission(Submission("slurm", "17", 0.0))
-    again = f"distlaunch submit {tmp_path} --resume, unless the job is queued again by itself ("
+    again = f"distlaunch submit {tmp_path} --resume, unless the job is requeued automatically ("
     assert again in summary(ProgressState(), run, "stopped")
     run.batch_exit.write_text("3")
     assert f"distlaunch train {tmp_path} --resume (" in summary(ProgressState(), run, "stopped")

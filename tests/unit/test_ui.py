@@ -187,7 +187,7 @@ def test_restarts_are_told_and_counted() -> None:
     assert restarts({"worker:1": 3}, 0) == "worker:1 3 times"
     line = event_line(again, 1)
     assert line is not None
-    assert line.plain == "worker:1 was killed by SIGKILL; started again"
+    assert line.plain == "worker:1 was killed by SIGKILL; restarted"
 
 
 def test_the_terminal_is_left_clean() -> None:

@@ -18,8 +18,8 @@ STEPS = 30
     ("sharp_to", "expected"),
     [
         ([STEPS], "All 1 that were compared give one device's numbers."),
-        ([8], "numbers, which is proven up to step 8 of 30; noise hides what comes after."),
-        ([STEPS, 8], "numbers, which is proven up to step 8 of 30; noise hides what comes after."),
+        ([8], "numbers, which is proven up to step 8 of 30; noise hides later deviations."),
+        ([STEPS, 8], "numbers, which is proven up to step 8 of 30; noise hides later deviations."),
         ([STEPS, 0], "All 2 that were compared give one device's numbers, which is not proven for 1 of them: noise"),
         ([0], "numbers, which is not proven for any of them: noise hides all steps."),
     ],

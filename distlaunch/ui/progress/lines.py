@@ -1,4 +1,4 @@
-"""The permanent lines on the screen, one for each event that users should see. The same for terminals and for files."""
+"""Lines of text for events and notes, the same for terminals and for files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from distlaunch.runs.paths import display_path
 from distlaunch.ui import words
 
 STATUS_STYLES = {"done": "green bold", "failed": "red bold", "stopped": "yellow bold", "interrupted": "yellow bold"}
-_NAMED = 5  # examples
+_MAX_NAMED_EXAMPLES = 5
 _TASK_STYLES = ("cyan", "magenta", "green", "blue", "yellow")
 
 
@@ -44,7 +44,7 @@ def event_line(event: Event, epochs: int) -> Text | None:
         case Evaluated() if event.of_evaluator:
             return _pair("evaluator ", f"step {event.step:,}  {words.metrics(event.logs)}")
         case TaskRestarted():
-            return note_line(f"{event.restarted_task} {event.reason}; started again")
+            return note_line(f"{event.restarted_task} {event.reason}; restarted")
         case Exported():
             signature = f"   {event.signature}" if event.signature else ""
             at = "" if event.step is None else f"  step {event.step:,}"
@@ -67,17 +67,18 @@ def event_line(event: Event, epochs: int) -> Text | None:
 
 
 def task_line(task: str, text: str, *, alone: bool) -> Text:
-    """Return a printed line, after the name of its task if there are several, or of its host for an agent.
+    """Return a line of output, after the name of its task or host.
 
     Args:
-        task: `worker:1`, or a host; "": the launcher itself.
+        task: the task that printed the line, such as `worker:1`; the host of an agent; or "" for the launcher itself.
+        alone: whether the run has a single task, whose name is left out.
     """
-    # colours of the user's program are kept
+    # keep the colours of the user's program
     line = Text.from_ansi(text) if "\x1b" in text else Text(text)
     kind, _, index = task.rpartition(":")
     if not task or (kind and alone):
         return line
-    # the same colour for a task in each attempt
+    # a task has the same colour in each attempt
     style = _TASK_STYLES[int(index) % len(_TASK_STYLES)] if kind and index.isdecimal() else ""
     return Text(f"[{task}] ", style=style) + line
 
@@ -87,8 +88,8 @@ def note_line(text: str) -> Text:
     return Text(text, style="bold")
 
 
-def tells_of_stopping(note: str) -> bool:
-    """Return True for lines such as `stopping`, or `worker:0 failed; stopping chief:0`."""
+def is_about_stopping(note: str) -> bool:
+    """Return True for notes such as `stopping`, or `worker:0 failed; stopping chief:0`."""
     return note.startswith("stopping") or "failed; stopping" in note
 
 
@@ -99,10 +100,10 @@ def data_source(event: DataResolved) -> str:
 
 
 def skipped(examples: Collection[str]) -> str:
-    """Return `3 examples that failed: example 17, example 99, example 4`, naming the first of them."""
-    shown_first = sorted(examples)[:_NAMED]
-    rest = ", ..." if len(examples) > _NAMED else ""
-    return f"{count(len(examples), 'example')} that failed: {', '.join(shown_first)}{rest}"
+    """Return `3 examples that failed: example 17, example 99, example 4`, with the names of the first few."""
+    named = sorted(examples)[:_MAX_NAMED_EXAMPLES]
+    rest = ", ..." if len(examples) > _MAX_NAMED_EXAMPLES else ""
+    return f"{count(len(examples), 'example')} that failed: {', '.join(named)}{rest}"
 
 
 def training_start(event: TrainingStarted) -> str:
@@ -118,7 +119,7 @@ def training_start(event: TrainingStarted) -> str:
 
 
 def trained_by(event: TrainingStarted) -> list[str]:
-    """Return `SGD, learning rate 0.01` and `loss mse`, as far as they are known."""
+    """Return words for the optimizer and loss if known: `SGD, learning rate 0.01` and `loss mse`."""
     return [part for part in (event.optimizer, event.loss and f"loss {event.loss}") if part]
 
 

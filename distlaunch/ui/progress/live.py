@@ -1,4 +1,4 @@
-"""Progress on a terminal: a bar that moves, and everything else printed above it."""
+"""Views of a running job: a progress bar with lines above it for a terminal, or plain lines."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from distlaunch.base.plural import count
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.runs.bottleneck import find_bottleneck
 from distlaunch.ui import words
-from distlaunch.ui.progress.lines import event_line, note_line, task_line, tells_of_stopping
+from distlaunch.ui.progress.lines import event_line, is_about_stopping, note_line, task_line
 from distlaunch.ui.progress.state import ProgressState
 
 REFRESH_S = 0.1
-EVERY_S = 10.0  # between two lines of progress
+PROGRESS_INTERVAL_S = 10.0  # between two lines of progress
 
 
 class LiveView:
-    """Draws on a terminal, a few times a second, when it is called: no thread of its own."""
+    """Draws a progress bar on a terminal. It redraws within `tick`, without a thread."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -48,17 +48,17 @@ class LiveView:
         self.state.add(event)
         line = event_line(event, self.state.now.training.epochs if self.state.now.training else 1)
         if line is not None:
-            self._above.append((line, False))  # False: our own line, broken at words
+            self._above.append((line, False))  # False: wrap the line at words
 
     def line(self, task: str, text: str) -> None:
         self._above.append((task_line(task, text, alone=len(self.state.tasks) == 1), True))
 
     def note(self, text: str) -> None:
         self._above.append((note_line(text), False))
-        # between attempts nothing draws: the note is printed at once
+        # between attempts there is no bar, so print the note at once
         if self._live is None:
             self._flush()
-        elif tells_of_stopping(text):
+        elif is_about_stopping(text):
             self._stopping = "stopping: waiting for the tasks to end"
 
     def tick(self, now: float) -> None:
@@ -71,14 +71,14 @@ class LiveView:
 
     def ended(self) -> None:
         if self._live is not None:
-            # the bar is gone before what is left is printed
+            # remove the bar before printing the remaining lines
             self._live.update(Text(""))
             self._flush()
             self._live.stop()
             self._live = None
 
     def _flush(self) -> None:
-        """Print what has gathered: lines of tasks unchanged, our own wrapped at words."""
+        """Print the collected lines: those of tasks unchanged, others wrapped at words."""
         above, self._above = self._above, []
         for as_is, group in itertools.groupby(above, key=lambda entry: entry[1]):
             lines = Text("\n").join([line for line, _ in group])
@@ -135,14 +135,14 @@ class PlainView:
         self.state = ProgressState()
         self._now = 0.0
         self._printed_at: float | None = None
-        self._trains = False
-        self._stops = False
+        self._is_training_job = False
+        self._is_stopping = False
         self._began: float | None = None
 
     def started(self, plan: LaunchPlan) -> None:
         self.state.begin_attempt(tuple(str(task.task) for task in plan.tasks))
-        self._printed_at, self._trains = None, plan.mode == "train"
-        self._began, self._stops = None, False
+        self._printed_at, self._is_training_job = None, plan.mode == "train"
+        self._began, self._is_stopping = None, False
 
     def event(self, event: Event) -> None:
         self.state.add(event)
@@ -150,10 +150,14 @@ class PlainView:
         line = event_line(event, training.epochs if training else 1)
         if line is not None:
             self._print(line)
-        # any line shows that it lives: the time counts from there
+        # any line shows that the job is alive, so the interval starts again
         if isinstance(event, TrainingStarted) or (line is not None and self._printed_at is not None):
             self._printed_at = self._now
-        if isinstance(event, StepsDone) and self._printed_at is not None and self._now >= self._printed_at + EVERY_S:
+        if (
+            isinstance(event, StepsDone)
+            and self._printed_at is not None
+            and self._now >= self._printed_at + PROGRESS_INTERVAL_S
+        ):
             self._printed_at = self._now
             self._print(_progress(self.state))
 
@@ -161,16 +165,20 @@ class PlainView:
         self._print(task_line(task, text, alone=len(self.state.tasks) == 1))
 
     def note(self, text: str) -> None:
-        self._stops = self._stops or tells_of_stopping(text)
+        self._is_stopping = self._is_stopping or is_about_stopping(text)
         self._print(note_line(text))
 
     def tick(self, now: float) -> None:
         self._now = now
         self._began = now if self._began is None else self._began
-        waiting = self.state.now.training is None and (self._trains or bool(self.state.missing)) and not self._stops
+        waiting = (
+            self.state.now.training is None
+            and (self._is_training_job or bool(self.state.missing))
+            and not self._is_stopping
+        )
         if self._printed_at is None:
             self._printed_at = now
-        elif waiting and now >= self._printed_at + EVERY_S:
+        elif waiting and now >= self._printed_at + PROGRESS_INTERVAL_S:
             self._printed_at = now
             what = self.state.preparing(framework=f"waiting for {', '.join(self.state.missing)}")
             self._print(f"{what} ({now - self._began:.0f} s so far)")

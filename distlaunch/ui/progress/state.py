@@ -1,4 +1,4 @@
-"""The state behind the views of a running job: the facts of its events, and its speed."""
+"""The state of a running job that its views show: the facts from its events, and its speed."""
 
 from __future__ import annotations
 
@@ -9,27 +9,33 @@ from dataclasses import dataclass, field
 from distlaunch.base.events import EpochEnded, Evaluated, Event, Logs, StepsDone, TrainingStarted
 from distlaunch.base.run_files.run_facts import AttemptFacts, RunFacts
 
-_RECENT = 9
-"""Number of reports whose median is the speed: one with a call that compiles is far slower, and rare."""
-_ENOUGH = 3
-"""Number of reports that are enough even if each has a different number of steps and may have compiled."""
+_NUM_RECENT_REPORTS = 9
+"""Number of reports whose median is the speed. The median ignores the few slow reports with a compilation."""
+_MIN_REPORTS = 3
+"""Number of reports from which on the speed is shown, even if each of them may include a compilation."""
 
 
 @dataclass
 class ProgressState(RunFacts):
-    """A run as far as this launcher has seen it. `tasks` are those that it has started."""
+    """The facts of a run that this launcher has seen.
+
+    Attributes:
+        tasks: the tasks that this launcher has started.
+        job_restarts: how many times the job was restarted.
+        steps_per_s: the speed, if known.
+    """
 
     tasks: tuple[str, ...] = ()
     job_restarts: int = 0
     steps_per_s: float | None = None
     _reported_at: float | None = None  # when the last steps of this epoch were reported
-    _seen: set[int] = field(default_factory=set)
-    """Numbers of steps that were reported at once in this attempt; calls of another number compile."""
-    _recent: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=_RECENT))
-    """Steps a second of each report but the first, and whether its number of steps had been seen."""
+    _compiled_sizes: set[int] = field(default_factory=set)
+    """Numbers of steps per call in this attempt. A call with another number of steps has to compile."""
+    _recent_speeds: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=_NUM_RECENT_REPORTS))
+    """Steps per second of each report except the first, and whether the call was already compiled."""
 
     def begin_attempt(self, tasks: tuple[str, ...]) -> None:
-        """Reset the state of processes; what is known about the run stays."""
+        """Reset the facts of the attempt's processes, but keep those of the run."""
         self.job_restarts += self.now.failed is not None
         self.tasks, self.now = tasks, AttemptFacts()
         self._forget_speed()
@@ -40,7 +46,7 @@ class ProgressState(RunFacts):
             case TrainingStarted():
                 self._forget_speed()
             case StepsDone():
-                self._time(event)
+                self._update_speed(event)
             case EpochEnded():
                 self._reported_at = None
             case _:
@@ -64,7 +70,11 @@ class ProgressState(RunFacts):
         return [task for task in self.tasks if task not in self.now.up]
 
     def preparing(self, *, framework: str) -> str:
-        """Return what training waits for; `framework` if this is the only task."""
+        """Return what training waits for.
+
+        Args:
+            framework: the words for a single task that has not reported yet.
+        """
         if self.missing:
             return f"waiting for {', '.join(self.missing)}" if len(self.tasks) > 1 else framework
         return "building the model" if self.now.has_data else "reading the data"
@@ -84,19 +94,19 @@ class ProgressState(RunFacts):
         left = (start.epochs - self.now.epochs_done) * start.steps_per_epoch - self.now.step_in_epoch
         return max(0, left) / self.steps_per_s
 
-    def _time(self, event: StepsDone) -> None:
-        # what callbacks take between the calls counts, validation and checkpoints at the end of an epoch do not
+    def _update_speed(self, event: StepsDone) -> None:
+        # the time of callbacks between calls counts; validation and checkpoints at the end of an epoch do not
         seconds = event.seconds if self._reported_at is None else max(event.seconds, event.time - self._reported_at)
         self._reported_at = event.time
-        if self._seen and seconds > 0:
-            self._recent.append((event.steps / seconds, event.steps in self._seen))
-            known = [speed for speed, is_known in self._recent if is_known]
-            if not known and len(self._recent) >= _ENOUGH:
-                known = [speed for speed, _ in self._recent]
-            self.steps_per_s = statistics.median(known) if known else None
-        self._seen.add(event.steps)
+        if self._compiled_sizes and seconds > 0:
+            self._recent_speeds.append((event.steps / seconds, event.steps in self._compiled_sizes))
+            speeds = [speed for speed, is_compiled in self._recent_speeds if is_compiled]
+            if not speeds and len(self._recent_speeds) >= _MIN_REPORTS:
+                speeds = [speed for speed, _ in self._recent_speeds]
+            self.steps_per_s = statistics.median(speeds) if speeds else None
+        self._compiled_sizes.add(event.steps)
 
     def _forget_speed(self) -> None:
         self._reported_at, self.steps_per_s = None, None
-        self._seen.clear()
-        self._recent.clear()
+        self._compiled_sizes.clear()
+        self._recent_speeds.clear()

@@ -34,18 +34,18 @@ from distlaunch.ui.progress.state import ProgressState
 
 
 class View(Observer, Protocol):
-    """An observer that also knows how the job ended."""
+    """An observer that also reports how the job has ended."""
 
     state: ProgressState
 
     def begin(self, run: RunDir | None) -> None:
-        """Called first, if the run is known before its attempt starts. None: the command uses no run."""
+        """Called first, if the run is known before its attempt starts. The run is None if the command uses none."""
 
     def report(self, result: AttemptResult) -> None:
         """Print the report at the end of a training."""
 
     def finished(self, status: str, exit_code: int, reason: str = "") -> None:
-        """Called last, with how the command ends, and why it failed."""
+        """Called last, with the status and exit code of the command, and why it failed."""
 
 
 class _Printing(Observer):
@@ -55,17 +55,17 @@ class _Printing(Observer):
     _console: Console
 
     def catch_up(self, entries: Sequence[Event | str], most: int) -> None:
-        """Read events and notes, and show only the last lines that they make."""
-        left = sum(_makes_line(each) for each in entries)
+        """Update the state with all events, but print only the last `most` lines of events and notes."""
+        remaining = sum(_makes_line(each) for each in entries)
         for each in entries:
             if isinstance(each, Event):
-                (self.event if left <= most else self.state.add)(each)
-            elif left <= most:
+                (self.event if remaining <= most else self.state.add)(each)
+            elif remaining <= most:
                 self.note(each)
-            left -= _makes_line(each)
+            remaining -= _makes_line(each)
 
     def report(self, result: AttemptResult) -> None:
-        with contextlib.suppress(OSError):  # nobody reads any more; the exit code still says how it ended
+        with contextlib.suppress(OSError):  # if the output is gone, the exit code still reports the result
             if result.plan.is_run:
                 report.print_summary(self._console, self.state, result)
             elif self.state.evaluated is not None:
@@ -86,7 +86,7 @@ class TextView(PlainView, _Printing):
 
 
 class QuietView(Silent):
-    """Nothing but errors."""
+    """The view that prints only errors."""
 
     def __init__(self) -> None:
         self.state = ProgressState()
@@ -103,10 +103,10 @@ class QuietView(Silent):
 
 
 class JsonView(QuietView):
-    """Events as JSON lines on standard output, and nothing else there.
+    """Prints events as JSON lines on standard output, and nothing else there.
 
     Args:
-        config: what the command was given, a config or a run, for its first line.
+        config: the config or run given to the command, for the first event.
     """
 
     def __init__(self, config: str = "") -> None:
@@ -115,7 +115,7 @@ class JsonView(QuietView):
 
     def started(self, plan: LaunchPlan) -> None:
         if not self._begun:
-            # of a run that may only be read, the attempt's folder is another
+            # the attempt of a read-only run has a temporary run directory
             self.begin(RunDir(self._config if plan.is_reader else plan.run_dir))
 
     def begin(self, run: RunDir | None) -> None:
@@ -140,7 +140,7 @@ class JsonView(QuietView):
         _print(event)
 
     def note(self, text: str) -> None:
-        # beside the messages of other runs
+        # the name of the run distinguishes the messages of several runs
         print(about_run(self._run, text), file=sys.stderr, flush=True)
 
 
@@ -149,13 +149,13 @@ def _print(event: Event) -> None:
 
 
 def _print_event(event: Event) -> None:
-    """Print an event of the command itself, which is in no file."""
+    """Print an event of the command itself, which is not recorded in a file."""
     _print(dataclasses.replace(event, time=time.time(), task=LAUNCHER, format_version=EVENT_FORMAT))
 
 
 @contextlib.contextmanager
 def reporting_errors(view: View) -> Generator[None]:
-    """Make an error that ends the command the last event, too."""
+    """Report an error that ends the command to the view, and raise it again."""
     try:
         yield
     except StopRequested as asked:
@@ -186,7 +186,7 @@ def show(view: View, work: Callable[[], AttemptResult | None]) -> int:
 
 
 def why_failed(result: AttemptResult) -> str:
-    """Return why a command has failed, as standard error has it; empty if it has not."""
+    """Return the error message of a failed command, or an empty string."""
     if not result.outcome.exit_code:
         return ""
     return report.failure_line(result) or "\n".join(report.warning_lines(result))
@@ -206,7 +206,7 @@ def make_view(*, as_json: bool = False, quiet: bool = False, config: str = "") -
 
 
 def printing_view() -> TerminalView | TextView:
-    """Return the view that prints to this kind of output."""
+    """Return the view for the kind of standard output: a terminal, or a file or pipe."""
     console = JobConsole()
     return TerminalView(console) if console.writes_to_terminal and not console.is_dumb_terminal else TextView(console)
 
@@ -225,7 +225,7 @@ def _report_errors(state: ProgressState, result: AttemptResult) -> None:
 
 
 class DetachedView(TextView):
-    """Plain lines; `settle` is called when the tasks are about to start."""
+    """Prints plain lines, and calls `settle` when the tasks are about to start."""
 
     def __init__(self, settle: Callable[[], None]) -> None:
         super().__init__(JobConsole(force_terminal=False))
@@ -237,17 +237,17 @@ class DetachedView(TextView):
 
 
 class NotesView(QuietView):
-    """Notes on standard error: standard output is for the run alone."""
+    """Prints notes on standard error, since standard output is for the path of the run."""
 
     def note(self, text: str) -> None:
         click.echo(visible(text), err=True)
 
 
 def print_detached(run: RunDir, pid: int | None, *, as_json: bool) -> None:
-    """Print the run on standard output, for scripts, and what to do with it beside.
+    """Print the run on standard output, for scripts, and commands for the run on standard error.
 
     Args:
-        pid: of the launcher; None: the run is finished already, and there is none.
+        pid: the launcher's process ID; None if the run has already finished.
     """
     where = display_path(run.path)
     if as_json:
