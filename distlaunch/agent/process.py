@@ -127,7 +127,7 @@ class Child:
         return self.code
 
     def kill(self, wait_s: float = 2.0) -> None:
-        """Kill the group and wait describe_end for its leader, which may be blocked in the kernel."""
+        """Kill the group and wait briefly for its leader, which may be blocked in the kernel."""
         if self.code is None:
             self._signal_group(signal.SIGKILL)
             give_up_at = time.monotonic() + wait_s

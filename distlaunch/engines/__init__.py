@@ -1,4 +1,4 @@
-"""Engines provide hosts for tasks. Each has a section class in `config/engines/`, or in a package of its own."""
+"""Engines provide hosts for tasks. Each has a section class in `config/engines/`, or in an installed package."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def make_engine(settings: EngineSection, machine: Machine, files: HostFiles) -> 
     """Return the engine of a section.
 
     Args:
-        settings: of one engine, as `EngineSection.resolve` returns it.
-        machine: with the variables that the tasks inherit.
+        settings: the section of the engine, as returned by `EngineSection.resolve`.
+        machine: this machine, with the variables that the tasks inherit.
 
     Raises:
         ConfigError: the settings of the engine are wrong.
@@ -26,12 +26,12 @@ def make_engine(settings: EngineSection, machine: Machine, files: HostFiles) -> 
 
 
 def kinds_with_queue() -> list[str]:
-    """Return the engines to which `distlaunch submit` hands jobs that wait for their hosts."""
+    """Return the names of the engines that `distlaunch submit` can use."""
     return [kind for kind, model in installed().models.items() if model.queue]
 
 
 def make_queue(kind: str) -> Queue:
     """Return the queue of an engine. Raises UsageError if it has none, or is not installed."""
     if kind not in kinds_with_queue():
-        raise UsageError(f"the engine {kind} has no queue; those that have: {', '.join(kinds_with_queue())}")
+        raise UsageError(f"the engine {kind} has no queue; engines with a queue: {', '.join(kinds_with_queue())}")
     return pkgutil.resolve_name(installed().models[kind].queue)()

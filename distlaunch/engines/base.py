@@ -20,13 +20,13 @@ class Needs:
 
     Attributes:
         num_tasks: number of processes to start.
-        num_addresses: how many of them the others must reach.
-        num_computing: how many of them compute most of the time: those of a host share its cores.
-        jobs: how many tasks with addresses there are of each job (`chief`, `worker`, `ps`), in their order; empty: a
-            single process. Each worker takes a slot of a host, and nothing else does: see `cluster.hosts.place_tasks`.
-        ports: one for each address, or any that are free.
-        failure_window_s: what a host did longer ago is forgotten; None: nothing is.
-        avoids_failed_hosts: do without hosts that have failed twice. False: the others do not suffice.
+        num_addresses: number of processes that the others must reach.
+        num_computing: number of processes that compute most of the time and share the cores of their host.
+        jobs: the number of tasks with addresses of each job (`chief`, `worker`, `ps`), in their order; empty for a
+            single process. Only workers take slots of hosts: see `cluster.hosts.place_tasks`.
+        ports: a port for each address, or `auto` for any free ports.
+        failure_window_s: seconds after which a failure of a host is forgotten; None for never.
+        avoids_failed_hosts: whether to leave out hosts that have failed twice.
     """
 
     num_tasks: int = 1
@@ -40,11 +40,11 @@ class Needs:
 
 @dataclass(frozen=True)
 class HostFiles:
-    """Files that a job reads on every host, beside the code of the working directory.
+    """Files that a job reads on every host, in addition to the code of the working directory.
 
     Attributes:
-        code: Python files, which must be the same everywhere.
-        data: keys of the config -> paths. A host without one of them is named, if this machine has it.
+        code: Python files, which must be the same on all hosts.
+        data: paths by config key. If this machine has a path and a host does not, a warning names the host.
     """
 
     code: Sequence[str] = ()
@@ -56,11 +56,11 @@ class HostReport:
     """The report on a host that `distlaunch doctor` prints.
 
     Attributes:
-        address: the address at which other hosts reach it; empty if there are none.
-        driver: version of the GPU driver; empty if there is none.
-        machine: what no other machine has.
-        free_bytes: on the disk of the working directory.
-        warnings: what may become a problem.
+        address: the address at which other hosts reach it; empty without other hosts.
+        driver: version of the GPU driver; empty without GPUs.
+        machine: an identifier that is unique to the machine.
+        free_bytes: free space on the disk of the working directory.
+        warnings: messages about possible problems.
     """
 
     name: str
@@ -89,12 +89,12 @@ class HostReport:
 class Engine(Protocol):
     """Finds hosts for the tasks of a job.
 
-    A command makes one engine, and enters it once, around everything that it starts. The engine owns what makes a
-    later start faster, such as connections to hosts and processes that have imported a framework, and gives it up when
-    it is left. Everything that touches a process happens in the allocation.
+    A command makes one engine and enters it once, around everything that it starts. While it is entered, the engine
+    keeps resources that make later starts faster, such as connections to hosts and processes that have imported a
+    framework. Processes of tasks are started and stopped by the allocation.
 
     Attributes:
-        hosts: names of the hosts that a start asks first; empty: none but this machine.
+        hosts: names of the hosts to which the engine connects; empty if it uses this machine only.
         uses_this_machine_only: whether all tasks of a job run on this machine.
     """
 
@@ -111,7 +111,7 @@ class Engine(Protocol):
     ) -> None: ...
 
     def examine(self) -> list[HostReport]:
-        """Check each host as a start does. Call it while the engine is entered; it may be called again.
+        """Check each host in the same way as a start. May be called several times while the engine is entered.
 
         Raises:
             UsageError: at least one host cannot be used; the message lists all problems.
@@ -119,10 +119,10 @@ class Engine(Protocol):
         ...
 
     def count_slots(self, *, dry: bool = False) -> int:
-        """Return how many workers there are places for. To be called while the engine is entered, unless `dry`.
+        """Return the number of workers for which there are slots. The engine must be entered, unless `dry`.
 
         Args:
-            dry: ask no host; one that does not say how many it takes counts as one.
+            dry: connect to no host. A host without a configured number of slots counts as one slot.
 
         Raises:
             UsageError: hosts cannot be used.
@@ -130,18 +130,18 @@ class Engine(Protocol):
         ...
 
     def allocate(self, needs: Needs, *, dry: bool = False) -> Allocation:
-        """Return hosts, devices and addresses. To be called while the engine is entered, unless `dry`.
+        """Return hosts, devices and addresses. The engine must be entered, unless `dry`.
 
-        One allocation is used at a time: it is released before the next one is asked for.
+        Release an allocation before requesting the next one.
 
         Args:
-            dry: reserve nothing; what is chosen at a start only has a stand-in.
+            dry: reserve nothing. Values that are chosen at a start are replaced by placeholders.
 
         Raises:
-            ConfigError: the config asks for what cannot be had.
-            TooFewSlotsError: there are `slots` places for workers, and more are asked for. The job is tried again with
-                fewer workers if it allows that, else with `avoids_failed_hosts=False`.
-            UsageError: there is too little of something, with what is missing.
+            ConfigError: the config cannot be fulfilled.
+            TooFewSlotsError: there are only `slots` slots for workers. The caller may try again with fewer workers, or
+                with `avoids_failed_hosts=False`.
+            UsageError: another resource is missing. The message names it.
         """
         ...
 
@@ -151,7 +151,7 @@ class Start:
     """The command that a submitted job starts.
 
     Attributes:
-        python: the interpreter of the launcher; `engine.python` is that of the tasks.
+        python: the interpreter of the launcher. That of the tasks is `engine.python`.
         folder: the working directory.
     """
 

@@ -18,14 +18,14 @@ from distlaunch.engines.local import GivenClusterEngine
 
 @dataclass(frozen=True)
 class LaunchContext:
-    """The settings and devices with which a command starts tasks. Nothing after it reads the environment again.
+    """The settings and devices with which a command starts tasks. Later code does not read the environment.
 
     Attributes:
         machine: this machine, with the environment variables that the tasks inherit.
-        settings: the section of the engine that is used, and never `auto`.
-        files: what the tasks read on every host.
-        given: the cluster that TF_CONFIG describes, and the only task of it that this command starts; None: the command
-            starts all tasks of a cluster of its own.
+        settings: the section of the engine to use, which is never `auto`.
+        files: the files that the tasks read on every host.
+        given: the cluster that TF_CONFIG describes, and its only task that this command starts. None if the command
+            starts all tasks of a new cluster.
     """
 
     machine: Machine
@@ -63,4 +63,6 @@ class LaunchContext:
         return self.given is None and self.settings.is_secondary_task(self.machine.environ)
 
 
-SECONDARY_SRUN_TASK = "srun has started this command several times: task 0 of the step does the work, and this one ends"
+SECONDARY_SRUN_TASK = (
+    "srun has started this command several times: task 0 of the step does the work, so this task exits"
+)

@@ -34,10 +34,10 @@ class LocalAllocation:
 
     Attributes:
         environ: the environment variables that tasks inherit.
-        warm_starts: what tasks are forked from.
-        adapt: what the engine changes in how a task is started.
-        num_computing: how many tasks share the cores: it decides the sizes of their thread pools, and whether each is
-            bound to the cores of one NUMA node.
+        warm_starts: processes that have imported a framework, from which tasks are forked.
+        adapt: the engine's hook that changes how a task is started.
+        num_computing: the number of tasks that share the cores. It determines the sizes of their thread pools, and
+            whether each task is bound to the cores of one NUMA node.
     """
 
     environ: Mapping[str, str]
@@ -63,16 +63,16 @@ class LocalAllocation:
         return {address for address in addresses if split_address(address)[1] in ports}
 
     def note_host_failure(self, host: str) -> None:
-        """Do nothing: there is no other host."""
+        """Do nothing, since there is no other host."""
 
     def import_ahead(self, plan: LaunchPlan) -> None:
         for task in plan.tasks:
             self.warm_starts.process_for(self.spec_of(task))
 
     def spec_of(self, task: TaskPlan) -> TaskSpec:
-        """Return what is needed to start a task on this host."""
+        """Return the command, environment and files of a task on this host."""
         inherited = {name: value for name, value in self.environ.items() if name not in REMOVED_ENV}
-        # the user's own OMP_NUM_THREADS and the like win
+        # variables such as OMP_NUM_THREADS that the user has set override ours
         env = {**pool_sizes(self.num_computing), **inherited, **task.env}
         env |= direct_paths(env)
         files = task.files
@@ -96,14 +96,14 @@ class _Starter:
         return self._tasks.start(spec._replace(cores=spec.cores or self._cores.of(spec.name, spec.env)))
 
     def collect(self, gives_up: Callable[[], bool]) -> None:
-        """Do nothing: tasks have written their files here."""
+        """Do nothing, since tasks write their files on this host."""
 
 
 class LocalEngine:
     """Starts the tasks as children of this process.
 
     Args:
-        machine: with the variables that the tasks inherit.
+        machine: this machine, with the variables that the tasks inherit.
     """
 
     hosts = ()
@@ -126,9 +126,9 @@ class LocalEngine:
         self._entered.close()
 
     def adapt(self, spec: TaskSpec) -> TaskSpec:
-        """Return how a task is started; engines that start tasks of this machine in another way override this.
+        """Return how a task is started. Engines that start tasks on this machine in another way override this method.
 
-        A task whose `argv` is not that of a Python module of distlaunch gets a process of its own, and is not forked
+        If the `argv` is not that of a Python module of distlaunch, the task gets a new process instead of being forked
         from one that has imported the framework.
         """
         return spec
@@ -155,14 +155,14 @@ class LocalEngine:
         if dry:
             numbers: Sequence[int | str] = [PICKED_LATER] * number if ports == "auto" else ports[:number]
         else:
-            # before ports are held, each of which is an open file
+            # raise the limit before reserving ports, since each port is an open file
             allow_open_files(FILES_PER_TASK * needs.num_tasks, count(needs.num_tasks, "task"))
             if number:
                 reserved = pick_ports(number) if ports == "auto" else reserve_ports(ports[:number])
             numbers = reserved.numbers
         gpus = self._machine.gpus
         places = [Place("", f"{_HOST}:{port}", gpus) for port in numbers]
-        # tasks that nobody connects to need no address
+        # tasks to which no other task connects need no address
         places += [Place(gpus=gpus)] * (needs.num_tasks - number)
         return LocalAllocation(
             self._machine.environ, self._warm_starts, tuple(places), adapt=self.adapt, reserved=reserved,
@@ -171,11 +171,11 @@ class LocalEngine:
 
 
 class GivenClusterEngine(LocalEngine):
-    """Starts one task of a cluster that TF_CONFIG describes; other launchers, on other hosts perhaps, start the rest.
+    """Starts one task of a cluster that TF_CONFIG describes. Other launchers start the other tasks.
 
     Args:
-        machine: with the variables that the task inherits.
-        given: the cluster, and the task of it to start.
+        machine: this machine, with the variables that the task inherits.
+        given: the cluster and its task to start.
     """
 
     uses_this_machine_only = False
@@ -187,7 +187,7 @@ class GivenClusterEngine(LocalEngine):
 
     def allocate(self, needs: Needs, *, dry: bool = False) -> LocalAllocation:
         cluster, task = self._given
-        # no address and no port: TF_CONFIG has them
+        # the places need no addresses, since TF_CONFIG has them
         places = (Place(gpus=self._machine.gpus),)
         return LocalAllocation(
             self._machine.environ, self._warm_starts, places, given=self._given, adapt=self.adapt,

@@ -1,4 +1,4 @@
-"""Tasks on hosts that the user's own ssh reaches: one agent on each, at the other end of one connection."""
+"""Tasks on hosts that the user can reach with ssh. Each host has an agent and one connection to it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from distlaunch.engines.remote.link import Command
 _OPTIONS = ("-T", "-x", "-o", "BatchMode=yes", "-o", "ControlMaster=no", "-o", "RemoteCommand=none",
             "-o", "ClearAllForwardings=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
             "-o", "ConnectTimeout=10")  # fmt: skip
-"""No terminal, no question, a connection of its own unless one is shared already; an end when the network is gone."""
+"""Options for no terminal, no questions, no new shared connection, and an end if the network fails."""
 
 
 def ssh_command(host: Host, settings: Ssh) -> list[str]:
-    """Return the command that starts an agent. It contains nothing of the job, since every user sees command lines."""
+    """Return the command that starts an agent. It has no details of the job, since all users can see command lines."""
     python = python_of(host, settings)
-    # safe path: a folder called `distlaunch` in the home directory must not be taken for the package
+    # -P (safe path): otherwise a folder called `distlaunch` in the home directory would hide the package
     remote = f"exec {shlex.quote(python)} -P -m distlaunch.agent.remote"
     port = ["-p", str(host.port)] if host.port else []
     user = ["-l", host.user] if host.user else []

@@ -21,7 +21,7 @@ def test_a_command_that_srun_starts_twice_trains_once(lab: Lab, slurm: Slurm, tm
     config = write_config(tmp_path, tmp_path / "runs", "once", engine=AUTO, cluster={"workers": 2})
     job = slurm.run("srun", "-N2", "-l", *slurm.train(config))
     assert job.end(180) == 0, job.output
-    assert job.output.count("task 0 of the step does the work, and this one ends") == 1
+    assert job.output.count("task 0 of the step does the work, so this task exits") == 1
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["once"]
     run = RunDir(tmp_path / "runs" / "once")
     assert len(run.tasks(0)) == 2

@@ -53,7 +53,7 @@ def test_all_hosts_that_cannot_be_used_are_named_at_once(lab: Lab, tmp_path: Pat
         key = (lab.folder / "known_hosts").read_text().splitlines()[2].split()[1:]
         file.write(f"[host2]:2222 {' '.join(key)}\n")
     said = _refused(lab, tmp_path, own_disk, hosts)
-    assert "nobody.invalid: there is no host of this name" in said
+    assert "nobody.invalid: there is no host with this name" in said
     assert "host2:2222: no ssh server answers" in said
     assert "host3: permission denied; ssh must log in without a password" in said
     assert "host1" not in said

@@ -314,4 +314,4 @@ def test_a_start_that_waits_for_hosts_can_be_ended(
 def test_ssh_that_is_missing_is_told(tmp_path: Path, environ: dict[str, str]) -> None:
     done = _run({**environ, "PATH": "/nowhere"}, "train", str(_config(tmp_path, hosts=["a", "b"])))
     assert done.returncode == 2
-    assert "engine.kind: ssh needs the program `ssh`, which is not on PATH" in done.stderr
+    assert "engine.kind: ssh needs the program `ssh`, but it is not on PATH" in done.stderr

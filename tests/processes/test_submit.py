@@ -217,7 +217,7 @@ def test_before_the_end_the_job_is_queued_again(folder: Path, number: signal.Sig
     batch = Batch(folder, restarts="1", requeues=2)
     code, output = batch.signal(number)
     assert (code, batch.state.read_text()) == (4, "PENDING\n")
-    assert "distlaunch: job 1 is queued again, to resume (2 of 2)" in output
+    assert "distlaunch: requeueing job 1 to resume (2 of 2)" in output
     assert batch.told.read_text() == f"-P -m distlaunch train {batch.run.path} --resume\n"
     # it has not ended
     assert batch.run.job_exit_code() is None
@@ -228,7 +228,7 @@ def test_before_the_end_the_job_is_queued_again(folder: Path, number: signal.Sig
     [
         (signal.SIGUSR2, "RUNNING", "0", "stopped\n"),  # `distlaunch stop`
         (signal.SIGTERM, "COMPLETING", "0", "stopped\n"),  # `scancel`
-        (signal.SIGUSR1, "RUNNING", "2", "stopped\ndistlaunch: not queued again: engine.requeues is 2\n"),
+        (signal.SIGUSR1, "RUNNING", "2", "stopped\ndistlaunch: not requeued: engine.requeues is 2\n"),
     ],
 )
 def test_it_is_over(folder: Path, number: signal.Signals, state: str, restarts: str, said: str) -> None:
@@ -282,7 +282,7 @@ def test_stop_now_is_ctrl_c_twice(folder: Path) -> None:
     ("restarts", "setup", "code", "said"),
     [
         ("0", ["true", "cat /nowhere"], 2, "this line of engine.setup failed: cat /nowhere"),
-        ("3", [], 4, "distlaunch: not started again: engine.requeues is 2"),
+        ("3", [], 4, "distlaunch: not restarted: engine.requeues is 2"),
     ],
 )
 def test_it_does_not_start(folder: Path, restarts: str, setup: list[str], code: int, said: str) -> None:

@@ -77,7 +77,7 @@ def test_nodes_follow_from_workers(workers: int, slurm: dict[str, Any], expected
 )
 def test_nodes_that_get_no_task_are_told(workers: int, slurm: dict[str, Any], needed: int | None) -> None:
     told = [f"engine.nodes is {slurm.get('nodes')}, but {needed} are enough for cluster.workers: "
-            "the others are spares, which only a restart uses"]  # fmt: skip
+            "the others are spares for restarts"]  # fmt: skip
     assert SlurmQueue().notes(config_of(workers, **slurm)) == (told if needed else [])
 
 

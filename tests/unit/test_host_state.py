@@ -73,7 +73,7 @@ def test_one_machine_under_two_names_is_told() -> None:
     """Containers of one machine differ in their network."""
     assert not [*warnings_between({}, {"a": "boot net:1 a", "b": "boot net:2 b", "c": "", "d": ""})]
     (told,) = warnings_between({}, {"a": "boot net:1 x", "b": "boot net:2 b", "10.0.0.7": "boot net:1 x"})
-    assert told == "a, 10.0.0.7 are one machine, whose tasks share its cores; write it once, with slots=N"
+    assert told == "a, 10.0.0.7 are the same machine, so their tasks share its cores; list it once, with slots=N"
 
 
 def test_paths_of_data_are_texts_with_a_slash() -> None:

@@ -129,7 +129,7 @@ def test_addresses_of_both_families() -> None:
         ("Host key verification failed.", "ssh does not know its host key"),
         ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.", "ssh-keygen -R c"),
         ("me@c: Permission denied (publickey).", "permission denied; ssh must log in without a password"),
-        ("ssh: Could not resolve hostname c: Name or service not known", "there is no host of this name"),
+        ("ssh: Could not resolve hostname c: Name or service not known", "there is no host with this name"),
         ("ssh: connect to host c port 22: Connection refused", "no ssh server answers"),
         ("ssh: connect to host c port 22: No route to host", "cannot be reached from here"),
         ("bash: line 1: /opt/py: No such file or directory", "there is no Python at /opt/py"),

@@ -69,7 +69,7 @@ def test_a_path_that_fails_twice_while_nothing_moves_is_a_cut(scene: Scene) -> N
     found = scene.look(1)
     assert found is not None
     assert found[0] == "c"
-    assert found[1] == "b cannot reach c at 10.0.0.3:3 any more, and no task makes a step"
+    assert found[1] == "b can no longer reach c at 10.0.0.3:3, and no task makes a step"
 
 
 def test_the_host_that_all_others_miss_is_given_up(scene: Scene) -> None:

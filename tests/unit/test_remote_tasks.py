@@ -60,8 +60,8 @@ def test_who_does_not_want_to_wait_leaves_the_files_there(tmp_path: Path, shown:
     tasks.collect(lambda: next(looks, True))
     tasks.close()
     assert shown == [
-        "waiting for the last files of b, c; Ctrl-C leaves them there",
-        "the last files of b, c are not here; they stay in the run directory there",
+        "waiting for the last files of b, c; press Ctrl-C to leave them there",
+        "the last files of b, c were not copied; they stay in the run directory there",
     ]
     assert [link.keeps_copies for link in links] == [False, True, True]
 

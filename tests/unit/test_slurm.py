@@ -64,5 +64,7 @@ def test_the_agents_step_is_beside_that_of_the_command() -> None:
 
 
 def test_without_an_allocation_it_says_what_to_do() -> None:
-    with pytest.raises(UsageError, match="does not run in a Slurm allocation; use `distlaunch submit`, or start it by"):
+    with pytest.raises(
+        UsageError, match="does not run in a Slurm allocation; use `distlaunch submit`, or start the command with"
+    ):
         slurm_engine(Slurm(kind="slurm"), Machine({}), HostFiles())

@@ -1,1 +1,1 @@
-"""Hosts with an agent on each, as an allocation. How agents are started is not known here."""
+"""Runs tasks on hosts through agents. Other modules define how agents are started."""

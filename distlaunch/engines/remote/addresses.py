@@ -1,4 +1,4 @@
-"""Finds the address at which all other hosts reach a host, by trying before a task starts."""
+"""Finds an address of each host that all other hosts can reach, by trying to connect before tasks start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distlaunch.engines.remote.answers import raise_for, refusals
 from distlaunch.engines.remote.link import Link
 
 _PROBE_S, _PROBES_PER_S = 5, 50
-"""A host of many has time for each of them: 256 that shared two cores needed 8 s."""
+"""Time to probe a few hosts, and probes per second with many hosts. 256 hosts on two cores needed 8 s."""
 _ANSWER_S = 15.0
 _FIREWALL = ("open the ports between the hosts (`cluster.ports` fixes them), or choose another network with "
              "`engine.interface`")  # fmt: skip
@@ -24,7 +24,7 @@ class UnreachableError(UsageError):
     """Hosts do not reach each other.
 
     Args:
-        pairs: who cannot reach whom, with the words for it.
+        pairs: a message for each pair of hosts of which the first cannot reach the second.
     """
 
     def __init__(self, pairs: Mapping[tuple[str, str], str]) -> None:
@@ -34,7 +34,10 @@ class UnreachableError(UsageError):
         self._pairs = pairs
 
     def worst(self, hosts: Sequence[str]) -> tuple[str, str]:
-        """Return the host that is part of most failed connections (the last, if several are), and its explanation."""
+        """Return the host with the most failed connections, and a message about one of them.
+
+        If several hosts have as many, return the last.
+        """
         counts = [sum(host in pair for pair in self._pairs) for host in hosts]
         name = max(range(len(hosts)), key=lambda number: (counts[number], number))
         return hosts[name], next(reasons for pair, reasons in self._pairs.items() if hosts[name] in pair)
@@ -54,7 +57,7 @@ def interface_problem(link: Link, interface: str | None) -> str:
 
 
 def _candidates(link: Link, interface: str | None) -> list[str]:
-    """Return the addresses of a host on the wanted interface, the most likely first."""
+    """Return the addresses of a host on the given interface or network, in order of preference."""
     found = [(str(address), str(name)) for address, name in link.facts.get("addresses", ())]
     return [address for address, name in found if interface in (None, name) or _is_in(address, str(interface))]
 
@@ -69,10 +72,14 @@ def _is_in(address: str, network: str) -> bool:
 def choose_addresses(
     links: Sequence[Link], ports: Mapping[str, Sequence[int]], interface: str | None
 ) -> dict[str, str]:
-    """Return an address of each host that all others reach. Raise UsageError that names who cannot reach whom.
+    """Return, for each host, an address that all others reach.
 
     Args:
-        ports: those reserved on each host. Each is tried by some host, and each host tries one of each other's.
+        ports: the reserved ports by host. Each port is tried by at least one host, and each host tries at least one
+            port of every other host.
+
+    Raises:
+        UsageError: hosts cannot reach each other. The message names them.
     """
     left = {link.name: _candidates(link, interface) for link in links}
     raise_for({name: "it has no address" for name, addresses in left.items() if not addresses})
@@ -93,7 +100,7 @@ def choose_addresses(
                 chosen[name] = trying[name]
                 open_hosts.discard(name)
             for name in failed:
-                # what is reported is how it went with the likeliest address
+                # report the failures of the first, preferred address
                 missed.setdefault(name, failed[name])
         if open_hosts:
             raise UnreachableError(_unreachable(first, missed, open_hosts))
@@ -103,9 +110,10 @@ def choose_addresses(
 
 
 def ports_to_try(ports: Sequence[int], number: int, count: int) -> Sequence[int]:
-    """Return the ports of a host that one of `count` hosts tries, so that each port is tried and each host tries one.
+    """Return the ports of a host that the host `number` out of `count` tries.
 
-    If each tried all, a thousand hosts of eight tasks would make eight million connections.
+    Each port is tried by at least one host, and each host tries at least one port. If each host tried all ports, a
+    thousand hosts with eight tasks each would make eight million connections.
     """
     return ports[number::count] or [ports[number % len(ports)]]
 
@@ -113,12 +121,12 @@ def ports_to_try(ports: Sequence[int], number: int, count: int) -> Sequence[int]
 def _probe(
     links: Sequence[Link], addresses: Mapping[str, str], ports: Mapping[str, Sequence[int]], tokens: Mapping[str, str]
 ) -> dict[str, list[tuple[str, int]]]:
-    """Return for each host that is not reached by all: from which host, and at which port."""
+    """Return, for each host that some hosts cannot reach, those hosts and the ports that they tried."""
     pending: dict[str, Future[Frame]] = {}
     targets: dict[str, list[tuple[str, int]]] = {}
     seconds = _PROBE_S + len(addresses) // _PROBES_PER_S
     for number, link in enumerate(links):
-        # also itself: TensorFlow connects to its own address
+        # each host also tries its own address, since TensorFlow connects to it
         targets[link.name] = [
             (name, port) for name in addresses for port in ports_to_try(ports[name], number, len(links))
         ]

@@ -1,4 +1,4 @@
-"""Hosts with agents as an allocation: which task runs on which host, at which address."""
+"""The allocation of hosts with agents: which task runs on which host, at which address."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from distlaunch.base.secret_mask import MASKED_ENV, REFERENCES_ENV
 from distlaunch.cluster.spec import ClusterSpec, Place, Task, split_address
 from distlaunch.engines.remote.link import Link, LinkError
 from distlaunch.engines.remote.path_watch import PathWatch
-from distlaunch.engines.remote.run_files import open_run, what_tasks_read
+from distlaunch.engines.remote.run_files import messages_with_run_files, open_run
 from distlaunch.engines.remote.tasks import RemoteTasks
 from distlaunch.plan.train import REMOVED_ENV, LaunchPlan
 from distlaunch.supervise.allocation import Starter
 
 FORWARDED = ("TF_", "XLA_", "JAX_", "KERAS_", "NCCL_", "GRPC_", "OMP_", "PYTHONHASHSEED")
-"""Prefixes of variables that change what a framework computes: tasks get them from the controller's environment."""
+"""Prefixes of variables that change what a framework computes. Tasks get them from the launcher's environment."""
 _LISTENING_S = 10.0
 _BEAT_MS, _FEW_HOSTS = 500, 4
 """Interval at which a host sends the heartbeats of its tasks; doubled for many hosts."""
 
 
 def forwarded(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
-    """Return the variables that tasks get from the controller; all others are those of their host."""
+    """Return the variables that tasks get from the launcher. All other variables are those of their host."""
     wanted = {*names, MASKED_ENV, REFERENCES_ENV, *environ.get(REFERENCES_ENV, "").split(",")}
     return {
         name: value
@@ -43,10 +43,10 @@ class RemoteAllocation:
 
     Attributes:
         links: the hosts that get a task, by name.
-        environ: what tasks get beside their host's own environment.
-        num_computing: how many tasks share the cores, by host.
-        note_host_failure: notes the name of a host that was lost, or on which a task was.
-        patience_s: how long no task makes a step before the paths between hosts are tried.
+        environ: variables for the tasks, in addition to their host's environment.
+        num_computing: the number of tasks that share the cores, by host.
+        note_host_failure: called with the name of a host that was lost, or on which a task was lost.
+        patience_s: seconds without a step of any task after which the paths between hosts are tried.
     """
 
     places: tuple[Place, ...]
@@ -70,13 +70,13 @@ class RemoteAllocation:
         listening = {task.address: task.host for task in plan.tasks if task.address is not None}
         paths = PathWatch(self.links, listening, self.patience_s, clock)
         tasks = RemoteTasks(plan, self.links, incoming, show, self.environ, paths, self.note_host_failure)
-        # who reads checkpoints: the one that leads, and what runs beside it
+        # only the leading task and the evaluator read checkpoints
         readers = {plan.tasks[0].host, *(task.host for task in plan.tasks if task.task.job == "evaluator")}
         for name, link in self.links.items():
             link.take, link.on_lost = tasks.take, tasks.note_end
             if name in copies:
-                there = copies[name] if name in readers else None
-                link.post_in_order(what_tasks_read(run, plan.attempt, checkpoints_there=there))
+                existing = copies[name] if name in readers else None
+                link.post_in_order(messages_with_run_files(run, plan.attempt, existing_checkpoints=existing))
             link.post_in_order([self._begin(plan, name)])
         try:
             yield tasks
@@ -97,7 +97,7 @@ class RemoteAllocation:
         return encode("begin", attempt=plan.attempt, computing=computing, without=without, beat_ms=beat_ms)
 
     def import_ahead(self, plan: LaunchPlan) -> None:
-        """Do nothing: agents import ahead when they start tasks."""
+        """Do nothing, since agents import modules ahead when they start tasks."""
 
     def listening(self, addresses: Collection[str]) -> set[str]:
         pending = {name: link.request("listening") for name, link in self.links.items()}

@@ -16,7 +16,7 @@ ANSWER_S = 30.0
 
 
 def unanswered(futures: Mapping[str, Future[Frame]] | Mapping[str, Future[None]], seconds: float) -> dict[str, str]:
-    """Return for each host why its answer did not come."""
+    """Return, for each host without an answer, the reason."""
     until, failed = time.monotonic() + seconds, dict[str, str]()
     for name, future in futures.items():
         try:
@@ -29,7 +29,7 @@ def unanswered(futures: Mapping[str, Future[Frame]] | Mapping[str, Future[None]]
 
 
 def refusals(pending: Mapping[str, Future[Frame]], seconds: float = ANSWER_S) -> dict[str, str]:
-    """Return for each host why it did not do what it was asked to."""
+    """Return, for each host that did not fulfil a request, the reason."""
     wrong = unanswered(pending, seconds)
     errors = {name: pending[name].result().fields.get("error") for name in pending.keys() - wrong.keys()}
     return wrong | {name: str(error) for name, error in errors.items() if error}
@@ -47,5 +47,5 @@ _MAY_PASS = (ADDRESS_PROBLEM, NO_SERVER, NO_ANSWER)
 
 
 def may_pass(reason: str) -> bool:
-    """Return True if the host or its network is down, as opposed to a mistake in the config."""
+    """Return True if the reason may be temporary: the host or its network is down."""
     return any(part in reason for part in _MAY_PASS)

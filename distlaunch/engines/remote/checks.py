@@ -1,4 +1,4 @@
-"""Checks that hosts have what a job needs: versions, the working directory, the code. Reports all errors at once."""
+"""Checks the versions, working directory and code of hosts, and reports all problems together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distlaunch.engines.remote.answers import ANSWER_S, raise_for, refusals
 from distlaunch.engines.remote.code import CodeFiles
 from distlaunch.engines.remote.link import Link
 
-_SEND_S = 600.0  # for code to be sent
+_SEND_S = 600.0  # time for sending the code
 
 
 def check_hosts(
@@ -31,20 +31,20 @@ def check_hosts(
     """Check hosts whose agents have just started, prepare them, and record their state.
 
     Args:
-        folders: the working directory on each host, also of those that have no agent.
-        lease_s: how long an agent goes on without a word from here.
-        paths: of data, which a host should have.
-        known: what is wrong with some hosts already, which is raised together with what is found here.
-        sync: send the code to hosts that do not have it, if nothing is wrong until then.
+        folders: the working directory on each host, including hosts without an agent.
+        lease_s: seconds without a message from the launcher after which an agent ends.
+        paths: data paths that a host should have.
+        known: known problems of hosts, which are reported together with the new ones.
+        sync: whether to send the code to hosts that do not have it, if there are no problems before.
 
     Raises:
-        UsageError: with everything that is wrong with any host.
+        UsageError: at least one host has a problem. The message lists all problems.
     """
     left = {link.name: link for link in links if not link.is_ready}
     wrong = {name: problem for name, link in left.items() if (problem := _version_problem(link))}
 
     def request(kind: str, payload: bytes = b"", seconds: float = ANSWER_S, **fields: Any) -> dict[str, Future[Frame]]:
-        """Send a request to the hosts without problems; return the answers of those that have succeeded."""
+        """Send a request to the hosts without problems; return the successful answers."""
         asked = {name: link for name, link in left.items() if name not in wrong}
         pending = {name: link.request(kind, payload, folder=folders[name], **fields) for name, link in asked.items()}
         wrong.update(refusals(pending, seconds))
@@ -86,7 +86,7 @@ def _raise_in_order(hosts: Iterable[str], *found: Mapping[str, str]) -> None:
 
 
 def _version_problem(link: Link) -> str:
-    """Return which versions on the host differ from those of this machine, or an empty string."""
+    """Return a message about versions on the host that differ from those on this machine, or an empty string."""
     facts = link.facts
     if (facts.get("distlaunch"), facts.get("protocol")) != (__version__, PROTOCOL):
         return (f"it has distlaunch {facts.get('distlaunch')} (protocol {facts.get('protocol')}), this machine has "

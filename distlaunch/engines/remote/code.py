@@ -16,25 +16,25 @@ from distlaunch.agent.remote.file_transfer import send_file
 from distlaunch.agent.remote.frames import MAX_PAYLOAD_BYTES
 from distlaunch.base.errors import UsageError
 
-_MOST = 10_000
-"""Files, and folders that are searched."""
-_MOST_BYTES = 500_000_000
-_PASSED_OVER = ("node_modules", "site-packages", "__pycache__", "runs")
-_SECRET = (".env*", "id_*", "*.pem", "*.key")
-"""Names of files that hold keys and passwords as a rule."""
+_MAX_FILES = 10_000
+"""Limit on the number of files, and of folders that are searched."""
+_MAX_BYTES = 500_000_000
+_SKIPPED_FOLDERS = ("node_modules", "site-packages", "__pycache__", "runs")
+_SECRET_NAMES = (".env*", "id_*", "*.pem", "*.key")
+"""Names of files that usually hold keys and passwords."""
 _GIT = ("git", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
-"""git without the programs that the repository's own settings name."""
+"""git with options that keep it from running programs named in the repository's settings."""
 
 
 class CodeFiles:
     """The files of a folder that are sent to hosts.
 
-    In a git repository, these are the files that git tracks or would add; elsewhere, all but hidden ones and
-    environments. Runs are skipped, and so are files that look like secrets unless git tracks them.
+    In a git repository, these are the files that git tracks or would add. Elsewhere, these are all files except hidden
+    files and virtual environments. Runs are skipped, and also files that look like secrets unless git tracks them.
 
     Args:
-        files: Python files that the config names; they may be elsewhere.
-        more: files to be sent too, whatever they look like.
+        files: Python files that the config names, perhaps outside the folder.
+        more: additional files to send, even if they look like secrets.
     """
 
     def __init__(self, folder: Path, files: Sequence[str], more: Sequence[str] = ()) -> None:
@@ -42,16 +42,18 @@ class CodeFiles:
         self._outside = [name for name in files if not Path(name).is_relative_to(folder)]
 
     @functools.cached_property
-    def _there(self) -> tuple[list[str], list[str]]:
+    def _candidates(self) -> tuple[list[str], list[str]]:
         """Return the files that git tracks, and others that may be code."""
         tracked, others = _git_files(self._folder)
-        return tracked, others if tracked or others else [*islice(_walked(self._folder), _MOST)]
+        return tracked, others if tracked or others else [*islice(_walk(self._folder), _MAX_FILES)]
 
     @functools.cached_property
     def _names(self) -> list[str]:
-        tracked, others = self._there
+        tracked, others = self._candidates
         sent = [*tracked, *(name for name in others if not _looks_secret(name))]
-        found = [name for name in sent[:_MOST] if (self._folder / name).is_file() and not self._is_of_run(name)]
+        found = [
+            name for name in sent[:_MAX_FILES] if (self._folder / name).is_file() and not self._belongs_to_run(name)
+        ]
         return sorted({*found, *self._more})
 
     @functools.cached_property
@@ -59,22 +61,22 @@ class CodeFiles:
         """Return the names of files that look like secrets and are not sent."""
         return [
             name
-            for name in self._there[1]
-            if _looks_secret(name) and not self._is_of_run(name) and name not in self._more
+            for name in self._candidates[1]
+            if _looks_secret(name) and not self._belongs_to_run(name) and name not in self._more
         ]
 
-    def _is_of_run(self, name: str) -> bool:
-        """Return True for a file of a run, wherever runs are kept."""
+    def _belongs_to_run(self, name: str) -> bool:
+        """Return True if a file is in the directory of a run."""
         return any(_is_run(self._folder / parent) for parent in Path(name).parents if parent.name)
 
     def _check_inside(self, name: str) -> None:
-        """Raise UsageError for a link that leads out of the folder: what it leads to is not code of this folder."""
+        """Raise UsageError for a link to a file outside the folder."""
         path = self._folder / name
         if not path.is_file():
             raise UsageError(f"engine.sync_files: there is no file {path}")
         if not path.resolve().is_relative_to(self._folder.resolve()):
-            raise UsageError(f"engine.sync: code: {name} leads out of {self._folder}, to {path.resolve()}; "
-                             "put a copy in its place, or let git ignore it")  # fmt: skip
+            raise UsageError(f"engine.sync: code: {name} is a link to {path.resolve()}, outside {self._folder}; "
+                             "replace it by a copy, or let git ignore it")  # fmt: skip
 
     def digests_as_json(self, *, outside: bool) -> bytes:
         """Return the digests of Python files, by their names in the folder.
@@ -83,7 +85,7 @@ class CodeFiles:
             outside: whether to include files outside the folder.
         """
         names = [name for name in self._names if name.endswith(".py")]
-        # within the folder by their names there, elsewhere by their paths
+        # files in the folder have relative names, others have absolute paths
         names += [*self._outside] if outside else []
         return self._listed(names)
 
@@ -92,12 +94,12 @@ class CodeFiles:
         for name in self._names:
             self._check_inside(name)
         size = sum((self._folder / name).stat().st_size for name in self._names)
-        if size > _MOST_BYTES:
-            raise UsageError(f"engine.sync: code: the files of {self._folder} have {size:,} bytes, and {_MOST_BYTES:,} "
-                             "at most are sent; let git ignore data, or use `sync: none`")  # fmt: skip
+        if size > _MAX_BYTES:
+            raise UsageError(f"engine.sync: code: the files of {self._folder} have {size:,} bytes; the limit is "
+                             f"{_MAX_BYTES:,}; let git ignore data, or use `sync: none`")  # fmt: skip
         if self._outside:
-            raise UsageError(f"engine.sync: code: {self._outside[0]} is not in {self._folder}, which is what is sent; "
-                             "start the command in a folder that holds it")  # fmt: skip
+            raise UsageError(f"engine.sync: code: {self._outside[0]} is not in {self._folder}, which is sent; "
+                             "start the command in a folder that contains it")  # fmt: skip
         return self._listed(self._names)
 
     def _listed(self, names: Sequence[str]) -> bytes:
@@ -114,7 +116,7 @@ class CodeFiles:
 
 
 def _looks_secret(name: str) -> bool:
-    return any(fnmatch.fnmatch(Path(name).name, pattern) for pattern in _SECRET)
+    return any(fnmatch.fnmatch(Path(name).name, pattern) for pattern in _SECRET_NAMES)
 
 
 @functools.cache
@@ -137,12 +139,12 @@ def _listed_by_git(folder: Path, *options: str) -> list[str]:
     return sorted(name for name in done.stdout.decode(errors="surrogateescape").split("\0") if name)
 
 
-def _walked(folder: Path) -> Iterator[str]:
-    for here, folders, names in islice(os.walk(folder), _MOST):
+def _walk(folder: Path) -> Iterator[str]:
+    for here, folders, names in islice(os.walk(folder), _MAX_FILES):
         path = Path(here)
         folders[:] = sorted(
             name
             for name in folders
-            if not name.startswith(".") and name not in _PASSED_OVER and not (path / name / "pyvenv.cfg").exists()
+            if not name.startswith(".") and name not in _SKIPPED_FOLDERS and not (path / name / "pyvenv.cfg").exists()
         )
         yield from (str((path / name).relative_to(folder)) for name in sorted(names) if not name.startswith("."))

@@ -1,4 +1,4 @@
-"""An engine whose hosts run agents, however these are started: connections, checks, places, addresses."""
+"""The engine for hosts that run agents: connects to them, checks them, and assigns places and addresses."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def python_of(host: Host, settings: RemoteSection) -> str:
 
 
 class RemoteEngine:
-    """Hosts on which agents can be started.
+    """Starts tasks on hosts through agents.
 
     Args:
-        kind: what the plan calls it.
-        command_of: how the agent of a host is started.
-        program: what that needs on this machine.
-        machine: with the variables of which tasks get some.
+        kind: the name of the engine in plans.
+        command_of: returns the command that starts the agent of a host.
+        program: the program on this machine that the command needs.
+        machine: this machine. Some of its environment variables are forwarded to tasks.
     """
 
     uses_this_machine_only = False
@@ -111,8 +111,8 @@ class RemoteEngine:
             return self._planned(needs)
         self._check_program()
         fleet = self._fleet
-        links = self._without_failed(self._ready(), needs)
-        chosen, places = self._reachable(needs, links)
+        links = self._leave_out_failed(self._ready(), needs)
+        chosen, places = self._choose_reachable(needs, links)
         used = {name: fleet.links[name] for name in dict.fromkeys(chosen)}
         fleet.num_starts += 1
         idle = [link.name for link in links if link.name not in used and link.name not in fleet.missing]
@@ -129,7 +129,7 @@ class RemoteEngine:
         return RemoteAllocation(places, used, env, computing, note_host_failure, self.kind, patience_s, notes=notes)
 
     def _planned(self, needs: Needs) -> RemoteAllocation:
-        """Return the allocation as far as it is known without asking a host."""
+        """Return the part of the allocation that is known without connecting to a host."""
         chosen = self._place(needs, [(host.label, host.slots or 1) for host in self._hosts])
         numbers = list(needs.ports) if needs.ports != "auto" else [PICKED_LATER] * needs.num_addresses
         hosts = {host.label: host for host in self._hosts}
@@ -143,16 +143,16 @@ class RemoteEngine:
 
     def _check_program(self) -> None:
         if shutil.which(self._program) is None:
-            raise UsageError(f"engine.kind: {self.kind} needs the program `{self._program}`, which is not on PATH")
+            raise UsageError(f"engine.kind: {self.kind} needs the program `{self._program}`, but it is not on PATH")
 
     def _warnings(self, link: Link) -> Iterator[str]:
         yield from host_warnings(link.name, link.state, self._data, link.clock_s)
         if link.facts.get("files") != package_files():
-            yield (f"{link.name} has other files of distlaunch {__version__} than this machine; its tasks run those "
-                   "that its Python imports")  # fmt: skip
+            yield (f"the files of distlaunch {__version__} on {link.name} differ from those on this machine; its tasks "
+                   "use the files there")  # fmt: skip
 
     def _warnings_of(self, used: Mapping[str, Link]) -> list[str]:
-        """Return warnings about hosts that are new to this job, each only once."""
+        """Return warnings about hosts that are new to this job. Each warning is returned only once."""
         new = {name: link for name, link in used.items() if not link.is_known}
         warnings = [warning for link in new.values() for warning in self._warnings(link)]
         if new:
@@ -167,15 +167,15 @@ class RemoteEngine:
         return news
 
     def _ready(self) -> list[Link]:
-        """Return the hosts that have what a job needs. Raise UsageError if they are too few."""
+        """Return the hosts that can run tasks. Raise UsageError if they are too few."""
         fleet = self._fleet
         missing = fleet.missing = fleet.connect()
         links = [fleet.links[host.label] for host in self._hosts if host.label not in missing]
         wanted = self._settings.interface
         missing.update({link.name: problem for link in links if (problem := interface_problem(link, wanted))})
-        # in later attempts of a command those count that can be used
-        again = bool(fleet.failures)
-        links = [link for link in links if link.name not in missing] if again else links
+        # after a failure, continue with the hosts that can be used; at first, report all problems
+        had_failure = bool(fleet.failures)
+        links = [link for link in links if link.name not in missing] if had_failure else links
         if not links:
             raise_for(missing)
         folders = {host.label: self._folder(host) for host in self._hosts}
@@ -184,12 +184,12 @@ class RemoteEngine:
         sync = self._settings.sync == "code"
         if sync and code.left_out:
             names = listed(code.left_out)
-            fleet.not_sent = f"not sent, since they look like secrets: {names}; engine.sync_files sends them"
-        check_hosts(links, folders, lease_s, code, [*self._data.values()], {} if again else missing, sync=sync)
-        # those that were lost come last: a spare is better
+            fleet.not_sent = f"not sent because they look like secrets: {names}; list them in engine.sync_files"
+        check_hosts(links, folders, lease_s, code, [*self._data.values()], {} if had_failure else missing, sync=sync)
+        # hosts that have failed come last, so that spare hosts are used first
         return sorted(links, key=lambda link: fleet.failures.count(link.name))
 
-    def _without_failed(self, links: Sequence[Link], needs: Needs) -> Sequence[Link]:
+    def _leave_out_failed(self, links: Sequence[Link], needs: Needs) -> Sequence[Link]:
         """Return the hosts that have not failed repeatedly."""
         if not needs.avoids_failed_hosts:
             return links
@@ -198,10 +198,12 @@ class RemoteEngine:
         fleet.missing.update({link.name: "the job has failed there twice" for link in failed})
         return [link for link in links if link not in failed]
 
-    def _reachable(self, needs: Needs, links: Sequence[Link]) -> tuple[list[str], tuple[Place, ...]]:
-        """Return the host of each process and its address. A restart replaces an unreachable host by a spare.
+    def _choose_reachable(self, needs: Needs, links: Sequence[Link]) -> tuple[list[str], tuple[Place, ...]]:
+        """Return the host and the address of each process. A restart replaces an unreachable host by a spare.
 
-        Raises TooFewSlotsError, or UsageError.
+        Raises:
+            TooFewSlotsError: the hosts that can be used do not have enough slots.
+            UsageError: at the first start, hosts do not reach each other.
         """
         first: UnreachableError | None = None
         fleet = self._fleet
@@ -209,7 +211,7 @@ class RemoteEngine:
             try:
                 chosen = self._place(needs, [(link.name, _slots(link)) for link in links])
             except TooFewSlotsError as error:
-                # the hosts that are left would do for fewer workers; why they are so few is what to say
+                # explain why hosts are left out; the remaining hosts may be enough for fewer workers
                 left_out = "".join(f"; {name} is left out: {reason}" for name, reason in fleet.missing.items())
                 raise TooFewSlotsError(str(first or f"{error}{left_out}"), error.slots) from None
             used = {name: fleet.links[name] for name in dict.fromkeys(chosen)}
@@ -224,7 +226,7 @@ class RemoteEngine:
                 links = [link for link in links if link.name != worst]
 
     def _places(self, needs: Needs, chosen: Sequence[str], used: Mapping[str, Link]) -> tuple[Place, ...]:
-        """Return where each process runs, with an address that the others reach."""
+        """Return the place of each process, with an address that the others can reach."""
         ports = _reserve(used, chosen, needs)
         wanted = self._settings.interface
         addresses = choose_addresses(list(used.values()), ports, wanted) if needs.num_addresses else {}
@@ -246,7 +248,7 @@ class RemoteEngine:
         """Return the name of the host of each process."""
         names = [name for name, _ in slots]
         numbers = place_tasks(needs.jobs, [count for _, count in slots], names)
-        # a single process, or an evaluator, is beside the one that writes checkpoints
+        # a single process or an evaluator runs on the host of the task that writes checkpoints
         first = numbers[0] if numbers else 0
         return [names[number] for number in [*numbers, *[first] * (needs.num_tasks - len(numbers))]]
 

@@ -1,4 +1,4 @@
-"""The agents of a job. One thread does the I/O of all connections, so that a slow one never delays another."""
+"""Manages the agents of a job. One thread does the I/O of all connections without blocking on any of them."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from distlaunch.engines.remote.host_failures import HostFailures
 from distlaunch.engines.remote.link import Command, Link
 
 _FILES_PER_HOST = 4
-"""Three pipes, and a file that is sent to it."""
-_TURN_S = 1.0
-_BEAT_S = 2.0
+"""Open files per host: three pipes, and a file that is being sent."""
+_SELECT_TIMEOUT_S = 1.0
+_KEEP_ALIVE_S = 2.0
 _START_S = 60.0
-"""Time allowed for an agent's first message. ssh itself gives up earlier; start-up files of a shell may be slow."""
+"""Time allowed for an agent's first message. ssh itself gives up earlier, but start-up files of a shell may be slow."""
 _BUSY_PAUSES_S = (0.5, 1.0, 2.0, 4.0)
-"""Pauses before an agent is started again on a server that took no more logins."""
+"""Pauses before an agent is started again on a server that accepted no more logins."""
 _BYE_S = 5.0
-_MANY_LINKS, _LITTLE_BYTES, _REST_S = 16, 16 * 1024, 0.15
-"""With many hosts heartbeats arrive constantly; waking up for each costs more than reading it."""
+_MANY_LINKS, _LITTLE_BYTES, _BATCHING_PAUSE_S = 16, 16 * 1024, 0.15
+"""With many hosts, heartbeats arrive constantly. A pause after little data avoids waking up for each of them."""
+_NOT_NEEDED = "it is no longer needed"
 
 
 class Fleet:
-    """Starts agents, keeps them, and ends them.
+    """Starts agents, keeps their connections alive, and ends them.
 
     Args:
-        command_of: how the agent of a host is started.
-        timeout_s: a host that is silent for so long is lost.
+        command_of: returns the command that starts the agent of a host.
+        timeout_s: seconds without a message after which a host is lost.
     """
 
     def __init__(self, hosts: Sequence[Host], command_of: Callable[[Host], Command], timeout_s: float) -> None:
@@ -44,7 +45,7 @@ class Fleet:
         self.links: dict[str, Link] = {}
         self.failures = HostFailures()
         self.missing: dict[str, str] = {}
-        """Host -> why it has no agent since the last start."""
+        """Why a host could not be used in the last start, by host."""
         self.warned: set[str] = set()
         """Warnings that have been printed and are not repeated."""
         self.not_sent = ""
@@ -65,11 +66,11 @@ class Fleet:
         self._is_open = True
 
     def connect(self) -> dict[str, str]:
-        """Start all missing agents at once; return for each host that has none why it did not start.
+        """Start all missing agents at once; return the reason for each host whose agent did not start.
 
-        Raises UsageError if the system does not allow this process so many open files.
+        Raises UsageError if the system does not allow this process enough open files.
         """
-        assert self._is_open, "to be called between `open` and `close`"
+        assert self._is_open, "call `open` first"
         allow_open_files(_FILES_PER_HOST * len(self.hosts), count(len(self.hosts), "host"))
         self._start_thread()
         missing = [host for host in self.hosts if host.label not in self.links or self.links[host.label].lost]
@@ -79,11 +80,11 @@ class Fleet:
             failed = unanswered({link.name: link.greeted for link in started}, _START_S)
             for name in failed:
                 self.links[name].lose(failed[name])
-            missing = [link.host for link in started if link.failed_for_a_moment]
+            missing = [link.host for link in started if link.failed_temporarily]
             if not missing or pause_s is None:
                 break
             self._ending.wait(pause_s)
-        # those that were too busy at first have had their turn
+        # hosts that were busy at first may have an agent now
         return {host.label: self.links[host.label].lost for host in self.hosts if self.links[host.label].lost}
 
     def _start_thread(self) -> None:
@@ -100,7 +101,7 @@ class Fleet:
         assert self._lifeline is not None
         if (old := self.links.get(host.label)) is not None:
             self._drop(old)
-        # not in this thread, in which a signal may raise at any moment: nobody would know the process, or end it
+        # use another thread: a signal may raise an exception in this one, and the new process would not be recorded
         return self._starts.submit(self._make, host, self._lifeline).result()
 
     def _make(self, host: Host, lifeline: Lifeline) -> Link:
@@ -119,11 +120,11 @@ class Fleet:
             self._dropped.append((link, gone))
         self._wake()
         gone.wait(_BYE_S)
-        link.lose("it is not needed any more")
+        link.lose(_NOT_NEEDED)
         link.close(0.0)
 
     def close(self) -> None:
-        """End the agents, and forget what was known of their hosts."""
+        """End the agents, and forget the facts about their hosts."""
         self._is_open = False
         if self._thread is None or self._lifeline is None:
             return
@@ -131,10 +132,10 @@ class Fleet:
         until = time.monotonic() + _BYE_S
         for link in self.links.values():
             if link.facts:
-                # a copy of a run directory is deleted where the controller has all of it
+                # an agent removes its copy of the run directory if all of its files have been copied here
                 link.post("bye", remove=not link.keeps_copies)
             else:
-                link.lose("it is not needed any more")  # who has not greeted would not hear it
+                link.lose(_NOT_NEEDED)  # an agent that has not sent its greeting would not read the message
         for link in self.links.values():
             while not link.lost and time.monotonic() < until:
                 self._ending.wait(0.01)
@@ -143,7 +144,7 @@ class Fleet:
         self._thread.join()
         self._thread = None
         for link in self.links.values():
-            link.lose("it is not needed any more")
+            link.lose(_NOT_NEEDED)
             link.close(0.0)
         self.links.clear()
         self._lifeline.close()
@@ -154,7 +155,7 @@ class Fleet:
         self._posted.set()
         if not self._is_woken:
             self._is_woken = True
-            # a full pipe wakes as well
+            # if the pipe is full, the thread wakes up anyway
             with contextlib.suppress(BlockingIOError):
                 os.write(self._wake_write, b"+")
 
@@ -163,7 +164,7 @@ class Fleet:
         try:
             self._serve()
         except BaseException as error:
-            # nobody must wait for what will never come
+            # callers must not wait for answers that will never come
             for link in list(self.links.values()):
                 link.lose(f"the connections of this machine have failed: {error!r}")
             raise
@@ -172,29 +173,29 @@ class Fleet:
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_read, selectors.EVENT_READ)
             watched: dict[int, Link] = {}
-            # with many hosts messages come all the time, and few of them change what is to be watched
+            # with many hosts, most messages do not change the set of descriptors to watch
             has_changed = True
             while not self._ending.is_set():
                 if has_changed:
                     self._watch_links(selector, watched)
-                ready = selector.select(_TURN_S)
+                ready = selector.select(_SELECT_TIMEOUT_S)
                 has_changed, now, num_bytes = not ready, time.monotonic(), 0
                 for key, _ in ready:
                     if key.fd == self._wake_read:
                         with contextlib.suppress(BlockingIOError):
                             os.read(self._wake_read, 4096)
-                        self._is_woken, has_changed = False, True  # only now: who did not write has changed something
+                        self._is_woken, has_changed = False, True  # reset it before handling changes
                     elif (link := watched.get(key.fd)) is not None:
                         num_bytes += _pump(link, key.fd, now)
                         has_changed = has_changed or bool(link.lost) or key.fd != link.fds[1]
                 has_changed = self._keep_alive(now) or has_changed
-                if not has_changed and num_bytes < _LITTLE_BYTES and self._has_time():
-                    self._posted.wait(_REST_S)
+                if not has_changed and num_bytes < _LITTLE_BYTES and self._may_pause():
+                    self._posted.wait(_BATCHING_PAUSE_S)
                 self._posted.clear()
 
-    def _has_time(self) -> bool:
+    def _may_pause(self) -> bool:
         """Return True if there are many links and no answer is awaited."""
-        return len(self.links) > _MANY_LINKS and not any(link.is_asked for link in list(self.links.values()))
+        return len(self.links) > _MANY_LINKS and not any(link.awaits_answer for link in list(self.links.values()))
 
     def _watch_links(self, selector: selectors.BaseSelector, watched: dict[int, Link]) -> None:
         """Register the descriptors to read and write, and remove those that were dropped or lost."""
@@ -217,9 +218,9 @@ class Fleet:
 
     def _keep_alive(self, now: float) -> bool:
         """Send keep-alive messages; return True if links may have been lost."""
-        # whoever had stopped this process, or closed the lid of its machine, has stopped nobody's beats
+        # if this process was suspended for a while, that time does not count as silence of the hosts
         pause, self._turn_at = now - (self._turn_at or now), now
-        if now - self._beat_at < _BEAT_S:
+        if now - self._beat_at < _KEEP_ALIVE_S:
             return False
         self._beat_at = now
         with self._lock:
@@ -227,7 +228,7 @@ class Fleet:
         for link in links:
             if link.lost:
                 continue
-            if pause > 2 * _TURN_S:
+            if pause > 2 * _SELECT_TIMEOUT_S:
                 link.received_at += pause
             if link.takes_beats:
                 link.post("beat")

@@ -10,7 +10,7 @@ LIMIT = 2
 
 
 class HostFailures:
-    """Counts at most one failure of a host in each attempt, however many signs of it there are."""
+    """Counts failures of hosts, at most one per host and attempt."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -20,13 +20,13 @@ from distlaunch.agent.remote.outbox import Outbox
 from distlaunch.cluster.hosts import Host
 from distlaunch.engines.remote.replies import check_facts, check_reply
 
-_READ_BYTES = 64 * 1024  # what a pipe holds
-_KEPT_BYTES = 8000  # of what the child prints beside the messages
+_READ_BYTES = 64 * 1024  # the size of a pipe's buffer
+_KEPT_BYTES = 8000  # how much of the end of standard error is kept
 _NO_AGENT = "what it sends is not a message of an agent"
 
 
 class LinkError(Exception):
-    """The agent does not answer any more, or refuses; its text says why."""
+    """The agent no longer answers, or refuses a request. The message says why."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Command:
 
     Attributes:
         argv: a program whose standard streams become the agent's.
-        explain: makes a reason of what it has printed to standard error, and of its exit code.
-        is_busy: whether it failed in a way that passes.
+        explain: returns the reason of a failure from the text on standard error and the exit code.
+        is_busy: returns True if the text on standard error shows a temporary failure.
     """
 
     argv: Sequence[str]
@@ -48,11 +48,11 @@ class Link:
     """The connection to one agent. Any thread may post messages; only the I/O thread calls `pump_*`.
 
     Attributes:
-        facts: what the agent has reported of its host; empty until then.
-        state: what its host has left for a job, see `host_state`; empty until it is ready.
-        is_known: whether what is worth a word of it has been reported.
-        clock_s: how far its clock is ahead of this machine's, but for the time that its greeting took.
-        lost: why there is no agent any more; empty while there is one.
+        facts: the facts about the host in the agent's greeting; empty until the greeting.
+        state: free resources of the host, see `host_state`; empty until the host has been checked.
+        is_known: whether the warnings about the host have been printed.
+        clock_s: seconds by which the host's clock is ahead of this machine's clock, plus the delay of the greeting.
+        lost: why the agent is gone; empty while it works.
     """
 
     def __init__(self, host: Host, command: Command, lifeline: Lifeline, wake: Callable[[], None]) -> None:
@@ -70,11 +70,11 @@ class Link:
         self.is_silent = False
         """Whether the standard error of the agent has been closed."""
         self.keeps_copies = False
-        """Whether the host keeps files that the controller could not take."""
+        """Whether the host keeps files that could not be copied to the launcher's host."""
         self.take: Callable[[Link, Frame], None] | None = None
-        """Gets the messages that answer nothing; called by the thread that does the I/O."""
+        """Handles messages that are not answers; called in the I/O thread."""
         self.on_lost: Callable[[], None] | None = None
-        """Called when there is no agent any more, by any thread."""
+        """Called in any thread when the agent is gone."""
         self.greeted: Future[None] = Future()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
@@ -88,7 +88,7 @@ class Link:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            # neither Ctrl-C nor a question for a password concerns it
+            # Ctrl-C must not reach it, and it must not ask for a password on the terminal
             start_new_session=True,
         )
         lifeline.guard(self._process.pid)
@@ -117,7 +117,7 @@ class Link:
             return self._outbox.has_pending
 
     @property
-    def is_asked(self) -> bool:
+    def awaits_answer(self) -> bool:
         """Return True if an answer is awaited."""
         return bool(self._pending) or not self.greeted.done()
 
@@ -128,7 +128,7 @@ class Link:
         self._wake()
 
     def post_in_order(self, messages: Iterable[bytes]) -> None:
-        """Send messages that are made only when there is room for them; later calls queue behind them."""
+        """Send messages that are produced only when they can be written. Later calls are queued behind them."""
         with self._lock:
             self._outbox.put_files(messages)
         self._wake()
@@ -153,7 +153,7 @@ class Link:
 
     def pump_out(self) -> None:
         """Write what can be written without waiting."""
-        with self._lock, contextlib.suppress(OSError):  # its end is seen where it is read
+        with self._lock, contextlib.suppress(OSError):  # `pump_in` notices the end of the child
             self._outbox.flush()
 
     def pump_in(self, now: float) -> int:
@@ -175,7 +175,7 @@ class Link:
                 self._greeting, data = None, rest
             for frame in self._reader.feed(data):
                 self._take(frame)
-        # a field that is not there, or of another type
+        # a field is missing or has another type
         except (FrameError, KeyError, TypeError, ValueError, AttributeError) as error:
             self.lose(f"{_NO_AGENT}: {error}")
         return num_bytes
@@ -202,7 +202,7 @@ class Link:
             on_lost()
 
     @property
-    def failed_for_a_moment(self) -> bool:
+    def failed_temporarily(self) -> bool:
         """Return True if the agent failed to start for a temporary reason."""
         return not self.facts and self._command.is_busy(self._stderr.decode(errors="replace"))
 
@@ -234,7 +234,7 @@ class Link:
                 try:
                     check_reply(request, frame)
                 except FrameError as error:
-                    # nothing waits for it any more when the link is lost
+                    # set the exception here, since `lose` only handles answers that are still pending
                     answer.set_exception(LinkError(f"{_NO_AGENT}: {error}"))
                     raise
                 answer.set_result(frame)
@@ -242,7 +242,7 @@ class Link:
             self.take(self, frame)
 
     def _end(self) -> None:
-        """Handle the end of the child; its exit code and its last output say why."""
+        """Mark the link as lost after the end of the child, with a reason from its exit code and last output."""
         code: int | None = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(2.0)

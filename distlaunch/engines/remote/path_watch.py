@@ -1,6 +1,6 @@
-"""Finds two hosts that no longer reach each other; TensorFlow and JAX detect that only if one of them is the chief's.
+"""Finds two hosts that no longer reach each other. TensorFlow and JAX detect that only for the chief's host.
 
-It runs while no task makes a step, and compares the connections that work with those that worked when training began.
+While no task makes a step, the watch compares the connections that work with those that worked when training began.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from distlaunch.engines.remote.link import Link, LinkError
 
 _PROBE_S = 5
 _CONFIRMED_BY = 2
-"""Rounds in a row; each tries for seconds, so that lost packets are no cut."""
+"""Number of failed rounds in a row after which a path counts as broken. Each round takes seconds, to allow for lost
+packets."""
 
 Path = tuple[str, str]
 """A network path from a host to an address."""
 
 
 class PathWatch:
-    """Watch over the network paths between the tasks of one attempt.
+    """Watches the network paths between the tasks of one attempt.
 
     Args:
         hosts: the host of each address at which a task may listen.
@@ -37,7 +38,7 @@ class PathWatch:
         self._links, self._hosts, self._patience_s, self._clock = links, dict(hosts), patience_s, clock
         self._pending: dict[str, Future[Frame]] = {}
         self._usable: set[Path] | None = None
-        """Paths that worked when training began; None: not tried yet."""
+        """Paths that worked when training began; None before they are tried."""
         self._broken: Counter[Path] = Counter()
         self._progress: Any = None
         self._moved_at = clock()
@@ -70,7 +71,7 @@ class PathWatch:
             try:
                 numbers = answer.result().fields["missed"]
                 missed |= {(name, addresses[number]) for number in numbers if number < len(addresses)}
-            except LinkError:  # a lost host is found by itself
+            except LinkError:  # the host is lost; its link reports that
                 missed |= {(name, address) for address in addresses}
         self._pending.clear()
         if self._usable is None:
@@ -81,12 +82,12 @@ class PathWatch:
         broken = missed & self._usable if still else set[Path]()
         self._broken = Counter({path: self._broken[path] + 1 for path in broken})
         sure = sorted(path for path, times in self._broken.items() if times >= _CONFIRMED_BY)
-        return self._named(sure) if sure else None
+        return self._choose_host(sure) if sure else None
 
-    def _named(self, paths: list[Path]) -> tuple[str, str]:
+    def _choose_host(self, paths: list[Path]) -> tuple[str, str]:
         first = next(iter(self._links))
         ends = Counter(host for name, address in paths for host in {name, self._hosts[address]})
-        # the one that most paths have in common; of two, the one that does not lead
+        # the host with the most broken paths; of two with as many, the one without the leading task
         host = max(ends, key=lambda name: (ends[name], name != first, name))
         name, address = next(path for path in paths if host in (path[0], self._hosts[path[1]]))
-        return host, f"{name} cannot reach {self._hosts[address]} at {address} any more, and no task makes a step"
+        return host, f"{name} can no longer reach {self._hosts[address]} at {address}, and no task makes a step"

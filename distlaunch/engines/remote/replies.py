@@ -1,4 +1,4 @@
-"""Checks the messages of agents: a host may be another than it was, or say anything."""
+"""Checks the messages of agents, since a host may have been replaced or compromised."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _REPLIES: dict[str, dict[str, Any]] = {
 
 
 def check_facts(frame: Frame) -> None:
-    """Raise FrameError if a greeting does not have what agents of this version report."""
-    # one of another version is refused by its own words
+    """Raise FrameError if the greeting of an agent of this version lacks a field."""
+    # an agent of another version is refused later, with a message about its version
     if (frame.fields.get("distlaunch"), frame.fields.get("protocol")) == (__version__, PROTOCOL):
         _check("its greeting", frame.fields, _FACTS)
         if any(len(each) != 2 for each in frame.fields["addresses"]):
@@ -43,7 +43,7 @@ def check_facts(frame: Frame) -> None:
 
 
 def check_reply(request: str, frame: Frame) -> None:
-    """Raise FrameError if this is no answer to a request."""
+    """Raise FrameError if a frame is not a valid answer to a request."""
     error = frame.fields.get("error")
     if error is not None:
         if not isinstance(error, str):
@@ -59,7 +59,7 @@ def check_reply(request: str, frame: Frame) -> None:
 
 
 def parse_liveness(plain: Any) -> Liveness:
-    """Return the liveness in a message. Raises FrameError."""
+    """Return the liveness in a message. Raise FrameError if it is malformed."""
     kinds = (int, int, int | None, bool, bool)
     if not is_list(plain) or len(plain) != len(kinds) or not all(map(fits, plain, kinds)):
         raise FrameError(f"liveness: got {plain!r:.80}")

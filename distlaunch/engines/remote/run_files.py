@@ -1,4 +1,4 @@
-"""The run directory across hosts: sends each host the files it needs, and gets back those that its tasks write."""
+"""Sends each host the files of the run directory that its tasks read."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from distlaunch.engines.remote.answers import raise_for, refusals
 from distlaunch.engines.remote.link import Link
 
 _ANSWER_S = 60.0
-"""A disk of the network may take its time."""
+"""Time for an answer, which includes access to a network disk."""
 
 
 def open_run(run: RunDir, links: Sequence[Link]) -> dict[str, list[int]]:
-    """Ask each host for the run directory; return the checkpoints of hosts that have a copy of their own.
+    """Open the run directory on each host; return the existing checkpoints by host that has a separate copy.
 
-    Raises UsageError that says which host cannot have one, and why.
+    Raises UsageError if a host cannot open the directory. The message gives the reason.
     """
     nonce = f".seen-{secrets.token_hex(8)}"
-    # a fresh name: what a network disk remembers of older ones does not matter
+    # a network disk may have cached that an older name does not exist, so use a new name
     (run.path / nonce).touch()
     try:
         pending = {link.name: link.request("open", root=str(run.path), nonce=nonce) for link in links}
@@ -33,24 +33,26 @@ def open_run(run: RunDir, links: Sequence[Link]) -> dict[str, list[int]]:
     return {name: list(fields["checkpoints"]) for name, fields in answers.items() if not fields["shared"]}
 
 
-def what_tasks_read(run: RunDir, attempt: int, *, checkpoints_there: Sequence[int] | None) -> Iterator[bytes]:
-    """Return the messages that write the files of an attempt into a host's copy of the run.
+def messages_with_run_files(
+    run: RunDir, attempt: int, *, existing_checkpoints: Sequence[int] | None
+) -> Iterator[bytes]:
+    """Yield the messages that write the files of an attempt into a host's copy of the run.
 
     Args:
-        checkpoints_there: checkpoints that the copy has; None if its tasks read none.
+        existing_checkpoints: checkpoints that the copy already has; None if the host's tasks read no checkpoints.
     """
-    # a script has no config, and a first attempt no events
+    # a script has no config, and a first attempt has no events
     for path in (run.attempt_config(attempt), run.events):
         if path.exists():
             yield from file_transfer.send_file(path, _name(run, path))
-    if checkpoints_there is None:
+    if existing_checkpoints is None:
         return
-    there = set(map(checkpoint_name, checkpoints_there))
+    existing_names = set(map(checkpoint_name, existing_checkpoints))
     folders = [path for path in (run.checkpoints, run.path / "preprocessing", run.compiled) if path.is_dir()]
     for folder in folders:
         for path in sorted(folder.iterdir()):
-            is_there = folder == run.checkpoints and path.name in there
-            if path.name.startswith(".") or is_there:
+            exists = folder == run.checkpoints and path.name in existing_names
+            if path.name.startswith(".") or exists:
                 continue
             send = file_transfer.send_folder if path.is_dir() else file_transfer.send_file
             yield from send(path, _name(run, path))

@@ -13,7 +13,7 @@ _CAUSES: tuple[tuple[str, str], ...] = (
      "connect once by hand (`ssh {target}`), or add it to known_hosts"),
     (r"Permission denied \(|Too many authentication failures|No more authentication methods",
      "permission denied; ssh must log in without a password (a key, an agent): try `ssh -o BatchMode=yes {target}`"),
-    (r"Could not resolve hostname|Name or service not known", "there is no host of this name; check its spelling"),
+    (r"Could not resolve hostname|Name or service not known", "there is no host with this name; check its spelling"),
     (r"Connection refused", f"{NO_SERVER}; check that sshd runs there, and the port"),
     (r"Connection timed out|No route to host|Network is unreachable|Operation timed out", ADDRESS_PROBLEM),
     (r"account is currently not available|This service allows sftp connections only|administratively prohibited",
@@ -44,7 +44,7 @@ def explain(stderr: str, code: int | None, *, target: str, name: str, python: st
         return reason
     last = [line for line in stderr.splitlines() if line.strip()][-3:]
     how = "the connection was closed" if code is None or code == 0 else f"ssh ended with exit code {code}"
-    return f"{how}: {' / '.join(last)}" if last else f"{how} and nothing was said; try `ssh {target}`"
+    return f"{how}: {' / '.join(last)}" if last else f"{how} without a message; try `ssh {target}`"
 
 
 def explain_python(stderr: str, python: str) -> str:

@@ -25,21 +25,21 @@ from distlaunch.engines.remote.replies import parse_liveness
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 
 _LOST_CODE = -9
-"""Exit code of a task whose host is lost; it ends at the latest with the lease."""
+"""Exit code of a task whose host is lost. The host's agent ends the task when its lease runs out."""
 _CHECK_INTERVAL_S = 0.25
 _NOTE_AFTER_S = 2.0
 
 
 @dataclass
 class RemoteTask:
-    """A process of a task on another host; the thread of the connections changes what it knows."""
+    """A process of a task on another host. The I/O thread updates its fields."""
 
     host: str
     link: Link
     name: str
     pid: int = 0
     exit: Exit | None = None
-    shown: Liveness = field(default_factory=Liveness)
+    last_liveness: Liveness = field(default_factory=Liveness)
     suspended: bool = False
 
     def poll(self) -> Exit | None:
@@ -54,44 +54,44 @@ class RemoteTask:
         return self.suspended
 
     def liveness(self) -> Liveness:
-        return self.shown
+        return self.last_liveness
 
 
 @dataclass
-class _Sender:
-    """Limits on what a host may send in an attempt.
+class _SenderLimits:
+    """Limits on the messages of a host in an attempt.
 
     Attributes:
-        others: folders of the tasks of other hosts, and the run's events if the chief is elsewhere.
-        allowance: of lines for the screen: twice what an agent takes for its tasks.
-        num_files: that have come.
-        num_hidden: lines since the last that was shown.
+        forbidden: folders of the tasks of other hosts, and the run's events if the chief is on another host.
+        allowance: limits output lines to twice the amount that an agent allows its tasks.
+        num_files: number of files that have been received.
+        num_hidden: number of lines that were not shown since the last shown line.
     """
 
-    others: frozenset[str]
+    forbidden: frozenset[str]
     allowance: Allowance
     num_files: int = 0
     num_hidden: int = 0
 
     @staticmethod
-    def of(plan: LaunchPlan, host: str) -> _Sender:
-        here = [task for task in plan.tasks if task.host == host]
-        others = {task.files.path.name for task in plan.tasks if task.host != host}
-        if all(task.task != plan.lead for task in here):
-            others.add(plan.events.name)
-        number = 2 * (len(here) + 1)
+    def of(plan: LaunchPlan, host: str) -> _SenderLimits:
+        tasks = [task for task in plan.tasks if task.host == host]
+        forbidden = {task.files.path.name for task in plan.tasks if task.host != host}
+        if all(task.task != plan.lead for task in tasks):
+            forbidden.add(plan.events.name)
+        number = 2 * (len(tasks) + 1)
         allowance = Allowance(time.monotonic(), per_s=LINES_PER_S * number, at_once=LINES_AT_ONCE * number)
-        return _Sender(frozenset(others), allowance)
+        return _SenderLimits(frozenset(forbidden), allowance)
 
 
 class RemoteTasks:
-    """Starts tasks on hosts, and hears of them.
+    """Starts tasks on hosts and handles the messages about them.
 
     Args:
-        show: takes the lines that tasks print, in the thread that calls `wait`.
-        environ: what the tasks get beside their host's own environment.
+        show: called with the lines that tasks print, in the thread that calls `wait`.
+        environ: variables for the tasks, in addition to their host's environment.
         paths: watches whether the hosts still reach each other.
-        note_host_failure: called with the name of a host that is given up.
+        note_host_failure: called with the name of a host whose tasks are ended because others cannot reach it.
     """
 
     def __init__(
@@ -103,14 +103,14 @@ class RemoteTasks:
         self._plan, self._links, self._incoming = plan, links, incoming
         self._show, self._environ, self._paths, self._note_host_failure = show, environ, paths, note_host_failure
         self._tasks: dict[str, RemoteTask] = {}
-        self._senders: dict[str, _Sender] = {}
+        self._senders: dict[str, _SenderLimits] = {}
         self._lines: deque[tuple[str, str]] = deque()
         self._lock = threading.Lock()
         self._is_collected = False
-        self._has_ended = threading.Event()  # a task, and the supervisor has not been woken to look
+        self._has_ended = threading.Event()  # set if a task has ended and `wait` has not yet returned because of it
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._is_woken = False
-        # not `select`, which knows no descriptors above 1,023
+        # not `select`, which does not support descriptors above 1,023
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
 
@@ -140,14 +140,14 @@ class RemoteTasks:
         self._is_collected = True
         pending = {link.request("end"): link for link in self._links.values()}
         left, waited_s = set(pending), 0.0
-        # without a limit: a host that does not answer any more is lost, by which this ends
+        # no limit is needed: a host that does not answer is marked as lost, which ends the wait
         while left := wait(left, timeout=_CHECK_INTERVAL_S).not_done:
             waited_s += _CHECK_INTERVAL_S
             names = ", ".join(pending[answer].name for answer in pending if answer in left)
             if waited_s == _NOTE_AFTER_S:
-                self._show("", f"waiting for the last files of {names}; Ctrl-C leaves them there")
+                self._show("", f"waiting for the last files of {names}; press Ctrl-C to leave them there")
             if gives_up():
-                self._show("", f"the last files of {names} are not here; they stay in the run directory there")
+                self._show("", f"the last files of {names} were not copied; they stay in the run directory there")
                 for answer in left:
                     pending[answer].keeps_copies = True
                 return
@@ -160,7 +160,7 @@ class RemoteTasks:
         if self._wake_read in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
-            self._is_woken = False  # only now: who did not write has left what is taken below
+            self._is_woken = False  # reset it before handling lines: later ones wake this thread again
         while self._lines:
             self._show(*self._lines.popleft())
         if (given_up := self._paths.check(self._progress())) is not None:
@@ -184,8 +184,8 @@ class RemoteTasks:
 
     def _take_file(self, link: Link, frame: Frame) -> None:
         sender = self._sender(link.name)
-        task_files.check(frame, self._plan.attempt, sender.others)
-        # what may be done with a file is decided here
+        task_files.check(frame, self._plan.attempt, sender.forbidden)
+        # a host must not choose the permissions of files on this machine
         frame.fields.pop("mode", None)
         if frame.kind == file_transfer.MOVE:
             sender.num_files += 1
@@ -193,9 +193,9 @@ class RemoteTasks:
                 raise FrameError(f"more than {task_files.MOST_NAMES:,} files")
         self._incoming.take(frame)
 
-    def _sender(self, host: str) -> _Sender:
+    def _sender(self, host: str) -> _SenderLimits:
         if host not in self._senders:
-            self._senders[host] = _Sender.of(self._plan, host)
+            self._senders[host] = _SenderLimits.of(self._plan, host)
         return self._senders[host]
 
     def _take_line(self, link: Link, frame: Frame) -> None:
@@ -209,7 +209,7 @@ class RemoteTasks:
         cut = f"{text[:MAX_LINE_BYTES]} ..." if len(text) > MAX_LINE_BYTES + len(" ...") else text
         self._lines.append((name if name in self._tasks else link.name, cut))
 
-    def _note_hidden(self, host: str, sender: _Sender) -> None:
+    def _note_hidden(self, host: str, sender: _SenderLimits) -> None:
         if sender.num_hidden:
             self._lines.append((host, f"... {sender.num_hidden:,} lines of this host are not shown"))
             sender.num_hidden = 0
@@ -227,9 +227,9 @@ class RemoteTasks:
                 os.write(self._wake_write, b"+")
 
     def _progress(self) -> Any:
-        """Return a value that changes with each step; None before the first, and while no step is expected."""
+        """Return a value that changes with each step; None before the first step and while none is expected."""
         with self._lock:
-            running = [task.shown for task in self._tasks.values() if task.exit is None]
+            running = [task.last_liveness for task in self._tasks.values() if task.exit is None]
         if all(liveness.step is None for liveness in running) or any(liveness.has_to_finish for liveness in running):
             return None
         return [(liveness.turns, liveness.step) for liveness in running]
@@ -258,7 +258,7 @@ class RemoteTasks:
             beats: dict[str, Any] = frame.fields.get("signs") or {}
             for name, liveness in beats.items():
                 if (task := self._tasks.get(name)) is not None:
-                    task.shown = parse_liveness(liveness)
+                    task.last_liveness = parse_liveness(liveness)
                     task.suspended = name in suspended
                     task.pid = int(frame.fields["pids"].get(name, 0))
 
@@ -271,6 +271,6 @@ class RemoteTasks:
         if reason := frame.fields.get("unstartable"):
             self._lines.append((task.name, f"could not be started: {reason}"))
         if isinstance(liveness := frame.fields.get("signs"), list):
-            task.shown = parse_liveness(liveness)
+            task.last_liveness = parse_liveness(liveness)
         task.exit = task.exit or Exit(frame.number("code"), None if oom is None else bool(oom))
         self.note_end()

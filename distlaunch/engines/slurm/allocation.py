@@ -1,4 +1,4 @@
-"""Tasks on the nodes of a Slurm allocation: one agent on each, in a job step that `srun` starts from here."""
+"""Tasks on the nodes of a Slurm allocation. On each node, `srun` starts an agent in a job step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distlaunch.engines.remote.ssh_errors import explain_python
 
 _OPTIONS = ("--nodes=1", "--ntasks=1", "--mem=0", "--mpi=none", "--unbuffered", "--quiet", "--wait=0", "--input=all")
 _OUTPUT_SETTINGS = ("SLURM_LABELIO", "SRUN_LABELIO", "SLURM_STDOUTMODE", "SLURM_STDINMODE", "SLURM_STDERRMODE")
-"""Variables by which a user changes what srun does with output, which the messages of an agent would not survive."""
+"""Variables by which a user changes how srun handles output. They would corrupt the messages of an agent."""
 
 
 def slurm_engine(settings: Slurm, machine: Machine, files: HostFiles) -> RemoteEngine:
@@ -26,7 +26,7 @@ def slurm_engine(settings: Slurm, machine: Machine, files: HostFiles) -> RemoteE
     if "SLURM_JOB_ID" not in environ:
         raise UsageError(
             "engine.kind: slurm: this command does not run in a Slurm allocation; "
-            "use `distlaunch submit`, or start it by `sbatch` or `salloc`"
+            "use `distlaunch submit`, or start the command with `sbatch` or `salloc`"
         )
     if "SLURM_JOB_NODELIST" not in environ:
         raise UsageError(
@@ -36,7 +36,7 @@ def slurm_engine(settings: Slurm, machine: Machine, files: HostFiles) -> RemoteE
     cpus = node_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
     tasks = node_counts(environ.get("SLURM_TASKS_PER_NODE", ""))
     whole = node_names(environ["SLURM_JOB_NODELIST"])
-    # within `srun` those of its step, which may have fewer
+    # within `srun`, use the nodes of its step, which may be fewer
     in_step = int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1
     nodes = node_names(environ["SLURM_STEP_NODELIST"]) if in_step else whole
     slots = {name: count for name, count in zip(whole, tasks, strict=False) if count > 1}
@@ -48,7 +48,7 @@ def slurm_engine(settings: Slurm, machine: Machine, files: HostFiles) -> RemoteE
 
         def explain(stderr: str, code: int | None) -> str:
             last = " / ".join([line for line in stderr.splitlines() if line.strip()][-3:])
-            return explain_python(stderr, python) or f"srun ended with exit code {code}: {last or 'it said nothing'}"
+            return explain_python(stderr, python) or f"srun ended with exit code {code}: {last or 'no message'}"
 
         command = srun_command(host, python, num_cpus.get(host.name), environ, settings.srun)
         return Command(command, explain)
@@ -59,9 +59,9 @@ def slurm_engine(settings: Slurm, machine: Machine, files: HostFiles) -> RemoteE
 def srun_command(
     host: Host, python: str, num_cpus: int | None, environ: Mapping[str, str], more: Sequence[str] = ()
 ) -> list[str]:
-    """Return the `srun` command that starts an agent beside the step that this command may be in."""
+    """Return the `srun` command that starts an agent. It also works within a job step."""
     unset = [word for name in _OUTPUT_SETTINGS if name in environ for word in ("-u", name)]
-    # Slurm 22.05 hands it down to no step inside a step
+    # since Slurm 22.05, a step does not pass this option on to the steps inside it
     cpus = [f"--cpus-per-task={num_cpus}"] if num_cpus else []
     srun = ["srun", "--overlap", f"--nodelist={host.name}", *_OPTIONS, *cpus, *more]
     return [*(["env", *unset] if unset else []), *srun, python, "-P", "-m", "distlaunch.agent.remote"]

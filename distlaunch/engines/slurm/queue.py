@@ -1,4 +1,4 @@
-"""Slurm's queue: submits jobs, returns their states, stops them. Each call runs one of Slurm's commands."""
+"""Slurm's queue: submits jobs, returns their states and stops them, using Slurm's commands."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from distlaunch.engines.base import Start
 from distlaunch.engines.slurm.script import batch_script, needed_nodes, num_nodes, section_of, setup_check
 
 _TIMEOUT_S = 60.0
-"""A controller that is busy, or has just been restarted, takes its time."""
+"""Time for an answer of Slurm's controller, which may be busy or just be restarting."""
 _PHASES: Mapping[str, Phase] = {
     "PENDING": "pending", "REQUEUED": "pending", "REQUEUE_FED": "pending", "REQUEUE_HOLD": "pending",
     "SPECIAL_EXIT": "pending", "RESV_DEL_HOLD": "pending", "CONFIGURING": "pending",
     "RUNNING": "running", "COMPLETING": "running", "SUSPENDED": "running", "STOPPED": "running", "SIGNALING": "running",
     "STAGE_OUT": "running", "RESIZING": "running",
 }  # fmt: skip
-"""Every other word is an end."""
+"""The phase of each state of Slurm in which a job has not ended."""
 _SETTINGS = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_UMASK", "SLURM_TIME_FORMAT")
-"""Variables of Slurm that belong to the user, and not to the job that `submit` may itself be in."""
+"""Slurm's variables that are settings of the user. Others may belong to a job in which `submit` runs."""
 _VARIABLES = {
     "account": "ACCOUNT", "partition": "PARTITION", "qos": "QOS", "time": "TIMELIMIT", "mem": "MEM_PER_NODE",
     "constraint": "CONSTRAINT", "gpus": "GPUS_PER_NODE", "job_name": "JOB_NAME",
 }  # fmt: skip
-"""`SBATCH_...` of the environment, which counts where the config has nothing: it would win over the script."""
+"""Variable `SBATCH_...` for each key. It would override the script, so it is removed if the config sets the key."""
 _NEVER = {f"SBATCH_{name}" for name in ("OPEN_MODE", "SIGNAL", "REQUEUE", "NO_REQUEUE", "ARRAY_INX", "WAIT", "OUTPUT")}
 
 
 class SlurmQueue:
-    """The queue that the commands on PATH speak to."""
+    """The queue of the Slurm cluster that the commands on PATH use."""
 
     name = "slurm"
 
@@ -46,7 +46,7 @@ class SlurmQueue:
         nodes, needed = num_nodes(config), needed_nodes(config)
         if cluster.workers != "auto" and not cluster.ps and nodes > needed:
             what = f"engine.nodes is {nodes}, but {needed} are enough for cluster.workers"
-            found.append(f"{what}: the others are spares, which only a restart uses")
+            found.append(f"{what}: the others are spares for restarts")
         return found
 
     def script(self, config: RunConfig, start: Start) -> str:
@@ -69,9 +69,9 @@ class SlurmQueue:
         """Return the states of jobs. Raise QueueBusyError if the queue is silent, UsageError if there is none."""
         found: dict[Submission, JobState] = {}
         for cluster in dict.fromkeys(job.cluster for job in jobs):
-            of_it = [job for job in jobs if job.cluster == cluster]
-            output = _squeue(cluster, [job.job for job in of_it])
-            found |= {job: output.get(job.job, JobState("ended")) for job in of_it}
+            jobs_there = [job for job in jobs if job.cluster == cluster]
+            output = _squeue(cluster, [job.job for job in jobs_there])
+            found |= {job: output.get(job.job, JobState("ended")) for job in jobs_there}
         return found
 
     def cancel(self, job: Submission) -> None:
@@ -80,13 +80,16 @@ class SlurmQueue:
 
     def stop(self, job: Submission, *, at_once: bool = False) -> None:
         """Ask a running job to stop with a checkpoint and not to requeue itself."""
-        # what they mean is in the batch script
+        # the batch script explains these signals
         number = "INT" if at_once else "USR2"
         _run(["scancel", *_clusters(job.cluster), "--batch", f"--signal={number}", job.job])
 
 
 def submission_environment(job: Slurm, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without variables of a surrounding job, and without those that override the script."""
+    """Return the environment for sbatch.
+
+    It lacks the variables of a job in which this command runs, and variables that would override the script.
+    """
     written = {f"SBATCH_{variable}" for key, variable in _VARIABLES.items() if getattr(job, key) is not None}
     return {
         name: value
@@ -97,7 +100,7 @@ def submission_environment(job: Slurm, environ: Mapping[str, str]) -> dict[str, 
 
 def _setup_problems(setup: Sequence[str]) -> Iterator[Problem]:
     for number, command in enumerate(setup):
-        # one that leaves a quote open, say, would swallow the rest of the script
+        # a line with an open quote, for example, would swallow the rest of the script
         for text in setup_check(command):
             done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
             if done.returncode or done.stderr or "\0" in text:
@@ -108,12 +111,15 @@ def _setup_problems(setup: Sequence[str]) -> Iterator[Problem]:
 
 
 def _squeue(cluster: str, jobs: Sequence[str]) -> dict[str, JobState]:
-    """Not `--json`: its fields change with Slurm's version, and old ones print all jobs of the cluster with it."""
+    """Return the states of jobs.
+
+    `squeue --json` is not used: its fields depend on Slurm's version, and old versions print all jobs with it.
+    """
     command = ["squeue", *_clusters(cluster), "--noheader", "--states=all", "--format=%i|%T|%r"]
     try:
         output = _run([*command, f"--jobs={','.join(jobs)}"])
     except QueueBusyError as error:
-        # a single job that it has forgotten
+        # Slurm forgets a job some minutes after its end
         if "Invalid job id" in str(error):
             return {}
         raise

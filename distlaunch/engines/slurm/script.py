@@ -1,4 +1,4 @@
-"""The batch script that `distlaunch submit` hands to Slurm, as text."""
+"""Writes the batch script that `distlaunch submit` submits to Slurm."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ fail() {{
   finish {usage}
 }}
 
-# Slurm signals this shell, and the shell the launcher, which stops with a checkpoint and exit code {preempted}.
+# Slurm signals this shell, which signals the launcher. The launcher stops with a checkpoint and exit code {preempted}.
 # USR1: the time limit is near; TERM: preempted, or cancelled; USR2: `distlaunch stop`; INT: `distlaunch stop --now`
 ending= child= signalled=
 stop() {{
@@ -49,12 +49,12 @@ stop() {{
 for name in USR1 USR2 TERM INT; do trap "stop $name" "$name"; done
 
 rm -f "$run/{exit}"
-# Slurm queues a job again by itself, too
+# Slurm may also requeue a job itself
 if [ "${{SLURM_RESTART_COUNT:-0}}" -gt {requeues} ]; then
-  echo "distlaunch: not started again: engine.requeues is {requeues}"
+  echo "distlaunch: not restarted: engine.requeues is {requeues}"
   finish {preempted}
 fi
-# where the queue has started it earlier
+# wait if Slurm has started the job before the requested time
 if [ -f "$run/{not_before}" ]; then
   until=$(cat "$run/{not_before}") && rm -f "$run/{not_before}"
   while [ -z "$signalled" ] && [ "$(date +%s)" -lt "${{until:-0}}" ]; do
@@ -65,7 +65,7 @@ fi
 unset TF_CONFIG
 cd {folder} || fail 'the working directory is not here; it must be on a disk that the nodes share'
 [ -f "$run/{script}" ] || fail "$run is not here; runs_dir must be on a disk that the nodes share"
-command -v "$python" >/dev/null || fail "there is no Python at $python; it must be at the same path as where you submit"
+command -v "$python" >/dev/null || fail "there is no Python at $python; nodes need it at the same path as this command"
 """
 
 _SETUP = """\
@@ -79,35 +79,35 @@ _SECRET = 'line=$("$python" -P -m distlaunch.engines.slurm.setup_line "$run" {nu
 _TRAIN = """\
 code={preempted}
 if [ -z "$signalled" ]; then
-  # with job control, since background jobs of a script ignore SIGINT otherwise
+  # turn on job control: without it, background jobs of a script ignore SIGINT
   set -m
   {held_env}={held} "$python" -P -m distlaunch train "$run" --resume &
   child=$!
-  # one that came before there was anybody to hand it to
+  # pass on a signal that came before the launcher was started
   [ -z "$signalled" ] || kill -TERM "$child"
   while signalled=; wait "$child"; code=$?; [ -n "$signalled" ]; do :; done
   child=
 fi
-# {held}: another launcher holds the run, and will bring it to its end
+# {held}: another launcher works on the run and will finish it
 held=
 [ "$code" != {held} ] || {{ held=1; code={temporary}; }}
 """
 
 _REQUEUE = """\
-# after `scancel` and a failure the job is over
-case "$code" in {preempted} | {temporary}) again=1 ;; *) again= ;; esac
-if [ -n "$again" ] && [ -z "$held" ] && [ -z "$ending" ] && \\
+# do not requeue the job after `scancel` or a failure
+case "$code" in {preempted} | {temporary}) requeue=1 ;; *) requeue= ;; esac
+if [ -n "$requeue" ] && [ -z "$held" ] && [ -z "$ending" ] && \\
     [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
   if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ]; then
-    echo "distlaunch: job $SLURM_JOB_ID is queued again, to resume ($((${{SLURM_RESTART_COUNT:-0}} + 1)) of {requeues})"
-    # a cause outside the job takes its time to pass
+    echo "distlaunch: requeueing job $SLURM_JOB_ID to resume ($((${{SLURM_RESTART_COUNT:-0}} + 1)) of {requeues})"
+    # wait after a temporary failure, whose cause may take some time to disappear
     [ "$code" != {temporary} ] || echo $(($(date +%s) + {pause_s})) > "$run/{not_before}"
     if scontrol requeue "$SLURM_JOB_ID"; then
       [ "$code" != {temporary} ] || scontrol update StartTime=now+{pause_s} JobId="$SLURM_JOB_ID"
       exit "$code"
     fi
   else
-    echo "distlaunch: not queued again: engine.requeues is {requeues}"
+    echo "distlaunch: not requeued: engine.requeues is {requeues}"
   fi
 fi
 """
@@ -139,7 +139,7 @@ def section_of(config: RunConfig) -> Slurm:
 
 
 def _setup(config: RunConfig, number: int) -> str:
-    """Return what executes a set-up line. One that has a secret is read when the job starts."""
+    """Return the script's part for a set-up line. A line with a secret is read from the config when the job starts."""
     line = section_of(config).setup[number]
     secret = config.secrets.reference(("engine", "setup", number), line)
     return _SETUP.format(
@@ -159,13 +159,13 @@ def needed_nodes(config: RunConfig) -> int:
 
 
 def setup_check(command: str) -> tuple[str, str]:
-    """Return a set-up line alone and as it is in the script, for the check that a shell parses both."""
+    """Return a set-up line alone and in the form of the script, to check that a shell can parse both."""
     return command + "\n", _SETUP.format(command=command, message="''")
 
 
 def _options(config: RunConfig, run: RunDir) -> list[str]:
     job = section_of(config)
-    # `%` begins a placeholder
+    # in sbatch, `%` begins a placeholder
     log = str(run.launcher_log).replace("%", "%%")
     per_node = job.workers_per_node or 1
     found = {

@@ -1,6 +1,6 @@
-"""`python -m distlaunch.engines.slurm.setup_line RUN NUMBER`: prints a line of `engine.setup` as it is executed.
+"""`python -m distlaunch.engines.slurm.setup_line RUN NUMBER`: prints a line of `engine.setup` with its secrets.
 
-The batch script reads those that have secrets this way, since it lies in the run and in Slurm's own files.
+The batch script itself must not contain secrets, since Slurm keeps a copy of it. It reads lines with secrets from here.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ fail() {
   finish 2
 }
 
-# Slurm signals this shell, and the shell the launcher, which stops with a checkpoint and exit code 4.
+# Slurm signals this shell, which signals the launcher. The launcher stops with a checkpoint and exit code 4.
 # USR1: the time limit is near; TERM: preempted, or cancelled; USR2: `distlaunch stop`; INT: `distlaunch stop --now`
 ending= child= signalled=
 stop() {
@@ -40,12 +40,12 @@ stop() {
 for name in USR1 USR2 TERM INT; do trap "stop $name" "$name"; done
 
 rm -f "$run/job.exit"
-# Slurm queues a job again by itself, too
+# Slurm may also requeue a job itself
 if [ "${SLURM_RESTART_COUNT:-0}" -gt 10 ]; then
-  echo "distlaunch: not started again: engine.requeues is 10"
+  echo "distlaunch: not restarted: engine.requeues is 10"
   finish 4
 fi
-# where the queue has started it earlier
+# wait if Slurm has started the job before the requested time
 if [ -f "$run/job.not_before" ]; then
   until=$(cat "$run/job.not_before") && rm -f "$run/job.not_before"
   while [ -z "$signalled" ] && [ "$(date +%s)" -lt "${until:-0}" ]; do
@@ -56,7 +56,7 @@ fi
 unset TF_CONFIG
 cd /home/me/project || fail 'the working directory is not here; it must be on a disk that the nodes share'
 [ -f "$run/job.sh" ] || fail "$run is not here; runs_dir must be on a disk that the nodes share"
-command -v "$python" >/dev/null || fail "there is no Python at $python; it must be at the same path as where you submit"
+command -v "$python" >/dev/null || fail "there is no Python at $python; nodes need it at the same path as this command"
 
 {
 module load cuda
@@ -64,33 +64,33 @@ module load cuda
 
 code=4
 if [ -z "$signalled" ]; then
-  # with job control, since background jobs of a script ignore SIGINT otherwise
+  # turn on job control: without it, background jobs of a script ignore SIGINT
   set -m
   DISTLAUNCH_HELD_CODE=76 "$python" -P -m distlaunch train "$run" --resume &
   child=$!
-  # one that came before there was anybody to hand it to
+  # pass on a signal that came before the launcher was started
   [ -z "$signalled" ] || kill -TERM "$child"
   while signalled=; wait "$child"; code=$?; [ -n "$signalled" ]; do :; done
   child=
 fi
-# 76: another launcher holds the run, and will bring it to its end
+# 76: another launcher works on the run and will finish it
 held=
 [ "$code" != 76 ] || { held=1; code=75; }
 
-# after `scancel` and a failure the job is over
-case "$code" in 4 | 75) again=1 ;; *) again= ;; esac
-if [ -n "$again" ] && [ -z "$held" ] && [ -z "$ending" ] && \
+# do not requeue the job after `scancel` or a failure
+case "$code" in 4 | 75) requeue=1 ;; *) requeue= ;; esac
+if [ -n "$requeue" ] && [ -z "$held" ] && [ -z "$ending" ] && \
     [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
   if [ "${SLURM_RESTART_COUNT:-0}" -lt 10 ]; then
-    echo "distlaunch: job $SLURM_JOB_ID is queued again, to resume ($((${SLURM_RESTART_COUNT:-0} + 1)) of 10)"
-    # a cause outside the job takes its time to pass
+    echo "distlaunch: requeueing job $SLURM_JOB_ID to resume ($((${SLURM_RESTART_COUNT:-0} + 1)) of 10)"
+    # wait after a temporary failure, whose cause may take some time to disappear
     [ "$code" != 75 ] || echo $(($(date +%s) + 60)) > "$run/job.not_before"
     if scontrol requeue "$SLURM_JOB_ID"; then
       [ "$code" != 75 ] || scontrol update StartTime=now+60 JobId="$SLURM_JOB_ID"
       exit "$code"
     fi
   else
-    echo "distlaunch: not queued again: engine.requeues is 10"
+    echo "distlaunch: not requeued: engine.requeues is 10"
   fi
 fi
 
