@@ -1,4 +1,4 @@
-"""The tasks of this host: started in groups of their own, read, signalled, and never left behind."""
+"""Starts the tasks of this host in separate process groups, reads their output, signals them and ends them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from distlaunch.cluster.cgroup import oom_kills
 from distlaunch.cluster.cores import bind
 
 _NO_PROGRAM = 127
-"""The exit code of a task whose program cannot be started, as a shell has it."""
+"""The exit code of a task whose program cannot be started, as in shells."""
 
 
 class HostTasks:
-    """Starts tasks on this host while it is entered; when it is left, all of them are gone.
+    """Starts tasks on this host while it is entered. On exit, it ends all of them.
 
     Args:
-        show: takes the lines that tasks print.
-        clock: monotonic seconds.
-        warm: where tasks are forked from; others may use it at the same time.
+        show: called with the name of a task and a line that it has printed.
+        clock: returns monotonic seconds.
+        warm: the warm processes from which tasks are forked, perhaps shared with other users.
     """
 
     def __init__(self, show: LineSink, clock: Callable[[], float], warm: WarmStarts | None = None) -> None:
@@ -36,7 +36,7 @@ class HostTasks:
         self._lifeline: Lifeline | None = None
         self._tasks: dict[str, HostTask] = {}
         self._importing: dict[int, tuple[WarmProcess, list[HostTask]]] = {}
-        """Tasks that cannot be forked yet, by the descriptor that signals when they can."""
+        """Tasks that wait for the imports of a warm process, by the descriptor that signals the end of the imports."""
         self._oom_before = oom_kills()
 
     def __enter__(self) -> HostTasks:
@@ -46,7 +46,7 @@ class HostTasks:
 
     def __exit__(self, *error: object) -> None:
         assert self._lifeline is not None
-        # before the pump is closed, which still takes what they print
+        # end the tasks before closing the pump, which reads their last output
         self.end_all()
         self._pump.close()
         self._lifeline.close()
@@ -57,14 +57,14 @@ class HostTasks:
         assert self._lifeline is not None
         task = HostTask(spec, self._pump, self.out_of_memory)
         warm = self._warm.process_for(spec)
-        # nothing to wait for: forked at once, or started as a fresh process
+        # fork the task at once, or start it as a fresh process
         if warm is None or warm.is_ready():
             task.begin(_start(spec, warm, self._lifeline))
         else:
             if warm.fd not in self._importing:
                 self._importing[warm.fd] = warm, []
                 self._pump.watch(warm.fd)
-            # started by `wait`, when the process has imported
+            # `wait` starts the task after the imports
             self._importing[warm.fd][1].append(task)
         self._tasks[spec.name] = task
         return task
@@ -75,7 +75,7 @@ class HostTasks:
             task.kill()
 
     def watch(self, fd: int, *, writing: bool = False) -> None:
-        """Make `wait` also return when this descriptor can be read, or written, which the caller does."""
+        """Make `wait` also return when the caller can read from this descriptor, or write to it."""
         self._pump.watch(fd, writing=writing)
 
     def unwatch(self, fd: int) -> None:
@@ -87,7 +87,7 @@ class HostTasks:
         imported = ready & self._importing.keys()
         for fd in imported:
             warm, tasks = self._importing.pop(fd)
-            # one answer serves all tasks that wait for it
+            # one answer is for all tasks that wait for this process
             self._pump.unwatch(fd)
             warm.is_ready()
             for task in tasks:
@@ -96,18 +96,18 @@ class HostTasks:
 
     def _start_late(self, task: HostTask, warm: WarmProcess) -> None:
         assert self._lifeline is not None
-        if task.poll() is not None:  # it is not wanted any more
+        if task.poll() is not None:  # the task was stopped in the meantime
             return
         try:
             task.begin(_start(task.spec, warm, self._lifeline))
         except OSError:
-            # nobody is left to raise to: `start` has returned long ago
+            # this cannot be raised, since `start` has already returned
             task.give_up(_NO_PROGRAM)
 
     def out_of_memory(self) -> bool | None:
-        """Return True if the kernel has killed for lack of memory since this was made; None if unknown."""
+        """Return True if the kernel's OOM killer has ended a process since this object was made; None if unknown."""
         now = oom_kills()
-        # the counter is of the whole cgroup and never falls: only its growth says something
+        # the counter of the cgroup only grows, so compare it with its value at the start
         return None if self._oom_before is None or now is None else now > self._oom_before
 
 
@@ -124,13 +124,13 @@ def _child(spec: TaskSpec, warm: WarmProcess | None, lifeline: Lifeline) -> Chil
         try:
             return warm.fork(spec, lifeline)
         except WarmStartError:
-            # a fresh process takes its place, which costs the time of the imports and nothing else
+            # start a fresh process instead, which only takes longer
             pass
     return Child.spawn(spec.argv, spec.env, lifeline)
 
 
 class HostTask:
-    """A task of this host. It has no process while what it is forked from still imports."""
+    """A task of this host. It has no process while the warm process from which it will be forked still imports."""
 
     def __init__(self, spec: TaskSpec, pump: Pump, out_of_memory: Callable[[], bool | None]) -> None:
         self.spec, self._pump, self._out_of_memory = spec, pump, out_of_memory
@@ -154,7 +154,7 @@ class HostTask:
         self._given_up = code
 
     def poll(self) -> Exit | None:
-        """Return how the task ended, or None. Its output has then been read, and its process group has ended."""
+        """Return how the task ended, or None if it runs. After the end, all output is read and its group is gone."""
         code = self._given_up if self._child is None else self._child.poll()
         if code is None:
             return None
@@ -163,7 +163,7 @@ class HostTask:
         return Exit(code, self._out_of_memory())
 
     def kill(self) -> None:
-        """Kill the task with everything that it has started, and read its remaining output."""
+        """Kill the task and its child processes, and read its remaining output."""
         if self._child is None:
             self.give_up(-signal.SIGKILL)
         else:
@@ -174,11 +174,12 @@ class HostTask:
         """Send an order to the task.
 
         Args:
-            whole_group: also ask what the task has started to stop; a task may need its own children to end well.
+            whole_group: whether to send a stop signal to the child processes, too. A task may need them for a clean
+                end.
         """
         if self._child is None:
             if order is not Order.DUMP:
-                # it ends as if the signal had reached a process
+                # report the same exit code as if the signal had ended a process
                 self.give_up(-(signal.SIGKILL if order is Order.KILL else signal.SIGTERM))
         elif order is Order.DUMP:
             self._child.dump_stacks()

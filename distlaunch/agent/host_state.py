@@ -1,4 +1,4 @@
-"""The free resources of a host at this moment, and which of the job's data it can see."""
+"""The free resources of a host at this moment, and the data of the job that it lacks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def host_state(paths: Iterable[str]) -> dict[str, Any]:
     """Return the state of this host for a message, seen from the working directory of the tasks.
 
     Args:
-        paths: of data, perhaps with wildcards.
+        paths: paths of data, perhaps with wildcards.
     """
-    import psutil  # it costs 20 ms
+    import psutil  # imported here, since it takes 20 ms
 
     return {
         "free_bytes": {folder: _free_bytes(folder) for folder in (os.getcwd(), _temporary_folder())},
@@ -27,18 +27,18 @@ def host_state(paths: Iterable[str]) -> dict[str, Any]:
 
 
 def is_there(path: str) -> bool:
-    """Return True if a file has this path, or one that the pattern matches."""
+    """Return True if a file or folder exists at this path, or matches it as a pattern."""
     return os.path.exists(path) or next(glob.iglob(path), None) is not None
 
 
 def _temporary_folder() -> str:
-    """Return the folder of temporary files. `tempfile`, which tries to write there, takes each agent 3 ms."""
+    """Return the folder of temporary files. Importing `tempfile` for that would take each agent 3 ms."""
     named = os.environ.get("TMPDIR", "")
     return named if os.path.isdir(named) else "/tmp"
 
 
 def _free_bytes(folder: str) -> int:
-    """Return the free bytes of its disk for a user who is not root."""
+    """Return the free bytes on the disk of a folder for a user who is not root."""
     disk = os.statvfs(folder)
     return disk.f_bavail * disk.f_frsize
 

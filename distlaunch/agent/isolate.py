@@ -1,7 +1,7 @@
-"""`python -m distlaunch.agent.isolate COMMAND ...`: becomes the command, in a network namespace of its own.
+"""`python -m distlaunch.agent.isolate COMMAND ...`: executes the command in a new network namespace.
 
-Its processes reach each other over 127.0.0.1 and nothing else, and no other process reaches them: see namespaces(7),
-user_namespaces(7). Root makes the namespace directly, others with a user namespace, where the system allows that.
+The command's processes reach only each other, over 127.0.0.1, and no other process reaches them. See namespaces(7) and
+user_namespaces(7). Root creates the namespace directly. Other users need a user namespace, if the system allows that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main(command: list[str]) -> None:
         _raise_loopback()
     except OSError as error:
         hint = "leave it out, or run in a container whose ports cannot be reached"
-        print(f"error: isolate: this system lets you make no network namespace ({error.strerror}); {hint}",
+        print(f"error: isolate: you cannot create a network namespace on this system ({error.strerror}); {hint}",
               file=sys.stderr)  # fmt: skip
         sys.exit(2)
     os.execvp(command[0], command)
@@ -40,7 +40,7 @@ def _leave_network() -> None:
     except PermissionError:
         user, group = os.geteuid(), os.getegid()
         _unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
-        # one may keep one's own numbers only; groups first, see user_namespaces(7)
+        # only the own user and group can be mapped, the group first; see user_namespaces(7)
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")

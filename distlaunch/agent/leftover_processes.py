@@ -1,4 +1,4 @@
-"""Processes that have left the group of the task that started them, such as daemons: they end with the job."""
+"""Ends processes that have left the process group of their task, such as daemons, when the job ends."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ _ENDS_WITHIN_S = 2.0
 def end_leftovers(run_dir: str, attempt: int, tasks: Collection[str], within_s: float = _ENDS_WITHIN_S) -> str:
     """End the processes of this host whose environment names a task of an attempt.
 
-    A process that has removed DISTLAUNCH_RUN_DIR from its environment is not part of the job; nor is a detached
+    A process that has removed DISTLAUNCH_RUN_DIR from its environment is not part of the job, and neither is a detached
     launcher.
 
     Args:
-        run_dir: as DISTLAUNCH_RUN_DIR has it.
-        tasks: those that were started from here; others may still work on the attempt.
+        run_dir: the value of DISTLAUNCH_RUN_DIR.
+        tasks: the tasks that were started from this process; other tasks may still work on the attempt.
         within_s: time from SIGTERM to SIGKILL.
 
     Returns:
-        A line that names each of them; empty if there were none.
+        A line that names the processes, or an empty string if there were none.
     """
-    left = list(_leavers(run_dir, str(attempt), tasks))
+    left = list(_find_leftovers(run_dir, str(attempt), tasks))
     named = [f"{process.info['name']} ({process.pid})" for process in left]
     for process in left:
         _signal(process, gently=True)
     for process in psutil.wait_procs(left, within_s)[1]:
         _signal(process, gently=False)
-    return f"ended what had left its task and was still running: {', '.join(named)}" if named else ""
+    return f"ended processes that tasks had left running: {', '.join(named)}" if named else ""
 
 
-def _leavers(run_dir: str, attempt: str, tasks: Collection[str]) -> Iterator[psutil.Process]:
-    own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+def _find_leftovers(run_dir: str, attempt: str, tasks: Collection[str]) -> Iterator[psutil.Process]:
+    launcher = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     for process in psutil.process_iter(["name", "uids", "status"]):
         try:
             is_mine = process.info["uids"] is not None and process.info["uids"].real == os.getuid()
-            if process.pid in own or not is_mine or process.info["status"] == psutil.STATUS_ZOMBIE:
+            if process.pid in launcher or not is_mine or process.info["status"] == psutil.STATUS_ZOMBIE:
                 continue
             environ = process.environ()
             belongs = environ.get(RUN_DIR) == run_dir and environ.get(ATTEMPT) == attempt and environ.get(TASK) in tasks
             if belongs and not _is_detached(process):
                 yield process
-        except psutil.Error:  # it has ended meanwhile, or hides its environment
+        except psutil.Error:  # the process has just ended, or its environment cannot be read
             continue
 
 
 def _is_detached(process: psutil.Process) -> bool:
-    """Return True for a launcher that was started with --detach, and for all that it has started."""
+    """Return True for a launcher that was started with --detach, and for its child processes."""
     for each in (process, *process.parents()):
         words = each.cmdline()
         if {"--detach", "-d"} & set(words) and any("distlaunch" in word for word in words[:4]):

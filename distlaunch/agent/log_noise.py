@@ -1,4 +1,4 @@
-"""Recognises lines that TensorFlow logs for its own developers. They stay in the log files and off the screen."""
+"""Recognises lines that TensorFlow logs for its own developers. They are written to log files but not shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PATTERNS = (
     r"To enable the following instructions: ",
     r"To enable them in other operations, rebuild TensorFlow",
     r"(?:INFO|WARNING):(?:tensorflow|absl):",
-    # a coordinator about workers that died: the launcher says it in a sentence
+    # messages of a coordinator about workers that died, which the launcher reports in one sentence
     r"ERROR:tensorflow:(?:Worker|Remote function on worker) /job:worker",
     r"ERROR:tensorflow:Cluster update failed with error",
     r"This could happen if the remote target has been disconnected from the client",
@@ -25,7 +25,7 @@ _PATTERNS = (
     r"\s*\[\[\{\{node ",
     r"\*\*\* Check failure stack trace: \*\*\*|\s+@\s+0x[0-9a-f]+ ",
     r"(?:\[Gloo\] |Rank |\d+ )+is connected to \d+ peer ranks",
-    # libjpeg of a damaged image, whose example is reported by name
+    # messages of libjpeg about a damaged image, which is reported with the name of the example
     r"Improper call to JPEG library in state \d+$",
     r"Skipping registering GPU devices\.\.\.",
     r"Please refer to the guide at https://www\.tensorflow\.org/install/gpu",
@@ -46,7 +46,7 @@ _HARMLESS_ERRORS = (
     r"(?:CollectiveGather|RingGather|RingReduce) .*abort",
     r"TF-TRT Warning: Could not find TensorRT",
 )
-# a line of TensorFlow's C++ code, errors included; those are searched for `_HARMLESS_ERRORS`
+# the beginning of a line of TensorFlow's C++ code; such a line is noise if it contains one of `_HARMLESS_ERRORS`
 _NATIVE = r"[IWE]\d{4} \d{2}:\d{2}:|\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2}[.,]\d+: [IWE] "
 
 
@@ -58,6 +58,6 @@ def is_noise(line: str) -> bool:
 
 @functools.cache
 def _compiled() -> tuple[re.Pattern[str], ...]:
-    """Compile the pattern at the first line, so that the start of hosts does not wait for it."""
-    # the first are matched at the beginning of a line
+    """Return the compiled patterns. They are compiled when first used, so that agents start faster."""
+    # the first two are matched at the beginning of a line
     return re.compile("|".join(_PATTERNS)), re.compile(_NATIVE), re.compile("|".join(_HARMLESS_ERRORS))

@@ -1,6 +1,6 @@
-"""Messages about tasks between the controller and the agents: plain data that can be sent over a connection.
+"""Messages about tasks between the launcher and the agents, as plain data that can be sent over a connection.
 
-Named tuples, as all records that agents import: `dataclasses` and its decorators took a quarter of their start.
+Records that agents import are named tuples, since `dataclasses` took a quarter of the agents' start time.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 LOST_HOST = "the host "
-"""Prefix of the reason of a lost host, which is a sentence; other reasons follow the name of a task."""
+"""Prefix of the reason of a lost host, which is a whole sentence. Other reasons follow the name of a task."""
 
 
 class Order(enum.Enum):
-    """An order of the controller to a task."""
+    """An order of the launcher to a task."""
 
     STOP = "stop"
-    """End after the step that all agree on, with a checkpoint."""
+    """End after the step on which all tasks agree, with a checkpoint."""
     KILL = "kill"
-    """End now, with everything that the task has started."""
+    """End now, including the child processes of the task."""
     DUMP = "dump"
     """Write the Python stacks to the error log."""
 
@@ -30,8 +30,8 @@ class Exit(NamedTuple):
 
     Attributes:
         code: the exit code; -N for signal N.
-        oom: whether the kernel of its host has killed a process for lack of memory meanwhile; None: unknown.
-        lost: why the host does not answer any more; empty: the host has reported this end.
+        oom: whether the kernel's OOM killer has ended a process of the host in the meantime; None if unknown.
+        lost: why the host is lost; empty if the host itself has reported this end.
     """
 
     code: int
@@ -40,11 +40,12 @@ class Exit(NamedTuple):
 
 
 class Preload(NamedTuple):
-    """The imports of a task. A process that has made them may be forked for the task.
+    """The imports of a task. The task may be forked from a process that has made them.
 
     Attributes:
-        module: its `main(arguments)` imports, and returns why the process must not be forked then, or an empty text.
-        late_env: environment variables of the task that nothing reads while it is imported.
+        module: a module whose `main(arguments)` imports. It returns why the process must not be forked, or an empty
+            string.
+        late_env: environment variables of the task that no import reads.
     """
 
     module: str
@@ -56,11 +57,11 @@ class TaskSpec(NamedTuple):
     """The specification of a task for the host that starts it.
 
     Attributes:
-        argv: the command; only an interpreter, `-P -m`, a module and its arguments can make use of a preload.
-        env: the whole environment.
-        heartbeat: the file that the task writes its signs of life to.
-        preload: None: the task gets a fresh process.
-        cores: those that it may use; empty: all that the agent may use.
+        argv: the command. A preload is used only for an interpreter, `-P -m`, a module and its arguments.
+        env: the complete environment.
+        heartbeat: the file to which the task writes its heartbeats.
+        preload: the imports of the task; None to start a fresh process.
+        cores: the cores that the task may use; empty for all cores of the agent.
     """
 
     name: str

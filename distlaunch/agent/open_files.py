@@ -7,8 +7,8 @@ import resource
 from distlaunch.base.errors import UsageError
 
 FILES_PER_TASK = 5
-"""Two pipes, two logs and a port."""
-_OTHER_FILES = 100  # of the process itself: libraries, events, sockets
+"""Open files per task: two pipes, two logs and a port."""
+_OTHER_FILES = 100  # files of the process itself: libraries, events, sockets
 
 
 def allow_open_files(number: int, what: str) -> None:
@@ -26,5 +26,5 @@ def allow_open_files(number: int, what: str) -> None:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise UsageError(f"{what} need {needed:,} open files, and `ulimit -Hn` allows {hard:,}")
-    # only as many as needed: children inherit the limit
+    # raise the limit only as far as needed, since children inherit it
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

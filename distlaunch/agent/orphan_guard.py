@@ -1,7 +1,7 @@
-"""A small process beside the launcher: when the launcher has ended, it kills every process group that is left.
+"""A small process that kills the remaining process groups of a launcher after the launcher has ended.
 
-Started as a script with `python -I -S`, so it imports the standard library only. Standard input carries `+PGID` and
-`-PGID` lines; its end of file means that the launcher has ended, in whatever way.
+It is started as a script with `python -I -S`, so it imports only the standard library. It reads lines `+PGID` and
+`-PGID` from standard input. The end of file means that the launcher has ended.
 """
 
 import os
@@ -11,7 +11,7 @@ import sys
 
 def main() -> None:
     """Watch the launcher until it has ended."""
-    # what ends the launcher must not end what is to outlast it
+    # signals that end the launcher must not end the guard
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()
@@ -24,7 +24,7 @@ def main() -> None:
     for group in groups:
         try:
             os.killpg(group, signal.SIGKILL)
-        # the group has ended, or its number belongs to another user by now
+        # the group has ended, or its number now belongs to another user
         except (ProcessLookupError, PermissionError):
             continue
 

@@ -1,4 +1,4 @@
-"""Output of tasks: every byte but secrets into its log file, complete lines to the screen. One loop, no threads."""
+"""Copies the output of tasks to log files, with secrets masked, and complete lines to the screen, in a single loop."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from distlaunch.agent.log_noise import is_noise
 from distlaunch.base.folders import make_folder
 from distlaunch.base.secret_mask import SecretMask
 
-READ_BYTES = 64 * 1024  # what a pipe of Linux holds
-MAX_LINE_BYTES = 4000  # the screen's; logs have all of it
-DRAIN_BYTES = 4 * 1024 * 1024  # of a task that has ended: a stray process may write to its pipe for ever
-LINES_PER_S = 100.0  # after `LINES_AT_ONCE`
-LINES_AT_ONCE = 400.0  # of one task
+READ_BYTES = 64 * 1024  # the size of a pipe's buffer in Linux
+MAX_LINE_BYTES = 4000  # longer lines are shortened on the screen, but not in logs
+DRAIN_BYTES = 4 * 1024 * 1024  # read at most this much after a task has ended: a stray process may write forever
+LINES_PER_S = 100.0  # lines of a task on the screen after the first `LINES_AT_ONCE`
+LINES_AT_ONCE = 400.0
 LAST_LINES = 3
-"""Number of hidden lines that are shown when no more come: the last ones are often the result."""
+"""Number of hidden lines that are shown when no more output comes, since the last lines are often the result."""
 PAUSE_S = 0.5
 """Seconds without output after which the last hidden lines are shown."""
 _SEARCHED_LINES = 10
@@ -30,7 +30,7 @@ LineSink = Callable[[str, str], None]
 
 
 class LineSplitter:
-    """Bytes in, complete lines out: decoded, of bounded length, progress bars reduced to their last state."""
+    """Splits bytes into complete lines, decoded and shortened. It keeps only the last state of a progress bar."""
 
     def __init__(self, max_bytes: int = MAX_LINE_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -45,10 +45,10 @@ class LineSplitter:
         """Skip data without splitting it into lines; return the number of lines that ended, and the last few."""
         number, end = data.count(b"\n"), data.rfind(b"\n")
         if not number:
-            # a line without end must not grow in memory
+            # limit the memory of a line without an end
             self._tail = self._shorten(self._tail + data)
             return 0, []
-        # the tail begins the first line, which matters only if that is among the last
+        # the tail is the beginning of the first line, which is needed only if it is one of the last lines
         whole = (self._tail if number <= _SEARCHED_LINES else b"") + data[:end]
         self._tail = self._shorten(data[end + 1 :])
         return number, [self._text(line) for line in whole.rsplit(b"\n", _SEARCHED_LINES)[-_SEARCHED_LINES:]]
@@ -62,11 +62,11 @@ class LineSplitter:
     def _shorten(self, tail: bytes) -> bytes:
         if len(tail) <= self._max_bytes:
             return tail
-        # a progress bar: only what follows the last \r is seen
+        # a progress bar shows only the text after the last \r
         body, _, last = tail.rpartition(b"\r")
-        if not last:  # ends with \r: the line before it may still be completed by \n
+        if not last:  # a \n may still follow the final \r and complete the line before it
             last = body.rpartition(b"\r")[2] + b"\r"
-        # one byte more than is shown shows `_text` that something was cut
+        # keep one extra byte, by which `_text` detects that the line was cut
         return last[: self._max_bytes + 1]
 
     def _text(self, line: bytes) -> str:
@@ -95,8 +95,8 @@ class _Stream:
     """A pipe of a task.
 
     Attributes:
-        hidden: the last of the lines that the screen did not take.
-        num_lost: bytes that could not be written to the log since the last that could.
+        hidden: the last of the lines that were not shown on the screen.
+        num_lost: number of bytes that could not be written to the log since the last successful write.
     """
 
     def __init__(
@@ -109,30 +109,30 @@ class _Stream:
 
 
 class Pump:
-    """Reads all pipes fairly: each that has something is read once a turn, so many bytes at most.
+    """Reads the pipes of all tasks fairly: in each turn, it reads a bounded part of each pipe that has data.
 
     Args:
-        show: takes lines that are for the screen.
-        clock: monotonic seconds.
+        show: called with lines for the screen.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, show: LineSink, clock: Callable[[], float]) -> None:
         self._show, self._clock = show, clock
         self._selector = selectors.DefaultSelector()
         self._streams: dict[int, _Stream] = {}
-        self._hiding: dict[int, _Stream] = {}  # those that have lines which are not shown
+        self._hiding: dict[int, _Stream] = {}  # streams with hidden lines
 
     def add(self, task: str, pipe: IO[bytes], log_path: Path, mask: SecretMask) -> None:
         """Start to read a pipe of a task."""
         make_folder(log_path.parent)
-        # a task that is started again goes on in the same file
+        # a restarted task appends to the same file
         log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        os.set_blocking(pipe.fileno(), False)  # `finish` reads until nothing is there
+        os.set_blocking(pipe.fileno(), False)  # `finish` reads until the pipe is empty
         self._streams[pipe.fileno()] = _Stream(task, pipe, log_path, log_fd, Allowance(self._clock()), mask)
         self._selector.register(pipe, selectors.EVENT_READ)
 
     def watch(self, fd: int, *, writing: bool = False) -> None:
-        """Make `turn` also return when this descriptor can be read, or written, which the caller does."""
+        """Make `turn` also return when the caller can read from this descriptor, or write to it."""
         self._selector.register(fd, selectors.EVENT_WRITE if writing else selectors.EVENT_READ)
 
     def unwatch(self, fd: int) -> None:
@@ -153,7 +153,7 @@ class Pump:
         """Read the rest of the pipes of an ended task and close them, even if a stray process has them open."""
         for stream in [stream for stream in self._streams.values() if stream.task == task]:
             left = DRAIN_BYTES
-            # `_read` closes it at the end of file
+            # `_read` closes the stream at the end of file
             while stream.pipe.fileno() in self._streams and (taken := self._read(stream)) and left > 0:
                 left -= taken
             self._close(stream)
@@ -165,7 +165,7 @@ class Pump:
 
     def _read(self, stream: _Stream) -> int:
         try:
-            # once and not until it is empty: other tasks have their turn
+            # read once, not until the pipe is empty, so that other tasks are read as well
             data = os.read(stream.pipe.fileno(), READ_BYTES)
         except BlockingIOError:
             return 0
@@ -186,7 +186,7 @@ class Pump:
                 os.write(stream.log_fd, f"\n[distlaunch: {stream.num_lost:,} bytes could not be written]\n".encode())
                 stream.num_lost = 0
             while view:
-                # a write may take a part, as when the disk is nearly full
+                # a write may be incomplete, for example on a nearly full disk
                 view = view[os.write(stream.log_fd, view) :]
         except OSError as error:
             if not stream.num_lost:
@@ -210,10 +210,11 @@ class Pump:
                 self._hide(stream, now, 1, [line])
 
     def _hide(self, stream: _Stream, now: float, number: int, last: Iterable[str]) -> None:
-        """Count lines that are not shown.
+        """Count hidden lines.
 
         Args:
-            last: the last of them.
+            number: number of the lines.
+            last: the last of the lines.
         """
         self._hiding[stream.pipe.fileno()] = stream
         stream.num_hidden += number
@@ -221,7 +222,7 @@ class Pump:
         stream.hidden.extend(line for line in last if _is_for_screen(line))
 
     def _forward_last(self, stream: _Stream) -> None:
-        """Show the last hidden lines when no more output comes for now."""
+        """Show the last hidden lines after a pause in the output."""
         last = list(stream.hidden)
         self._note_hidden(stream, stream.num_hidden - len(last))
         for line in last:
@@ -247,7 +248,7 @@ class Pump:
         for line in stream.splitter.flush():
             if not is_noise(line):
                 self._show(stream.task, line)
-        # before it is closed: the selector wants its number
+        # unregister it before closing: the selector needs the descriptor
         self._selector.unregister(stream.pipe)
         stream.pipe.close()
         os.close(stream.log_fd)

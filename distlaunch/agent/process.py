@@ -1,8 +1,7 @@
-"""Child processes: each in a group of its own, signalled as a group, and never left behind.
+"""Child processes, each in a separate process group, which end with the launcher.
 
-Two things end the children when the launcher itself is killed: the lifeline, a pipe whose end of file signals a child
-that the launcher is gone, and the orphan guard, a tiny process that then kills the groups of children that do not watch
-it.
+If the launcher is killed, two mechanisms end its children. The lifeline is a pipe that children watch: its end of file
+means that the launcher is gone. The orphan guard is a small process that then kills the groups of all other children.
 """
 
 from __future__ import annotations
@@ -22,22 +21,25 @@ from distlaunch.base.protocol import LIFELINE_FD
 from distlaunch.base.signals import DUMP_SIGNAL
 
 _GUARD = Path(__file__).with_name("orphan_guard.py")
-_GUARD_S = 5.0  # for the guard to end by itself, which takes it milliseconds
+_GUARD_S = 5.0  # time for the guard to end by itself, which usually takes milliseconds
 
 
 class Lifeline:
-    """The lifeline of children: pipes whose writing ends this process holds; the kernel closes them at its end."""
+    """The lifeline and the orphan guard of children.
+
+    This process holds the writing ends of both pipes. The kernel closes them when this process ends.
+    """
 
     def __init__(self) -> None:
         self.read_fd, self._write_fd = os.pipe()
         self._guard = subprocess.Popen(
-            # isolated and without site: it starts fast, and nothing of the user's is imported
+            # isolated and without site, so that it starts fast and imports no code of the user
             [sys.executable, "-I", "-S", str(_GUARD)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             bufsize=0,
-            # out of the terminal's group, whose Ctrl-C is not meant for it
+            # Ctrl-C in the terminal must not reach it
             start_new_session=True,
         )
 
@@ -46,24 +48,24 @@ class Lifeline:
         self._write_to_guard(f"+{group}\n")
 
     def release(self, group: int) -> None:
-        """Release a group that has ended. Call it before its leader is reaped, while its number is not reused."""
+        """Release a group that has ended. Call this before reaping its leader, after which its number may be reused."""
         self._write_to_guard(f"-{group}\n")
 
     def close(self) -> None:
         os.close(self.read_fd)
         os.close(self._write_fd)
         assert self._guard.stdin is not None
-        # its end of file: it kills the groups that are still on its list, and none is
+        # closing its input ends the guard; all groups have been released
         self._guard.stdin.close()
         try:
             self._guard.wait(_GUARD_S)
-        except subprocess.TimeoutExpired:  # somebody has frozen it, and all groups have ended already
+        except subprocess.TimeoutExpired:  # the guard was suspended from outside
             self._guard.kill()
             self._guard.wait()
 
     def _write_to_guard(self, line: str) -> None:
         assert self._guard.stdin is not None
-        # an orphan guard that someone killed is no reason to stop a job: the lifeline is still there
+        # a job continues if the guard was killed from outside, since the lifeline still works
         with contextlib.suppress(BrokenPipeError):
             self._guard.stdin.write(line.encode())
 
@@ -80,7 +82,7 @@ class Child:
     """A child process, leader of its own session and group, with pipes for its output.
 
     Args:
-        reap: waits for the process, which has ended, and returns its exit code, -N for signal N.
+        reap: waits for the ended process and returns its exit code, or -N for signal N.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class Child:
         self.pid, self.stdout, self.stderr = pid, stdout, stderr
         self._reap, self._lifeline = reap, lifeline
         self.code: int | None = None
-        """The exit code, -N for signal N; None until `poll` has seen the end."""
+        """The exit code, or -N for signal N; None until `poll` has noticed the end."""
         lifeline.guard(pid)
 
     @staticmethod
@@ -101,11 +103,11 @@ class Child:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            # unbuffered: the descriptors are polled, and what lies in a buffer does not show there
+            # unbuffered, since polling a descriptor does not see data in Python's buffer
             bufsize=0,
-            # its group has its own number, and Ctrl-C in the terminal reaches the launcher alone
+            # a new group that Ctrl-C in the terminal does not reach
             start_new_session=True,
-            # the reading end only: with the writing end a child would keep the others alive
+            # pass only the reading end: with the writing end, a child would keep the lifeline open
             pass_fds=(lifeline.read_fd,),
         )
         assert process.stdout is not None
@@ -121,7 +123,7 @@ class Child:
 
     def poll(self) -> int | None:
         """Return the exit code once the leader has ended, after killing the rest of its group. Does not wait."""
-        # WNOWAIT: it stays a zombie, which keeps its number until its group is killed
+        # WNOWAIT keeps the leader as a zombie, so that its number is not reused before its group is killed
         if self.code is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             self._bury()
         return self.code
@@ -135,13 +137,13 @@ class Child:
                 time.sleep(0.005)
 
     def dump_stacks(self) -> None:
-        """Ask the leader to write its stacks to its log; only for a program that handles the signal."""
+        """Ask the leader to write its stacks to its log. The program must handle the signal."""
         if self.code is None:
             os.kill(self.pid, DUMP_SIGNAL)
 
     def is_suspended(self) -> bool:
         """Return True if the process is suspended, as by SIGSTOP."""
-        import psutil  # only where it is needed: it costs 20 ms
+        import psutil  # imported here, since it takes 20 ms
 
         try:
             return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
@@ -149,12 +151,12 @@ class Child:
             return False
 
     def _bury(self) -> None:
-        # The leader is not reaped yet, so its number still means this group and nothing else.
+        # the leader is not reaped yet, so its number still belongs to this group
         self._signal_group(signal.SIGKILL)
         self._lifeline.release(self.pid)
         self.code = self._reap()
 
     def _signal_group(self, number: signal.Signals) -> None:
-        # no such group any more, or only processes of another user (setuid)
+        # the group has ended, or has only processes of another user (setuid)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)

@@ -1,13 +1,13 @@
-"""`python -P -m distlaunch.agent.warm_process FD MODULE [ARGUMENT ...] PADDING`: imports for tasks, and forks them.
+"""`python -P -m distlaunch.agent.warm_process FD MODULE [ARGUMENT ...] PADDING`: imports MODULE, and forks tasks.
 
-Almost only the standard library, one thread, and no signal handlers: whatever is here, every task inherits. MODULE's
-`main(arguments)` imports; it returns why the process must not be forked after that, or an empty text. Requests come as
-messages on the socket FD: JSON, with four descriptors (standard output, standard error, the lifeline and the gate).
+This module uses little but the standard library, one thread and no signal handlers, since tasks inherit everything.
+MODULE's `main(arguments)` imports. It returns why the process must not be forked, or an empty string. A request on the
+socket FD is JSON with four descriptors (standard output, standard error, the lifeline and the gate).
 
-A task must be a child of whoever asked for it, who reaps it and learns its exit code from the kernel. So it is forked
-by a process in between that ends at once, while the asking process is the subreaper of its descendants
-(prctl(2), PR_SET_CHILD_SUBREAPER). A task begins only when a byte comes through the gate: if the asking process never
-learns its number, the gate is closed and the task ends.
+A task must be a child of the process that has requested it, which reaps the task and gets its exit code from the
+kernel. So the task is forked by an intermediate process that ends at once, while the requesting process is the
+subreaper of its descendants (prctl(2), PR_SET_CHILD_SUBREAPER). A task begins only when it reads a byte from the gate.
+If the requesting process never learns the task's process ID, it closes the gate and the task ends.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from distlaunch.base.socket_messages import receive_message, send_message
 
 _NUM_FDS = 4
 PADDING = " " * 3000
-"""The last argument. Its place takes the command line of a task, which `ps` shows."""
+"""The last argument. A forked task overwrites it with its own command line, for `ps`."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main() -> None:
-    """Import, and serve."""
+    """Import the module, and fork tasks on request."""
     number, module, *arguments, _ = sys.argv[1:]
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # cleared in what is forked
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # forked tasks do not inherit this
     connection = socket.socket(fileno=int(number))
     try:
         unfit = importlib.import_module(module).main(arguments)
-    except Exception as error:  # a task that is started without this process reports it to the user
+    except Exception as error:  # tasks are then started as fresh processes, which report the error to the user
         unfit = f"{type(error).__name__}: {error}"
     _answer(connection, {"unfit": unfit})
     if not unfit:
@@ -49,9 +49,9 @@ def main() -> None:
 
 def serve(connection: socket.socket) -> None:
     """Fork tasks until the other end of the socket is closed, and exit. In a forked task, run it and return."""
-    # what is there now is what was imported
+    # remember the versions of the files that were imported
     stamps = _stamps()
-    # what is here stays for good; a collection in a task must not touch, and so copy, its pages
+    # garbage collection in a task must not write to, and so copy, the memory pages of the imports
     gc.collect()
     gc.freeze()
     while (request := _receive(connection)) is not None:
@@ -61,15 +61,15 @@ def serve(connection: socket.socket) -> None:
             break
         task = _fork()
         if task is None:
-            # else the launcher would see no end of file when this process ends
+            # otherwise the launcher would get no end of file when the warm process ends
             connection.close()
             _become(request, fds)
             return
-        # the task's pipes must have no other writer, or their end of file never comes
+        # with another writer, the pipes of the task would never reach their end of file
         for fd in fds:
             os.close(fd)
         _answer(connection, {"pid": task})
-    # Python's own end takes apart what was imported: 0.2 s, which nobody needs
+    # a normal exit would take 0.2 s to clean up the imported modules
     os._exit(0)
 
 
@@ -108,24 +108,24 @@ def _fork() -> int | None:
         try:
             task = os.fork()
         finally:
-            # also if the fork failed (-1): the one in between must never go on
+            # the intermediate process must always end here, also if the fork failed (-1)
             if task:
                 os._exit(0)
         os.close(read)
-        os.setsid()  # before its number is known: whoever knows it may kill the group
+        os.setsid()  # create the group before reporting the ID, since the launcher may then kill the group
         os.write(write, str(os.getpid()).encode())
         os.close(write)
         return None
     os.close(write)
-    os.waitpid(between, 0)  # from here on the task is the asking process's child
-    # a process number has at most 7 digits; nothing comes if the fork failed
+    os.waitpid(between, 0)  # after this, the task is a child of the requesting process
+    # a process ID has at most 7 digits; the answer is empty if the fork failed
     number = os.read(read, 32)
     os.close(read)
     return int(number or b"0")
 
 
 def _become(request: dict[str, Any], fds: list[int]) -> None:
-    """Give this process the state of a fresh one, and run the task in it."""
+    """Give this forked process the state of a fresh process, and run the task in it."""
     stdout, stderr, lifeline, gate = fds
     begin = os.read(gate, 1)
     os.close(gate)
@@ -134,26 +134,26 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
     for fd, place in ((os.open(os.devnull, os.O_RDONLY), 0), (stdout, 1), (stderr, 2)):
         os.dup2(fd, place)
         os.close(fd)
-    sys.stdout = sys.__stdout__ = _opened_anew(sys.stdout)
-    sys.stderr = sys.__stderr__ = _opened_anew(sys.stderr)
-    # `os.environ` and not a new dict: C code reads the environment of the process
+    sys.stdout = sys.__stdout__ = _reopen(sys.stdout)
+    sys.stderr = sys.__stderr__ = _reopen(sys.stderr)
+    # change `os.environ` itself, since C code reads the environment of the process
     os.environ.clear()
     os.environ.update(request["env"], **{request["lifeline"]: str(lifeline)})
     os.chdir(request["cwd"])
-    import tempfile  # here: agents, which import this module for its constants, do without
+    import tempfile  # imported here, since agents import this module only for its constants
 
-    # found anew: it follows TMPDIR, which may be another one in the task
+    # let `tempfile` look for its folder again, since the task may have another TMPDIR
     tempfile.tempdir = None
     argv = request["argv"]
-    _show_as(argv)
+    _set_command_line(argv)
     sys.orig_argv[:] = argv
-    # `runpy` puts the module's file in the first place
+    # `runpy` replaces the first element by the module's file
     sys.argv = argv[3:]
     runpy.run_module(argv[3], run_name="__main__", alter_sys=True)
 
 
-def _opened_anew(stream: Any) -> io.TextIOWrapper:
-    """Reopen a standard stream for its descriptor, which may have been a file and now be a pipe without seek."""
+def _reopen(stream: Any) -> io.TextIOWrapper:
+    """Reopen a standard stream, whose descriptor may have been a seekable file and is a pipe now."""
     raw = io.FileIO(stream.fileno(), "w", closefd=False)
     raw.name = stream.name  # pyright: ignore[reportAttributeAccessIssue]
     binary = raw if isinstance(stream.buffer, io.FileIO) else io.BufferedWriter(raw)
@@ -167,8 +167,8 @@ def _opened_anew(stream: Any) -> io.TextIOWrapper:
     )
 
 
-def _show_as(argv: list[str]) -> None:
-    """Overwrite the command line of this process, as setproctitle does, within its length."""
+def _set_command_line(argv: list[str]) -> None:
+    """Overwrite the command line of this process within its length, like setproctitle."""
     try:
         with open("/proc/self/stat", encoding="utf-8") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -176,7 +176,7 @@ def _show_as(argv: list[str]) -> None:
         room = end - begin - 1
         text = "\0".join(argv).encode(errors="surrogateescape")[:room]
         ctypes.memmove(begin, text.ljust(room, b"\0"), room)
-    except (OSError, ValueError, IndexError):  # it is for people only
+    except (OSError, ValueError, IndexError):  # the command line is only informative
         return
 
 

@@ -1,4 +1,4 @@
-"""Processes of this host that have imported what tasks need, and from which tasks are forked.
+"""Warm processes: they have imported the framework, and tasks are forked from them.
 
 Measured with TensorFlow 2.21: importing takes 2.3 s of CPU, a fork a hundredth of that.
 """
@@ -22,25 +22,25 @@ from distlaunch.agent.warm_process import PADDING
 from distlaunch.base.protocol import LIFELINE_FD, SAFE_MODULE
 from distlaunch.base.socket_messages import receive_message, send_message
 
-_FORK_S = 15.0  # for an answer; a fork takes hundredths of a second
-_END_S = 2.0  # for the process to end at its end of file
+_FORK_S = 15.0  # time for an answer, although a fork takes hundredths of a second
+_END_S = 2.0  # time for the process to end after its socket was closed
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37  # linux/prctl.h
 
 
 class WarmStartError(Exception):
-    """A task cannot be forked; nothing of it is left."""
+    """A task cannot be forked. No process of the task is left."""
 
 
 class WarmProcess:
-    """A process that imports, then forks tasks.
+    """A process that imports modules and then forks tasks.
 
     Args:
-        connection: the socket through which it is asked.
-        process: a child of this process.
+        connection: the socket for requests.
+        process: the process, a child of this process.
 
     Attributes:
-        unfit: why no task can be forked, once that is known; empty: it can.
-        was_fit: whether tasks could be forked once.
+        unfit: why no task can be forked; empty if tasks can be forked, and None while the process still imports.
+        was_fit: whether tasks could be forked at some time.
     """
 
     def __init__(self, connection: socket.socket, process: subprocess.Popen[Any]) -> None:
@@ -84,11 +84,12 @@ class WarmProcess:
         """Start a task as a child of this process. Raise WarmStartError if that fails; no task is left then."""
         out, err, gate = os.pipe(), os.pipe(), os.pipe()
         try:
-            # only for this moment: else the grandchildren of all tasks would become ours
+            # be the subreaper only now: otherwise the orphaned children of all tasks would become children of this
+            # process
             with _subreaper():
                 pid = self._request_fork(spec, (out[1], err[1], lifeline.read_fd, gate[0]))
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                # reaped here, since nobody will hear of it
+                # reap it here, since no `Child` will
                 os.waitpid(pid, 0)
                 raise WarmStartError("the task has ended before it began")
             child = Child(pid, os.fdopen(out[0], "rb", 0), os.fdopen(err[0], "rb", 0), lambda: _reap(pid), lifeline)
@@ -98,10 +99,10 @@ class WarmProcess:
             self.close()
             raise WarmStartError(str(error)) from None
         else:
-            # last: by now `Child` has registered with the guard, so the task cannot outlive us
+            # let the task begin after `Child` has registered it with the guard, so that it cannot outlive this process
             os.write(gate[1], b"+")
             return child
-        finally:  # without its byte the task ends, should there be one
+        finally:  # closing the gate without a byte ends the task
             for fd in (out[1], err[1], *gate):
                 os.close(fd)
 
@@ -124,18 +125,18 @@ class WarmProcess:
         return answer
 
     def close(self) -> None:
-        """End the warm process. Its tasks are not its children and continue."""
+        """End the warm process. Tasks forked from it continue, since they are not its children."""
         importing = self.unfit is None
         self.unfit = self.unfit or "it has been closed"
         self._connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            # while it imports it does not look at the socket
+            # a process that still imports does not notice the closed socket
             self._process.wait(0 if importing else _END_S)
         self._process.kill()
         self._process.wait()
 
 
-class _Kind(NamedTuple):
+class _ImportKey(NamedTuple):
     """The key of a warm process: everything that its imports may depend on."""
 
     interpreter: str
@@ -143,21 +144,21 @@ class _Kind(NamedTuple):
     env: frozenset[tuple[str, str]]
 
     @staticmethod
-    def of(interpreter: str, preload: Preload, env: Mapping[str, str]) -> _Kind:
+    def of(interpreter: str, preload: Preload, env: Mapping[str, str]) -> _ImportKey:
         read = {name: value for name, value in env.items() if name not in preload.late_env}
-        return _Kind(interpreter, preload, frozenset(read.items()))
+        return _ImportKey(interpreter, preload, frozenset(read.items()))
 
 
 class WarmStarts:
-    """The warm processes of this host: one for each kind of task, made for its first."""
+    """The warm processes of this host, one for each combination of interpreter, imports and environment."""
 
     def __init__(self) -> None:
-        self._processes: dict[_Kind, WarmProcess] = {}
+        self._processes: dict[_ImportKey, WarmProcess] = {}
         self._users = 0
 
     @contextlib.contextmanager
     def kept(self) -> Generator[WarmStarts]:
-        """Keep the processes until every block that entered this has ended."""
+        """Keep the processes until all `with` blocks of this context manager have ended."""
         self._users += 1
         try:
             yield self
@@ -170,17 +171,17 @@ class WarmStarts:
 
     def add(self, interpreter: str, preload: Preload, env: Mapping[str, str], process: WarmProcess) -> None:
         """Add a process that has imported a preload in this environment."""
-        self._processes[_Kind.of(interpreter, preload, env)] = process
+        self._processes[_ImportKey.of(interpreter, preload, env)] = process
 
     def process_for(self, spec: TaskSpec) -> WarmProcess | None:
         """Return the process to fork a task from, perhaps still importing, or None for a fresh process."""
-        # only what runs as a module of ours is known to begin with these imports
+        # only modules of distlaunch are known to begin with these imports
         if spec.preload is None or tuple(spec.argv[1:3]) != SAFE_MODULE or sys.platform != "linux":
             return None
-        kind = _Kind.of(spec.argv[0], spec.preload, spec.env)
+        kind = _ImportKey.of(spec.argv[0], spec.preload, spec.env)
         process = self._processes.get(kind)
-        if process is None or (process.unfit and process.was_fit):  # somebody has killed it
-            with contextlib.suppress(OSError):  # the fresh process says what is wrong
+        if process is None or (process.unfit and process.was_fit):  # it was killed from outside
+            with contextlib.suppress(OSError):  # the task is started as a fresh process, which reports the error
                 process = self._processes[kind] = WarmProcess.spawn(spec.argv[0], spec.preload, dict(kind.env))
         return None if process is None or process.unfit else process
 
@@ -195,7 +196,7 @@ def _subreaper() -> Generator[None]:
     try:
         yield
     finally:
-        # as it was: in a container the launcher may be somebody's subreaper already
+        # restore the setting: in a container, the launcher may already be a subreaper
         libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
 

@@ -18,7 +18,7 @@ from typing import Literal
 from distlaunch.base.folders import make_folder
 
 BEAT_S = 0.25  # several in the time after which a task counts as frozen (`heartbeats.py`)
-FORMAT = struct.Struct("<QQq??")  # beats, turns, step, saving, writing; the same bytes on every machine
+FORMAT = struct.Struct("<QQq??")  # beats, calls, step, saving, writing; the same bytes on every machine
 NO_STEP = -1
 
 
@@ -28,7 +28,7 @@ class Heartbeat:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.step: int | None = None
         """Global batches done; None before the first is begun."""
-        self._beats = self._turns = 0
+        self._beats = self._calls = 0
         self._saving = self._writing = False
         self._memory: mmap.mmap | None = None
         # the beating thread, the one that trains and the one that writes checkpoints change the values
@@ -50,7 +50,7 @@ class Heartbeat:
 
     def turn(self) -> None:
         """Record that another graph call is about to be made."""
-        self._change(turns=1)
+        self._change(calls=1)
 
     def at_step(self, step: int) -> None:
         self._change(step=step)
@@ -79,19 +79,19 @@ class Heartbeat:
     def _change(
         self,
         beats: int = 0,
-        turns: int = 0,
+        calls: int = 0,
         step: int | None = None,
         saving: bool | None = None,
         writing: bool | None = None,
     ) -> None:
         with self._lock:
             self._beats += beats
-            self._turns += turns
+            self._calls += calls
             self.step = self.step if step is None else step
             self._saving = self._saving if saving is None else saving
             self._writing = self._writing if writing is None else writing
             step = NO_STEP if self.step is None else self.step
-            record = FORMAT.pack(self._beats, self._turns, step, self._saving, self._writing)
+            record = FORMAT.pack(self._beats, self._calls, step, self._saving, self._writing)
             if self._memory is not None:
                 self._memory[:] = record
             elif self._file >= 0:

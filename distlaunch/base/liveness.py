@@ -15,7 +15,7 @@ class Liveness(NamedTuple):
 
     Attributes:
         beats: grows while the process runs, also while a step takes long.
-        turns: checks for a stop request, one before each graph call. Tasks that work in lockstep have equally many, but
+        calls: checks for a stop request, one before each graph call. Tasks that work in lockstep have equally many, but
             for one that the others wait for.
         step: global batches done; None before the first is begun.
         saving: it writes something by itself, and its training waits for that.
@@ -23,7 +23,7 @@ class Liveness(NamedTuple):
     """
 
     beats: int = 0
-    turns: int = 0
+    calls: int = 0
     step: int | None = None
     saving: bool = False
     writing: bool = False
@@ -37,10 +37,10 @@ class Liveness(NamedTuple):
 def read_liveness(path: Path) -> Liveness:
     """Read the liveness of a task from a file; without a file, the task has not started."""
     try:
-        beats, turns, step, saving, writing = FORMAT.unpack(read_regular(path))
+        beats, calls, step, saving, writing = FORMAT.unpack(read_regular(path))
     # no file yet, or one that is just being made
     except (OSError, struct.error):
         return Liveness()
     if not beats:  # zeros: it has its size, and nothing is written yet
         return Liveness()
-    return Liveness(beats, turns, None if step == NO_STEP else step, saving, writing)
+    return Liveness(beats, calls, None if step == NO_STEP else step, saving, writing)

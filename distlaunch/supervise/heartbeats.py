@@ -108,7 +108,7 @@ class Heartbeats:
         if liveness.beats != history.liveness.beats:
             history.beat_at = now
         # an event is progress as well: no step is made during a long checkpoint
-        if has_event or (liveness.turns, liveness.step) != (history.liveness.turns, history.liveness.step):
+        if has_event or (liveness.calls, liveness.step) != (history.liveness.calls, history.liveness.step):
             history.moved_at = now
         history.liveness = liveness
 
@@ -123,5 +123,5 @@ class Heartbeats:
 
 def _slowest(lockstep: Mapping[str, _TaskHistory]) -> list[str]:
     """Return the tasks that have made the fewest calls."""
-    fewest = min((history.liveness.turns for history in lockstep.values()), default=0)
-    return [task for task, history in lockstep.items() if history.liveness.turns == fewest]
+    fewest = min((history.liveness.calls for history in lockstep.values()), default=0)
+    return [task for task, history in lockstep.items() if history.liveness.calls == fewest]

@@ -83,7 +83,7 @@ def test_what_has_left_its_task_on_a_host_ends_with_the_job(lab: Lab, own_disk: 
     job = lab.run(0, [*COMMAND, "run", *hosts, "sh", "-c", leaves], new_project(own_disk, "leaves"))
     assert job.end(60) == 0, job.output
     for host in ("host1", "host2"):
-        told = rf"\[{host}\] ended what had left its task and was still running: \w+ \(\d+\)"
+        told = rf"\[{host}\] ended processes that tasks had left running: \w+ \(\d+\)"
         assert re.search(told, job.said), job.said
     for number in (1, 2):
         assert not [each for each in lab.processes(number, everything=True) if "4711" in each.cmdline()]

@@ -282,7 +282,7 @@ def test_what_has_left_a_task_ends_with_the_attempt(agent: Agent, tmp_path: Path
         if is_told:
             agent.send(encode("end", id=5))
             line = agent.next("line").fields
-            text = f"ended what had left its task and was still running: sleep ({ended.pid})"
+            text = f"ended processes that tasks had left running: sleep ({ended.pid})"
             assert (line["task"], line["text"]) == ("", text)
             assert agent.next("reply").fields["id"] == 5
         else:

@@ -51,7 +51,7 @@ def test_a_system_that_allows_none_is_told(tmp_path: Path) -> None:
     words = ["unshare", "--user", "--map-root-user", "sh", "-c", refusing, "sh", *_COMMAND]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "this system lets you make no network namespace (No space left on device)" in done.stderr
+    assert "you cannot create a network namespace on this system (No space left on device)" in done.stderr
     assert not (tmp_path / "runs").exists()
 
 

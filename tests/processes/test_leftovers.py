@@ -35,7 +35,7 @@ def test_a_child_in_a_session_of_its_own(tmp_path: Path, prefix: str, code: int,
     try:
         assert done.code == (3 if code else 0), done.text
         assert psutil.pid_exists(pid) == lives
-        assert (f"ended what had left its task and was still running: sleep ({pid})" in done.text) != lives
+        assert (f"ended processes that tasks had left running: sleep ({pid})" in done.text) != lives
     finally:
         kill_all(pid)
 
@@ -59,7 +59,7 @@ def test_a_daemon_that_training_has_started(tmp_path: Path) -> None:
     ended, lives = (int((tmp_path / name).read_text()) for name in ("one", "two"))
     try:
         assert done.code == 0, done.text
-        assert f"ended what had left its task and was still running: sleep ({ended})" in done.text
+        assert f"ended processes that tasks had left running: sleep ({ended})" in done.text
         assert not psutil.pid_exists(ended)
         assert psutil.pid_exists(lives)
     finally:

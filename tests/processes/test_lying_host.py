@@ -68,7 +68,7 @@ def write(path: str, payload: str = _EVIL, **fields: Any) -> dict[str, Any]:
         pytest.param([write("../../evil.py")], id="outside", marks=pytest.mark.slow),
         pytest.param([{"kind": "remove", "fields": {"path": "plan.json"}}], id="remove", marks=pytest.mark.slow),
         pytest.param(
-            [{"kind": "beat", "fields": {"signs": [3], "suspended": 7, "pids": None}}],
+            [{"kind": "beat", "fields": {"liveness": [3], "suspended": 7, "pids": None}}],
             id="beat",
             marks=pytest.mark.slow,
         ),

@@ -137,7 +137,7 @@ class MemoryTask:
     def liveness(self) -> Liveness:
         passed = min(self._clock.now - self._began, self._script.beats_until)
         worked = int(min(passed, self._script.works_until) * 4)
-        return Liveness(beats=1 + int(passed * 4), turns=1 + worked, step=worked)
+        return Liveness(beats=1 + int(passed * 4), calls=1 + worked, step=worked)
 
     def _end_at(self, when: float, code: int) -> None:
         def end() -> None:

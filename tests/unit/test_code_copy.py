@@ -74,7 +74,7 @@ def test_other_code_is_not_touched(project: Path, tmp_path: Path) -> None:
     there = tmp_path / "there"
     there.mkdir()
     (there / "mine.py").write_text("b = 1\n")
-    with pytest.raises(UsageError, match="holds other code"):
+    with pytest.raises(UsageError, match="contains other code"):
         _send(CodeFiles(project, []), there)
     assert [path.name for path in there.iterdir()] == ["mine.py"]
 
@@ -84,7 +84,7 @@ def test_code_that_a_job_works_with_is_not_changed(project: Path, tmp_path: Path
     first = _send(CodeFiles(project, []), there)
     same = _send(CodeFiles(project, []), there)
     (project / "notes.txt").write_text("changed")
-    with pytest.raises(UsageError, match="another job works with other code"):
+    with pytest.raises(UsageError, match="another job uses other code"):
         _send(CodeFiles(project, []), there)
     for each in (first, same):
         each.close()

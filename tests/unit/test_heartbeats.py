@@ -29,7 +29,7 @@ class Watch:
 
 
 def alive(now: int, turns: int) -> Liveness:
-    return Liveness(beats=4 * now + 1, turns=turns, step=turns)
+    return Liveness(beats=4 * now + 1, calls=turns, step=turns)
 
 
 def test_who_goes_on_is_left_alone() -> None:
@@ -112,7 +112,7 @@ def test_a_task_tells_its_signs_in_its_file(tmp_path: Path) -> None:
     while not read_liveness(path).beats and time.monotonic() < deadline:
         time.sleep(BEAT_S / 10)
     found = read_liveness(path)
-    assert (found.turns, found.step, heartbeat.step) == (1, 7, 7)
+    assert (found.calls, found.step, heartbeat.step) == (1, 7, 7)
     assert found.beats > 0
     with heartbeat.saving():
         assert read_liveness(path).saving

@@ -138,7 +138,7 @@ def test_addresses_of_both_families() -> None:
          "(ModuleNotFoundError: No module named 'distlaunch')", "distlaunch is not installed for /opt/py"),
         ("unknown option -P\nusage: /opt/py", "older than Python 3.11"),
         ("something else", "ssh ended with exit code 255: something else"),
-        ("", "nothing was said"),
+        ("", "without a message"),
     ],
 )  # fmt: skip
 def test_why_an_agent_did_not_start(stderr: str, said: str) -> None:

@@ -63,7 +63,7 @@ def test_what_an_earlier_job_has_left_is_removed_and_nothing_else(tmp_path: Path
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="cannot make"):
+    with pytest.raises(UsageError, match="cannot create"):
         RunCopy(tmp_path / "file" / "run", is_first=True)
 
 

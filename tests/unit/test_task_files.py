@@ -15,7 +15,7 @@ from distlaunch.agent.remote.file_transfer import Incoming, send_file, send_fold
 from distlaunch.agent.remote.frames import PROTOCOL, Frame, FrameError, FrameReader
 from distlaunch.agent.remote.host_facts import host_facts
 from distlaunch.agent.remote.run_copy import RunCopy
-from distlaunch.agent.remote.task_files import check, is_of_tasks
+from distlaunch.agent.remote.task_files import check, is_written_by_tasks
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import Task
 from distlaunch.engines.remote.replies import check_facts, check_reply, parse_liveness
@@ -46,12 +46,12 @@ NOT_WRITTEN = [
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_tasks_write(name: str) -> None:
-    assert is_of_tasks(name)
+    assert is_written_by_tasks(name)
 
 
 @pytest.mark.parametrize("name", NOT_WRITTEN)
 def test_tasks_do_not_write(name: str, tmp_path: Path) -> None:
-    assert not is_of_tasks(name)
+    assert not is_written_by_tasks(name)
     # in whichever way
     frames = [
         Frame("write", {"path": name, "fresh": True}, b"x"),
@@ -117,7 +117,7 @@ def test_what_an_agent_sends_is_taken(tmp_path: Path) -> None:
     came = {path.relative_to(tmp_path / "here").as_posix() for path in (tmp_path / "here").rglob("*") if path.is_file()}
     # logs are followed, and sent as they grow
     assert came == set(WRITTEN)
-    assert lines == ["not sent, since only a launcher writes such files, or since they are code: config.yaml"]
+    assert lines == ["not sent because they are code, or files that only a launcher may write: config.yaml"]
 
 
 def test_messages_about_files_are_taken(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_host_writes_for_its_own_tasks_only(tasks: RemoteTasks, tmp_path: Path
 
 
 def test_so_many_files(tasks: RemoteTasks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_files, "MOST_NAMES", 3)
+    monkeypatch.setattr(task_files, "MAX_FILES", 3)
 
     def send(number: int) -> None:
         part = f"tensorboard/.{number}.part.tmp"

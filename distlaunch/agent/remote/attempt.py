@@ -1,4 +1,4 @@
-"""The tasks of this host in one attempt, and the messages to the controller about them."""
+"""The tasks of this host in one attempt, and the messages to the launcher about them."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from distlaunch.cluster.cores import NumaShares, pool_sizes
 from distlaunch.cluster.proxies import direct_paths
 
 _SCAN_S = 0.25
-_LEAVERS_END_WITHIN_S = 1.0
-"""The controller hears nothing meanwhile, and takes a host for lost after 3 s at the earliest."""
+_LEFTOVERS_END_WITHIN_S = 1.0
+"""Seconds for leftover processes to end. The launcher gets no messages in this time; its shortest timeout is 3 s."""
 _TAIL_S = 10.0
-"""Seconds that the report of an end waits for the last output; over a slower network it arrives later."""
+"""Seconds for which the report of an end waits until the last output has been sent."""
 
 
 class HostAttempt:
     """Starts tasks and follows them.
 
     Args:
-        copy: None: the disk is shared, and what tasks write is there already.
-        num_computing: how many of this host's tasks share its cores.
+        copy: this host's copy of the run directory; None if the directory is shared with the launcher.
+        num_computing: the number of tasks that share the cores of this host.
         without: variables of this process that tasks do not get.
-        beat_s: how often the heartbeats of all tasks are sent.
+        beat_s: interval in seconds at which the heartbeats of all tasks are sent.
     """
 
     def __init__(
@@ -98,14 +98,14 @@ class HostAttempt:
         self._outbox.put(encode("exit", task=name, code=127, oom=False, unstartable=why))
 
     def order(self, frame: Frame) -> bool:
-        """Send an order to a task; return False if there is no such task yet."""
+        """Send an order to a task; return False if the task has not been started."""
         name = frame.text("task")
         if (task := self._tasks.get(name)) is not None:
             task.send(Order(frame.text("order")), whole_group=bool(frame.fields.get("whole_group")))
         return task is not None or name in self._started
 
     def poll(self) -> None:
-        """Report what is new."""
+        """Send new output, heartbeats, checkpoints and ends of tasks."""
         now = self._clock()
         for name, task in list(self._tasks.items()):
             if (end := task.poll()) is not None:
@@ -123,11 +123,11 @@ class HostAttempt:
             tasks = self._tasks.items()
             liveness, pids = {name: _plain(task) for name, task in tasks}, {name: task.pid for name, task in tasks}
             suspended = [name for name, task in tasks if task.is_suspended()]
-            self._outbox.put(encode("beat", signs=liveness, suspended=suspended, pids=pids))
+            self._outbox.put(encode("beat", liveness=liveness, suspended=suspended, pids=pids))
 
     @property
     def beats(self) -> bool:
-        """Return True if tasks run, whose heartbeats are sent often."""
+        """Return True if tasks run, so that their heartbeats are sent often."""
         return bool(self._tasks)
 
     @property
@@ -136,15 +136,15 @@ class HostAttempt:
         return bool(self._ends)
 
     def end_leftover_processes(self) -> str:
-        """End the processes that ended tasks have left running; return a line that names them."""
+        """End the processes that ended tasks have left running; return a line that names them, or an empty string."""
         from distlaunch.agent.leftover_processes import end_leftovers
 
         if not self._started:
             return ""
-        return end_leftovers(str(self._run.path), self.number, self._started, _LEAVERS_END_WITHIN_S)
+        return end_leftovers(str(self._run.path), self.number, self._started, _LEFTOVERS_END_WITHIN_S)
 
     def close(self, done: bytes) -> None:
-        """Send the remaining files of the tasks, which have all ended, and a message after them."""
+        """Send the remaining files of the ended tasks, followed by a message."""
         if self._copy is None:
             self._outbox.put_files([done])
             return
@@ -156,12 +156,12 @@ class HostAttempt:
             yield from _tolerant(copy.new_checkpoints())
             yield from _tolerant(copy.changed())
 
-        # in two parts: what cannot be read must not keep the last message back
+        # two calls, since a file that cannot be read drops the other messages of its call
         self._outbox.put_files(rest(self._copy))
         self._outbox.put_files([done])
 
     def _send_appended(self) -> bool:
-        """Send what was appended to followed files; return True if there was something."""
+        """Send new data of followed files; return True if there was any."""
         if self._copy is None:
             return False
         if not self._outbox.has_room:
@@ -190,7 +190,7 @@ class HostAttempt:
             for message in _tolerant(send_file(error, self._name(error))):
                 self._outbox.put(message)
         del self._ends[name]
-        self._outbox.put(encode("exit", task=name, code=end.code, oom=end.oom, signs=liveness))
+        self._outbox.put(encode("exit", task=name, code=end.code, oom=end.oom, liveness=liveness))
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self._run.path).as_posix()

@@ -1,6 +1,6 @@
-"""The code of a job on this host: compares it with the controller's, and receives it if it is missing.
+"""The copy of a job's code on this host. It is compared with the launcher's code, and received if it differs.
 
-Files that were not sent are never changed or deleted.
+Files that distlaunch has not sent are never changed or deleted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MARK = ".distlaunch-code.json"
 
 def digest_of(path: Path) -> str:
     """Return the digest of a file's content, or an empty string if it cannot be read."""
-    import hashlib  # it costs 2 ms
+    import hashlib  # imported here, since it takes 2 ms
 
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
@@ -31,7 +31,7 @@ class CodeCopy:
     """The code in one folder. While this process lives, no other agent changes it.
 
     Raises:
-        UsageError: there is other code in the folder, which no agent has put there, or another job works with it.
+        UsageError: the folder contains other files that no agent has sent, or another job uses it with other code.
     """
 
     def __init__(self, folder: Path, expected: Mapping[str, str]) -> None:
@@ -42,14 +42,14 @@ class CodeCopy:
         if self.is_same and not mark.exists():
             return
         if not mark.exists() and folder.is_dir() and any(folder.iterdir()):
-            raise UsageError(f"{folder} holds other code, which was not sent by distlaunch; "
+            raise UsageError(f"{folder} contains other code that distlaunch has not sent; "
                              "remove it, or choose another `folder`")  # fmt: skip
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             lock(self._lock, (fcntl.LOCK_SH if self.is_same else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UsageError(f"another job works with other code in {folder}; choose another `folder`") from None
+            raise UsageError(f"another job uses other code in {folder}; choose another `folder`") from None
         except OSError as error:
             raise UsageError(f"cannot put the code in {folder}: {error.strerror}") from None
 
@@ -76,5 +76,5 @@ class CodeCopy:
         text = os.pread(self._lock, os.fstat(self._lock).st_size, 0)
         try:
             return {name for name in json.loads(text) if ".." not in Path(name).parts and not name.startswith("/")}
-        except ValueError:  # new, or not committed
+        except ValueError:  # the file is new, or an earlier copy was not completed
             return set()

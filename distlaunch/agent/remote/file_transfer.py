@@ -16,7 +16,7 @@ _PART = ".part.tmp"
 
 
 def below(root: Path, name: str) -> Path:
-    """Return the path of a file that another host names. Raise FrameError if it is outside."""
+    """Return the path of a file that another host has named. Raise FrameError if it is outside of `root`."""
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or ".." in parts or "\0" in name:
         raise FrameError(f"got the file name {name!r:.80}; expected one inside the run directory")
@@ -24,50 +24,50 @@ def below(root: Path, name: str) -> Path:
 
 
 class Incoming:
-    """Writes what another host sends into a folder.
+    """Writes the files that another host sends into a folder.
 
     Args:
-        limit_of: returns how long a file may become, by its name; None: as long as the disk takes.
+        limit_of: returns the maximum size of a file in bytes, by its name; None for no limit.
 
     Attributes:
-        problem: why something could not be written; empty if all was.
+        problem: why a file could not be written; empty if all files were written.
     """
 
     def __init__(self, root: Path, limit_of: Callable[[str], int] | None = None) -> None:
         self._root, self._limit_of = root, limit_of
         self.problem = ""
-        self._torn: set[str] = set()
-        """Files that will never be complete."""
+        self._incomplete: set[str] = set()
+        """Files that could not be written completely."""
 
     def take(self, frame: Frame) -> None:
-        """Handle a message; a full disk is recorded and stops no job. Raise FrameError for a wrong message."""
+        """Handle a message. Record an error of the disk in `problem`; raise FrameError for an invalid message."""
         path = frame.text("path")
         part = part_of(path)
         if path == part and (frame.kind == REMOVE or frame.fields.get("fresh")):
-            self._torn.discard(part)
-        # half a file, or half a checkpoint, must not look like a whole one
-        if part in self._torn:
+            self._incomplete.discard(part)
+        # an incomplete file or checkpoint must not be moved into place
+        if part in self._incomplete:
             return
         try:
             receive(self._root, frame, None if self._limit_of is None else self._limit_of(path))
         except OSError as error:
             self.problem = self.problem or f"{path} cannot be written: {error.strerror}"
             if part:
-                self._torn.add(part)
+                self._incomplete.add(part)
 
 
 def remove_folder(path: Path, *, ignore_errors: bool = False) -> None:
     """Remove a folder with its contents. Raise OSError if that fails."""
-    import shutil  # it costs 2 ms, and most agents remove nothing
+    import shutil  # imported here: it takes 2 ms, and most agents remove nothing
 
     shutil.rmtree(path, ignore_errors=ignore_errors)
 
 
 def receive(root: Path, frame: Frame, limit: int | None = None) -> None:
-    """Carry out a message. Raise OSError, or FrameError if the message is wrong.
+    """Carry out a message. Raise OSError, or FrameError if the message is invalid.
 
     Args:
-        limit: largest size of the file in bytes.
+        limit: maximum size of the file in bytes; None for no limit.
     """
     path = below(root, frame.text("path"))
     if frame.kind == REMOVE:
@@ -77,7 +77,7 @@ def receive(root: Path, frame: Frame, limit: int | None = None) -> None:
     else:
         make_folder(path.parent)
         how = os.O_TRUNC if frame.fields.get("fresh") else os.O_APPEND
-        # not through a link, which may lead anywhere, and not into a pipe
+        # do not follow links, which may lead outside the folder, and do not block on a pipe
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with os.fdopen(os.open(path, flags | how, 0o666), "wb", buffering=0) as file:
             if limit is not None and os.fstat(file.fileno()).st_size + len(frame.payload) > limit:
@@ -92,7 +92,7 @@ def _move(path: Path, to: Path) -> None:
     if not path.is_dir() or not to.exists():
         path.replace(to)
         return
-    # a folder cannot take the place of one that is not empty
+    # a folder cannot be renamed over a folder that is not empty
     before = to.with_name(f".{to.name}.before.tmp")
     remove_folder(before, ignore_errors=True)
     to.rename(before)
@@ -101,10 +101,10 @@ def _move(path: Path, to: Path) -> None:
 
 
 def send_file(path: Path, name: str, *, keeps_mode: bool = False) -> Iterator[bytes]:
-    """Yield messages that write a file under this name atomically. Raise OSError if it is gone.
+    """Yield messages that write a file under this name atomically. Raise OSError if the file is gone.
 
     Args:
-        keeps_mode: whether to keep the owner's permissions, and remove those of others.
+        keeps_mode: whether to keep the owner's permissions and remove those of others.
     """
     part = _part(name)
     with path.open("rb") as file:
@@ -116,7 +116,7 @@ def send_file(path: Path, name: str, *, keeps_mode: bool = False) -> Iterator[by
 def send_folder(path: Path, name: str) -> Iterator[bytes]:
     """Yield messages that write a folder under this name atomically.
 
-    Its files are opened first: who deletes it meanwhile does not make half of it.
+    All files are opened first, so that the folder is sent completely even if it is deleted in the meantime.
     """
     files = sorted(file for file in path.rglob("*") if file.is_file())
     fds: list[int] = []

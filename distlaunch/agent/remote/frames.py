@@ -1,6 +1,6 @@
-"""Messages between a controller and an agent: a header in JSON, perhaps followed by bytes.
+"""Messages between the launcher and an agent: a JSON header, perhaps followed by bytes.
 
-Lengths come first and are checked before anything else is read, so an invalid message costs no memory.
+A message begins with its lengths. They are checked before anything else is read, so an invalid message costs no memory.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from distlaunch.base.plain_types import is_dict
 
 PROTOCOL = 1
 GREETING = b"\n\x02distlaunch-agent\x03\n"
-"""Comes before the first message of an agent. What is printed before it, by shell start-up files, is no message."""
+"""Marks the beginning of an agent's messages. Start-up files of a shell may print text before it."""
 MAX_NOISE_BYTES = 256 * 1024
 MAX_HEADER_BYTES = 1024 * 1024
 MAX_PAYLOAD_BYTES = 1024 * 1024
 CHUNK_BYTES = 256 * 1024
-"""Bytes of a file in one message: small enough that heartbeats can be sent in between."""
+"""Bytes of a file in one message, so few that heartbeats can be sent between messages."""
 
 _LENGTHS = struct.Struct("!II")
 
 
 class FrameError(Exception):
-    """The received bytes are no message."""
+    """The received bytes are not a valid message."""
 
 
 class Frame(NamedTuple):
     """A message.
 
     Attributes:
-        kind: what it is about.
-        fields: the rest of its header.
+        kind: the kind of the message.
+        fields: the other fields of its header.
     """
 
     kind: str
@@ -41,14 +41,14 @@ class Frame(NamedTuple):
     payload: bytes = b""
 
     def text(self, name: str) -> str:
-        """Return a required text field. Raise FrameError if it is missing or no text."""
+        """Return a required text field. Raise FrameError if it is missing or not text."""
         value = self.fields.get(name)
         if not isinstance(value, str):
             raise FrameError(f"{self.kind}: {name}: got {value!r:.80}; expected text")
         return value
 
     def number(self, name: str, least: int = -(2**63), most: int = 2**63) -> int:
-        """Return a required integer field within a range. Raise FrameError if it is not."""
+        """Return a required integer field. Raise FrameError if it is missing, not an integer, or out of range."""
         value = self.fields.get(name)
         if not isinstance(value, int) or isinstance(value, bool):
             raise FrameError(f"{self.kind}: {name}: got {value!r:.80}; expected a whole number")
@@ -65,13 +65,13 @@ def encode(kind: str, payload: bytes = b"", **fields: Any) -> bytes:
 
 
 class FrameReader:
-    """Bytes in, messages out."""
+    """Splits received bytes into messages."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Return the messages that are complete. After FrameError nothing more can be read."""
+        """Yield the complete messages. After FrameError, nothing more can be read."""
         self._data += data
         while len(self._data) >= _LENGTHS.size:
             header, payload = _LENGTHS.unpack_from(self._data)
@@ -86,10 +86,10 @@ class FrameReader:
 
 
 class GreetingReader:
-    """Passes over what comes before the greeting.
+    """Skips the text before the greeting.
 
     Attributes:
-        noise: the first of what was passed over.
+        noise: the beginning of the skipped text.
     """
 
     def __init__(self) -> None:
@@ -98,17 +98,17 @@ class GreetingReader:
         self._size = 0
 
     def feed(self, data: bytes) -> bytes | None:
-        """Return the bytes after the greeting, or None before it. Raise FrameError if something else comes."""
+        """Return the bytes after the greeting, or None before it. Raise FrameError after too much other text."""
         self._data += data
         before, found, rest = self._data.partition(GREETING)
         if found:
             self.noise = (self.noise + before)[:4000]
             return rest
-        # the greeting may be cut in two
+        # the greeting may be split between two reads
         keep = len(GREETING) - 1
-        passed, self._data = self._data[:-keep], self._data[-keep:]
-        self._size += len(passed)
-        self.noise = (self.noise + passed)[:4000]
+        skipped, self._data = self._data[:-keep], self._data[-keep:]
+        self._size += len(skipped)
+        self.noise = (self.noise + skipped)[:4000]
         if self._size > MAX_NOISE_BYTES:
             raise FrameError(f"{MAX_NOISE_BYTES:,} bytes were printed before the agent began")
         return None

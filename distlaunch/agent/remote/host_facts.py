@@ -20,12 +20,12 @@ from distlaunch.cluster.cores import num_visible_cores
 from distlaunch.cluster.gpus import driver_version, find_gpus
 
 COMPARED = ("tensorflow", "keras", "jax", "jaxlib", "numpy")
-"""Packages of which all tasks of a job need the same version."""
+"""Packages that must have the same version for all tasks of a job."""
 
 
 def host_facts(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the facts about this host for a message."""
-    import psutil  # it costs 20 ms
+    import psutil  # imported here, since it takes 20 ms
 
     return {
         "distlaunch": __version__,
@@ -56,16 +56,16 @@ def _machine() -> str:
 
 @functools.cache
 def package_files() -> str:
-    """Return names and sizes of distlaunch's files, which differ within a version where it is being developed."""
+    """Return a checksum of the names and sizes of distlaunch's files, which differ between development versions."""
     root = os.path.dirname(distlaunch.__file__)
     return f"{zlib.crc32(repr(sorted(_sized(root, '/'))).encode()):08x}"
 
 
 def _sized(folder: str, name: str) -> Iterator[str]:
-    """Return names and sizes of the modules in a folder, and nothing else, since each agent waits for it."""
+    """Yield the names and sizes of the modules in a folder. More would delay the start of each agent."""
     for each in os.scandir(folder):
         if each.name.endswith(".py") and not each.name.startswith("."):
-            # editors put broken links there, and files that are gone soon
+            # editors create broken links and short-lived files
             with contextlib.suppress(OSError):
                 yield f"{name}{each.name} {each.stat().st_size}"
         elif each.name != "__pycache__" and each.is_dir(follow_symlinks=False):
@@ -78,7 +78,7 @@ def package_versions() -> dict[str, str]:
 
 
 def _addresses(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Return addresses and their interfaces, most likely first; the last ones are reachable from this host only."""
+    """Yield addresses and their interfaces in order of preference. Loopback addresses come last."""
     import psutil
 
     found: list[tuple[str, str]] = []
@@ -87,7 +87,7 @@ def _addresses(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             # link-local addresses need the interface's name, which differs from host to host
             if each.family in (socket.AF_INET, socket.AF_INET6) and not each.address.lower().startswith("fe80"):
                 found.append((each.address.partition("%")[0], interface))
-    # `client port, own address, own port`: by this address the controller, or its jump host, has come
+    # SSH_CONNECTION is "client client-port address port": the launcher or its jump host has used this address
     words = environ.get("SSH_CONNECTION", "").split()
     reached = words[2] if len(words) == 4 else ""
     yield from sorted(found, key=lambda pair: (is_loopback(pair[0]), pair[0] != reached, ":" in pair[0]))

@@ -1,4 +1,4 @@
-"""Data to be written to a connection. Writing never blocks, and files wait for all other messages."""
+"""The messages to be written to a connection. Writing never blocks, and files are sent after all other messages."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 _LOW_BYTES = 512 * 1024
-"""Files are read when less than this waits, so that a slow network costs no memory and delays no sign of life."""
+"""Files are read only while fewer bytes are waiting, so that a slow network costs no memory and delays no heartbeat."""
 _WRITE_BYTES = 64 * 1024
 
 
 class Outbox:
-    """Messages in order, and files behind them, for a descriptor that does not block."""
+    """A queue of messages, followed by files, for a descriptor that does not block."""
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
@@ -23,7 +23,7 @@ class Outbox:
 
     @property
     def has_room(self) -> bool:
-        """Return True if more messages that can wait should be added."""
+        """Return True if few bytes are waiting, so that less urgent messages may be added."""
         return self._size < _LOW_BYTES
 
     @property
@@ -36,11 +36,11 @@ class Outbox:
         self._size += len(message)
 
     def put_files(self, messages: Iterable[bytes]) -> None:
-        """Queue messages that are made when there is room. An OSError while making them drops the rest."""
+        """Queue messages that are produced when there is room. If producing one raises OSError, drop the rest."""
         self._files.append(iter(messages))
 
     def flush(self) -> None:
-        """Write what the other side accepts now. Raise OSError if it has closed."""
+        """Write as much as the other side accepts now. Raise OSError if the connection is closed."""
         self._fill()
         while self._waiting:
             first = self._waiting[0]
@@ -59,7 +59,7 @@ class Outbox:
         while self._files and self.has_room:
             try:
                 message = next(self._files[0], None)
-            # a file that has gone meanwhile, or cannot be read
+            # a file was deleted in the meantime, or cannot be read
             except OSError:
                 message = None
             if message is None:

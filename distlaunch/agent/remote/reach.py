@@ -1,7 +1,7 @@
-"""The test whether hosts reach each other: one listens on the future ports of its tasks, the others connect.
+"""Tests whether hosts reach each other: a host listens on the reserved ports of its tasks, and the others connect.
 
-The listening sockets are closed before a task starts: a socket that listens on a shared port takes a part of the
-connections that are meant for the task.
+The listening sockets are closed before a task starts. A socket that listened on a shared port would get some of the
+task's connections.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import NamedTuple
 from distlaunch.cluster.ports import hold
 
 TOKEN_BYTES = 16
-_TRY_AGAIN_S = 1.0
-"""A network that loses packets loses a connection's first one too, and the kernel repeats it ever more rarely."""
+_RETRY_S = 1.0
+"""Seconds between connection attempts. If a network loses packets, the kernel itself retries ever more rarely."""
 
 
 class Target(NamedTuple):
     """An address of another host.
 
     Attributes:
-        token: what it answers; another host at the same address does not know it. Empty: nothing needs to be answered.
+        token: the expected answer, which a different host at the same address does not know. Empty to expect no answer.
     """
 
     address: str
@@ -32,10 +32,11 @@ class Target(NamedTuple):
 
 
 class _Round:
-    """Targets that one message asks for, and what becomes of them.
+    """The targets of one request, and the connection attempts to them.
 
     Args:
-        done: takes the numbers of those that were not reached.
+        ends_at: when to stop trying.
+        done: called with the indices of the targets that were not reached.
     """
 
     def __init__(self, targets: Sequence[Target], ends_at: float, done: Callable[[list[int]], None]) -> None:
@@ -46,7 +47,7 @@ class _Round:
 
 
 class Prober:
-    """Listens and connects without blocking. `fileno` can be read when `turn` has something to do."""
+    """Listens and connects without blocking. `fileno` becomes readable when `turn` has something to do."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -63,7 +64,7 @@ class Prober:
         return bool(self._rounds)
 
     def listen(self, ports: Sequence[int], token: str) -> None:
-        """Answer everyone who connects. Raise OSError if the port is in use."""
+        """Listen on ports and answer each connection with the token. Raise OSError if a port is in use."""
         for port in ports:
             listener = hold(port)
             listener.setblocking(False)
@@ -94,7 +95,7 @@ class Prober:
         for one in list(self._rounds):
             if not one.left or now >= one.ends_at:
                 self._finish(one)
-            elif now - one.tried_at >= _TRY_AGAIN_S:
+            elif now - one.tried_at >= _RETRY_S:
                 one.tried_at = now
                 for number in one.left:
                     self._connect(one, number)
@@ -108,7 +109,7 @@ class Prober:
         self._selector.close()
 
     def _answer(self, listener: socket.socket) -> None:
-        # whoever has connected is gone again, or there are too many
+        # the other side has disconnected, or there are too many connections
         with contextlib.suppress(OSError):
             connection, _ = listener.accept()
             with connection:
@@ -118,12 +119,12 @@ class Prober:
     def _connect(self, one: _Round, number: int) -> None:
         target = one.targets[number]
         family = socket.AF_INET6 if ":" in target.address else socket.AF_INET
-        with contextlib.suppress(OSError):  # no such family here
+        with contextlib.suppress(OSError):  # this host does not support the address family
             connection = socket.socket(family, socket.SOCK_STREAM)
             connection.setblocking(False)
             connection.connect_ex((target.address, target.port))
             one.tries[connection] = number, bytearray()
-            # one that is connected can be written to; one that was refused, as well
+            # a socket becomes writable when it is connected or refused
             self._selector.register(connection, selectors.EVENT_READ if target.token else selectors.EVENT_WRITE)
 
     def _read(self, connection: socket.socket) -> None:

@@ -1,7 +1,7 @@
-"""The run directory on this host: the controller's own where the disk is shared, else a copy of what tasks need.
+"""The copy of a run directory on a host that does not share the launcher's disk.
 
-What tasks write into a copy is sent to the controller. Logs and events are followed, a checkpoint is sent when it is
-complete, and everything else when the tasks have ended.
+Files that tasks write into the copy are sent to the launcher: logs and events while they grow, checkpoints when they
+are complete, and other files when the tasks have ended.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 
 from distlaunch.agent.remote.file_transfer import REMOVE, WRITE, remove_folder, send_file, send_folder
 from distlaunch.agent.remote.frames import CHUNK_BYTES, encode
-from distlaunch.agent.remote.task_files import is_of_tasks
+from distlaunch.agent.remote.task_files import is_written_by_tasks
 from distlaunch.base.errors import UsageError
 
 _MARK = ".copy-of-a-run"
-"""Only a folder with this file is ever emptied."""
+"""File that marks a copy. A folder without it is never emptied."""
 _CHECKPOINTS = "checkpoints"
-_NAMED = 5
+_MAX_NAMED = 5
 _Stamp = tuple[int, int, int]
 
 
@@ -27,17 +27,17 @@ class RunCopy:
     """The copy of one run directory.
 
     Args:
-        root: where it is, the same path as on the controller's host.
-        is_first: nothing of this run has been put there by this agent; what an earlier one has left is removed.
+        root: its path, the same as on the launcher's host.
+        is_first: True if this agent has not used the copy before. The copy of an earlier agent is then removed.
 
     Raises:
-        UsageError: there is something else.
+        UsageError: the folder is not empty and not a copy.
     """
 
     def __init__(self, root: Path, *, is_first: bool) -> None:
         self.root = root
         self._made: list[Path] = []
-        """Folders around it that were not there before, the innermost first."""
+        """Parent folders that were created, the innermost first."""
         if is_first:
             self._make()
         self._tails: dict[str, int] = {}
@@ -49,28 +49,32 @@ class RunCopy:
         if (self.root / _MARK).is_file():
             remove_folder(self.root)
         elif self.root.exists() and any(self.root.iterdir()):
-            raise UsageError(f"{self.root} is there already and belongs to another run; choose another --name")
+            raise UsageError(f"{self.root} already exists and belongs to another run; choose another --name")
         self._made = [folder for folder in self.root.parents if not folder.exists()]
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
             (self.root / _MARK).touch()
         except OSError as error:
-            raise UsageError(f"cannot make {self.root}: {error.strerror}; choose another runs_dir") from None
+            raise UsageError(f"cannot create {self.root}: {error.strerror}; choose another runs_dir") from None
 
     def begin(self) -> None:
-        """Record the present files as known to the controller."""
+        """Record the current files as known to the launcher."""
         self._rest = dict(self._others())
         self._checkpoints = dict(self._complete_checkpoints())
 
     def follow(self, name: str, *, whole_lines: bool = False) -> None:
-        """Start to send what is appended to a file."""
+        """Start to send the data that is appended to a file.
+
+        Args:
+            whole_lines: whether to send complete lines only.
+        """
         path = self.root / name
         self._tails.setdefault(name, path.stat().st_size if path.exists() else 0)
         if whole_lines:
             self._events.add(name)
 
     def appended(self) -> Iterator[bytes]:
-        """Return a bounded part of what was appended to the followed files."""
+        """Yield a bounded amount of the data appended to the followed files."""
         for name, offset in self._tails.items():
             try:
                 size = os.stat(self.root / name).st_size
@@ -78,25 +82,25 @@ class RunCopy:
                     continue
                 with (self.root / name).open("rb") as file:
                     data = os.pread(file.fileno(), CHUNK_BYTES, offset)
-            except OSError:  # not there yet
+            except OSError:  # the file does not exist yet
                 continue
             if name in self._events:
-                # others append to the controller's file as well: half a line must not come between theirs
+                # other hosts append to the same file on the launcher's host, so lines must not be split
                 data = data[: data.rfind(b"\n") + 1]
             if data:
                 self._tails[name] = offset + len(data)
                 yield encode(WRITE, data, path=name)
 
     def new_checkpoints(self) -> Iterator[bytes]:
-        """Return complete checkpoints that were not sent yet, newest first, and those that were deleted."""
-        there = dict(self._complete_checkpoints())
-        for name in sorted(there, reverse=True):
-            if self._checkpoints.get(name) != there[name]:
+        """Yield messages that send new complete checkpoints, newest first, and that remove deleted ones."""
+        current = dict(self._complete_checkpoints())
+        for name in sorted(current, reverse=True):
+            if self._checkpoints.get(name) != current[name]:
                 yield from send_folder(self.root / _CHECKPOINTS / name, f"{_CHECKPOINTS}/{name}")
-                self._checkpoints[name] = there[name]
-        # one that stands for the run stays until the controller has another
-        for name in [name for name in self._checkpoints if name not in there]:
-            if self._checkpoints.keys() & there.keys():
+                self._checkpoints[name] = current[name]
+        # the launcher keeps its last checkpoint until it has another one
+        for name in [name for name in self._checkpoints if name not in current]:
+            if self._checkpoints.keys() & current.keys():
                 del self._checkpoints[name]
                 yield encode(REMOVE, path=f"{_CHECKPOINTS}/{name}")
 
@@ -105,25 +109,25 @@ class RunCopy:
         return dict(self._complete_checkpoints()) != self._checkpoints
 
     def changed(self) -> Iterator[bytes]:
-        """Return all other files that tasks have written or changed."""
+        """Yield messages that send all other files that tasks have written or changed."""
         left_out = list[str]()
         for name, stamp in list(self._others()):
             if self._rest.get(name) != stamp:
                 self._rest[name] = stamp
-                if is_of_tasks(name):
+                if is_written_by_tasks(name):
                     yield from send_file(self.root / name, name)
                 else:
                     left_out.append(name)
         if left_out:
-            names = ", ".join(sorted(left_out)[:_NAMED]) + (", ..." if left_out[_NAMED:] else "")
-            text = f"not sent, since only a launcher writes such files, or since they are code: {names}"
+            names = ", ".join(sorted(left_out)[:_MAX_NAMED]) + (", ..." if left_out[_MAX_NAMED:] else "")
+            text = f"not sent because they are code, or files that only a launcher may write: {names}"
             yield encode("line", task="", text=text)
 
     def remove(self) -> None:
-        """Delete the copy; the controller has everything."""
+        """Delete the copy. Call this when all files have been sent to the launcher."""
         if (self.root / _MARK).is_file():
             remove_folder(self.root, ignore_errors=True)
-        with contextlib.suppress(OSError):  # another run is in it by now
+        with contextlib.suppress(OSError):  # the folder now contains another run
             for folder in self._made:
                 folder.rmdir()
 
@@ -139,7 +143,7 @@ class RunCopy:
             folders[:] = [name for name in folders if not name.startswith(".") and (here, name) != (".", _CHECKPOINTS)]
             for name in names:
                 path = name if here == "." else f"{here}/{name}"
-                # signs of life are sent by themselves
+                # heartbeats are sent in messages
                 if not name.startswith(".") and name != "heartbeat" and path not in self._tails:
                     yield path, _stamp(Path(folder, name))
 
@@ -147,11 +151,15 @@ class RunCopy:
 def _stamp(path: Path) -> _Stamp:
     try:
         status = path.stat()
-    except OSError:  # just deleted
+    except OSError:  # the file has just been deleted
         return 0, 0, 0
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def is_shared(root: Path, nonce: str) -> bool:
-    """Return True if the controller's run directory is visible here: it has put a file of this name there."""
+    """Return True if the launcher's run directory is visible on this host.
+
+    Args:
+        nonce: the name of a file that the launcher has just created in the directory.
+    """
     return (root / nonce).is_file()

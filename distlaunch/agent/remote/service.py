@@ -1,4 +1,4 @@
-"""The agent's loop: executes requests, reports events, and ends everything when the controller is gone."""
+"""The agent's loop: executes requests, reports events, and ends all tasks when the launcher is gone."""
 
 from __future__ import annotations
 
@@ -31,22 +31,24 @@ from distlaunch.base.plural import count
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.ports import ReservedPorts, listening_ports, pick_ports, reserve_ports
 
-_TURN_S = 0.1
-_ENDING_TURN_S = 0.01  # while the end of a task waits to be reported
+_WAIT_S = 0.1
+_WAIT_WHILE_ENDING_S = 0.01  # while the end of a task waits to be reported
 _BEAT_S = 2.0
-"""While no task runs. A controller that hears nothing for longer may take the host for lost."""
-_READ_BYTES = 64 * 1024  # what a pipe holds
-_LONGEST_S = 10_000_000
-_MOST_PORTS = 10_000
+"""Interval of heartbeats while no task runs. A launcher that gets no messages may treat the host as lost."""
+_READ_BYTES = 64 * 1024  # the size of a pipe's buffer
+_MAX_S = 10_000_000
+_MAX_PORTS = 10_000
 LEASE_S = 60.0
-"""Lease in seconds until the controller has set one."""
+"""Lease in seconds until the launcher has set one."""
 
 
 class Agent:
-    """Serves one controller.
+    """Serves one launcher.
 
     Args:
-        reading, writing: the descriptors of the connection.
+        reading: the descriptor from which messages are read.
+        writing: the descriptor to which messages are written.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, reading: int, writing: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -64,13 +66,14 @@ class Agent:
         self._copy: RunCopy | None = None
         self._code: CodeCopy | None = None
         self._incoming: Incoming | None = None
-        """Writes the files that come."""
-        self._unwanted: set[str] = set()
+        """Writes received files."""
+        self._cancelled: set[str] = set()
+        """Tasks that were stopped before they were started."""
         self._lease_s, self._received_at, self._beat_at = LEASE_S, clock(), clock()
         self._greeted = self._over = self._writes = False
 
     def serve(self) -> None:
-        """Serve until the controller has ended or said goodbye; no task is left then."""
+        """Serve until the launcher has ended or closed the session. No task is left after that."""
         self._outbox.put(GREETING)
         self._outbox.put(encode("hello", protocol=PROTOCOL, **host_facts(os.environ)))
         try:
@@ -79,7 +82,7 @@ class Agent:
                     with HostTasks(self._show, self._clock, self._warm) as tasks:
                         self._tasks = tasks
                         self._serve_attempt(tasks)
-                    if self._over and self._attempt is not None:  # without a word of the controller
+                    if self._over and self._attempt is not None:  # the launcher has not ended the attempt
                         self._attempt.end_leftover_processes()
                     self._attempt = None
         finally:
@@ -87,13 +90,14 @@ class Agent:
             self._ports.release()
 
     def _serve_attempt(self, tasks: HostTasks) -> None:
-        """Serve an attempt until its tasks are to be ended, which leaving `HostTasks` does."""
+        """Serve an attempt until its tasks must end. Leaving `HostTasks` ends them."""
         self._writes = False
         tasks.watch(self._reading)
         tasks.watch(self._prober.fileno())
         attempt_over = False
         while not (self._over or attempt_over):
-            tasks.wait(_ENDING_TURN_S if self._attempt is not None and self._attempt.is_ending else _TURN_S)
+            is_ending = self._attempt is not None and self._attempt.is_ending
+            tasks.wait(_WAIT_WHILE_ENDING_S if is_ending else _WAIT_S)
             try:
                 attempt_over = self._read()
                 self._prober.turn()
@@ -110,7 +114,7 @@ class Agent:
         try:
             data = os.read(self._reading, _READ_BYTES)
         except BlockingIOError:
-            # frozen with its host, it has heard nothing either: so what has come is read first
+            # check the lease only if there is nothing to read: after a suspension, messages may be waiting
             self._over = self._clock() - self._received_at > self._lease_s
             return False
         if not data:
@@ -121,7 +125,7 @@ class Agent:
         try:
             for frame in self._reader.feed(data):
                 attempt_over = self._take(frame) or attempt_over
-        # a field that is not there, or of another type
+        # a field is missing or has another type
         except (FrameError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             self._outbox.put(encode("refused", message=str(error)[:1000]))
             self._outbox.flush()
@@ -149,13 +153,13 @@ class Agent:
         theirs = frame.fields.get("distlaunch"), frame.fields.get("protocol")
         if frame.kind != "hello" or theirs != (__version__, PROTOCOL):
             raise FrameError(f"this agent is distlaunch {__version__} (protocol {PROTOCOL}); "
-                             f"the controller is {theirs[0]} (protocol {theirs[1]})")  # fmt: skip
-        self._lease_s = float(frame.number("lease_s", 1, _LONGEST_S))
+                             f"the launcher is {theirs[0]} (protocol {theirs[1]})")  # fmt: skip
+        self._lease_s = float(frame.number("lease_s", 1, _MAX_S))
         self._greeted = True
         self._reply(frame)
 
     def _on_code(self, frame: Frame) -> None:
-        """Report whether the code is here; if not, the files that follow are written to its folder."""
+        """Report whether the code is on this host. If not, write the files that follow to its folder."""
         folder = Path(frame.text("folder"))
         self._code = CodeCopy(folder, json.loads(frame.payload))
         self._incoming = Incoming(folder) if not self._code.is_same else None
@@ -171,7 +175,7 @@ class Agent:
         try:
             os.chdir(frame.text("folder"))
         except OSError as error:
-            advice = "make it there, give another one with folder=PATH, or use `engine.sync: code`"
+            advice = "create it, give another one with folder=PATH, or use `engine.sync: code`"
             raise UsageError(f"{error.strerror}: {frame.text('folder')}; {advice}") from None
         self._reply(frame)
 
@@ -182,7 +186,7 @@ class Agent:
             raise UsageError(f"its state cannot be read: {error}") from None
 
     def _on_beat(self, frame: Frame) -> None:
-        """Do nothing: receiving a message has renewed the lease."""
+        """Do nothing, since receiving a message has already renewed the lease."""
 
     def _on_bye(self, frame: Frame) -> None:
         if frame.fields.get("remove"):
@@ -199,13 +203,11 @@ class Agent:
         self._ports.release()
         ports = frame.fields.get("ports")
         if is_list(ports):
-            if len(ports) > _MOST_PORTS or not all(type(port) is int and 0 < port < 65536 for port in ports):
-                raise FrameError(
-                    f"reserve: ports: got {ports!r:.80}; expected at most {_MOST_PORTS:,} from 1 to 65,535"
-                )
+            if len(ports) > _MAX_PORTS or not all(type(port) is int and 0 < port < 65536 for port in ports):
+                raise FrameError(f"reserve: ports: got {ports!r:.80}; expected at most {_MAX_PORTS:,} from 1 to 65,535")
             self._ports = reserve_ports(ports)
         else:
-            self._ports = pick_ports(frame.number("ports", 0, _MOST_PORTS))
+            self._ports = pick_ports(frame.number("ports", 0, _MAX_PORTS))
         self._reply(frame, ports=list(self._ports.numbers))
 
     def _on_listen(self, frame: Frame) -> None:
@@ -225,10 +227,10 @@ class Agent:
         targets = [Target(*each) for each in frame.fields["targets"]]
         if not all(type(port) is int and 0 < port < 65536 for _, port, _ in targets):
             raise FrameError("probe: targets: expected ports from 1 to 65,535")
-        # what it listens on is open, too
+        # the reserved ports are open files, too
         allow_open_files(len(targets) + len(self._ports.numbers), count(len(targets), "connection"))
         self._prober.probe(
-            targets, frame.number("seconds", 0, _LONGEST_S), lambda missed: self._reply(frame, missed=missed)
+            targets, frame.number("seconds", 0, _MAX_S), lambda missed: self._reply(frame, missed=missed)
         )
 
     def _on_listening(self, frame: Frame) -> None:
@@ -238,7 +240,7 @@ class Agent:
         self._ports.release()
 
     def _on_open(self, frame: Frame) -> None:
-        """Report whether the run directory is shared with the controller; if not, make a copy."""
+        """Report whether the run directory is shared with the launcher. If not, make a copy."""
         root = Path(frame.text("root"))
         self._root, self._copy, self._incoming = root, None, None
         if is_shared(root, frame.text("nonce")):
@@ -261,7 +263,7 @@ class Agent:
         if self._root is None:
             raise FrameError("begin: no run directory is open")
         number, computing = frame.number("attempt", 0), frame.number("computing", 1, 1_000_000)
-        without, beat_s = frame.fields.get("without"), frame.number("beat_ms", 1, 1000 * _LONGEST_S) / 1000
+        without, beat_s = frame.fields.get("without"), frame.number("beat_ms", 1, 1000 * _MAX_S) / 1000
         self._attempt = HostAttempt(
             RunDir(self._root), number, self._copy, self._outbox, self._clock, computing, list(without or []), beat_s
         )
@@ -270,7 +272,7 @@ class Agent:
         if self._attempt is None or self._tasks is None or frame.number("attempt") != self._attempt.number:
             raise FrameError(f"start: attempt {frame.fields.get('attempt')} is not the current one")
         name = frame.text("task")
-        if name in self._unwanted:
+        if name in self._cancelled:
             return
         if self._incoming is not None and self._incoming.problem:
             self._attempt.refuse(name, self._incoming.problem)
@@ -280,17 +282,17 @@ class Agent:
     def _on_order(self, frame: Frame) -> None:
         if self._attempt is not None and self._attempt.order(frame):
             return
-        # what the task reads is still on its way, and it is not wanted any more: as if the signal had reached it
+        # the task has not been started, since its files are still being sent: report it as ended by the signal
         name, order = frame.text("task"), Order(frame.text("order"))
-        if order is not Order.DUMP and name not in self._unwanted:
-            self._unwanted.add(name)
+        if order is not Order.DUMP and name not in self._cancelled:
+            self._cancelled.add(name)
             code = -(signal.SIGKILL if order is Order.KILL else signal.SIGTERM)
             self._outbox.put(encode("exit", task=name, code=code, oom=False))
 
     def _end(self, frame: Frame) -> None:
         attempt = self._attempt
         assert self._tasks is not None
-        self._unwanted.clear()
+        self._cancelled.clear()
         self._tasks.end_all()
         done = encode("reply", id=frame.number("id"))
         if attempt is None:
@@ -309,7 +311,7 @@ class Agent:
                 self._beat_at = now
         if now - self._beat_at >= _BEAT_S:
             self._beat_at = now
-            self._outbox.put(encode("beat", signs={}, suspended=[], pids={}))
+            self._outbox.put(encode("beat", liveness={}, suspended=[], pids={}))
 
     def _show(self, task: str, line: str) -> None:
         self._outbox.put(encode("line", task=task, text=line))

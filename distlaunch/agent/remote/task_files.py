@@ -1,6 +1,6 @@
-"""Files of a run that a host may send: those that tasks write. Others would change what the controller does next.
+"""Decides which files of a run a host may send: only files that tasks write.
 
-A host that somebody else has taken over could put another `config.yaml` into the run, which names the code of the next
+Otherwise an attacker who controls a host could replace the run's `config.yaml`, which names the code of the next
 attempt.
 """
 
@@ -24,21 +24,21 @@ _TASK = re.compile(r"[a-z_]+-[0-9]{1,9}\Z")
 _ATTEMPT = re.compile(r"[0-9]{1,9}\Z")
 _OF_ATTEMPT = ("events.jsonl", "record.json")
 _APPENDED = ("events.jsonl", "stdout.log", "stderr.log")
-"""Files that grow, and of which nothing else is done."""
-_LONGEST_NAME, _DEEPEST = 1024, 32
+"""Files that hosts may only append to."""
+_MAX_NAME_LENGTH, _MAX_DEPTH = 1024, 32
 
 LOG_BYTES = 8 << 30
 _MOST_BYTES = {"events.jsonl": 1 << 30, "stdout.log": LOG_BYTES, "stderr.log": LOG_BYTES, "error.json": 16 << 20,
                "record.json": 1 << 30}  # fmt: skip
 _MOST_OTHER_BYTES = 1 << 40
-MOST_NAMES = 1_000_000
+MAX_FILES = 1_000_000
 """Files that one host may send in an attempt."""
 
 
-def is_of_tasks(name: str) -> bool:
-    """Return whether tasks write a file of this name in a run directory."""
+def is_written_by_tasks(name: str) -> bool:
+    """Return True if tasks write a file with this name in a run directory."""
     parts = _parts(name)
-    if not parts or len(name) > _LONGEST_NAME or len(parts) > _DEEPEST:
+    if not parts or len(name) > _MAX_NAME_LENGTH or len(parts) > _MAX_DEPTH:
         return False
     if any(part.startswith(".") for part in parts) or parts[-1].lower().endswith(_CODE):
         return False
@@ -52,23 +52,23 @@ def is_of_tasks(name: str) -> bool:
 
 
 def most_bytes(name: str) -> int:
-    """Return how long a file of this name may become."""
+    """Return the maximum size in bytes of a file with this name."""
     return _MOST_BYTES.get(_own_name(_parts(_whole(name))), _MOST_OTHER_BYTES)
 
 
 def check(frame: Frame, attempt: int, others: Collection[str] = ()) -> None:
-    """Raise FrameError if a message of a host asks for what tasks do not do.
+    """Raise FrameError if a message of a host changes a file in a way that no task does.
 
     Args:
-        others: folders of tasks that run on other hosts in this attempt, and, for a host without the chief,
-            `events.jsonl`.
+        others: folders of tasks that run on other hosts in this attempt, and `events.jsonl` for a host without the
+            chief.
     """
     name = frame.text("path")
     final = frame.text("to") if frame.kind == "move" else name
-    if not is_of_tasks(_whole(final)) or not is_of_tasks(_whole(name)):
+    if not is_written_by_tasks(_whole(final)) or not is_written_by_tasks(_whole(name)):
         raise FrameError(f"{frame.kind} of {final!r:.80}, which no task writes")
     parts = _parts(_whole(final))
-    # earlier attempts may have placed their tasks elsewhere
+    # in earlier attempts, tasks may have run on other hosts
     owner = parts[0] if parts[0] != "attempts" else parts[2] if int(parts[1]) == attempt else ""
     if owner in others:
         raise FrameError(f"{frame.kind} of {final!r:.80}, which a task on another host writes")
@@ -77,7 +77,7 @@ def check(frame: Frame, attempt: int, others: Collection[str] = ()) -> None:
         return
     if frame.kind == "move" and name != final and _whole(name) == _whole(final) and not is_log:
         return
-    # of whole files and folders only what is not complete yet, and checkpoints that are kept no longer
+    # a host may write incomplete files, and remove these and checkpoints that are no longer kept
     is_part = name != _whole(name)
     is_checkpoint = parts[0] == "checkpoints" and len(parts) == 2
     if (frame.kind == "write" and is_part) or (frame.kind == "remove" and (is_part or is_checkpoint)):
@@ -86,7 +86,7 @@ def check(frame: Frame, attempt: int, others: Collection[str] = ()) -> None:
 
 
 def _own_name(parts: tuple[str, ...]) -> str:
-    """Return the name of a file that distlaunch itself writes in a task; empty for others."""
+    """Return the name of a file that distlaunch itself writes in a task, or an empty string for another file."""
     if len(parts) == 1:
         known = ("events.jsonl",)
     elif parts[0] == "attempts":
@@ -101,5 +101,5 @@ def _parts(name: str) -> tuple[str, ...]:
 
 
 def _whole(name: str) -> str:
-    """Return the name of a file when it and the folder that it lies in are complete."""
+    """Return the final name of a file whose own name or folder has the prefix and suffix of an incomplete one."""
     return "/".join(found["name"] if (found := _PART.match(part)) else part for part in _parts(name))

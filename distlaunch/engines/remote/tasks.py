@@ -189,8 +189,8 @@ class RemoteTasks:
         frame.fields.pop("mode", None)
         if frame.kind == file_transfer.MOVE:
             sender.num_files += 1
-            if sender.num_files > task_files.MOST_NAMES:
-                raise FrameError(f"more than {task_files.MOST_NAMES:,} files")
+            if sender.num_files > task_files.MAX_FILES:
+                raise FrameError(f"more than {task_files.MAX_FILES:,} files")
         self._incoming.take(frame)
 
     def _sender(self, host: str) -> _SenderLimits:
@@ -232,7 +232,7 @@ class RemoteTasks:
             running = [task.last_liveness for task in self._tasks.values() if task.exit is None]
         if all(liveness.step is None for liveness in running) or any(liveness.has_to_finish for liveness in running):
             return None
-        return [(liveness.turns, liveness.step) for liveness in running]
+        return [(liveness.calls, liveness.step) for liveness in running]
 
     def _give_up(self, host: str, reason: str) -> None:
         """End the tasks of a host that others cannot reach."""
@@ -255,7 +255,7 @@ class RemoteTasks:
     def _note_beat(self, frame: Frame) -> None:
         suspended: Sequence[str] = frame.fields.get("suspended") or ()
         with self._lock:
-            beats: dict[str, Any] = frame.fields.get("signs") or {}
+            beats: dict[str, Any] = frame.fields.get("liveness") or {}
             for name, liveness in beats.items():
                 if (task := self._tasks.get(name)) is not None:
                     task.last_liveness = parse_liveness(liveness)
@@ -270,7 +270,7 @@ class RemoteTasks:
             return
         if reason := frame.fields.get("unstartable"):
             self._lines.append((task.name, f"could not be started: {reason}"))
-        if isinstance(liveness := frame.fields.get("signs"), list):
+        if isinstance(liveness := frame.fields.get("liveness"), list):
             task.last_liveness = parse_liveness(liveness)
         task.exit = task.exit or Exit(frame.number("code"), None if oom is None else bool(oom))
         self.note_end()
