@@ -2,10 +2,10 @@
 
 | question | module |
 |---|---|
-| When is one saved? | `policy`, `best` |
-| How does training continue while one is written? | `saver`, `throttle`; who writes what: `writers` |
-| Where does it lie, which are kept, and which is damaged? | `store` |
-| What is in it? | `meta` (progress, config), `state_files` and `format` (arrays), `callback_state` |
-| Which one does a run continue from? | `restorer`; with other optimizer settings: `optimizer_changes` |
+| When is a checkpoint saved? | `policy`, `best` |
+| How does training continue while a checkpoint is written? | `saver`, `throttle`; which process writes what: `writers` |
+| Where are checkpoints, which are kept, and which are damaged? | `store` |
+| What does a checkpoint contain? | `meta` (progress, config), `state_files` and `format` (arrays), `callback_state` |
+| From which checkpoint does a run continue? | `restorer`; with other optimizer settings: `optimizer_changes` |
 | How do other processes get the state? | `distribution` |
 """

@@ -1,4 +1,4 @@
-"""The checkpoint of the best epoch, by a value that training or validation reports."""
+"""Selects the checkpoint of the best epoch by a value that training or validation reports."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from distlaunch.strategies.protocol import Logs
 _KEY = ("checkpoint", "best", "metric")
 _FALLING = frozenset({"loss", "error", "mse", "mae", "rmse", "mape", "msle", "perplexity"})
 _RISING = frozenset({"acc", "accuracy", "auc", "precision", "recall", "f1", "iou"})
-"""Words in names of metrics that get better as they fall, or rise."""
+"""Words in names of metrics for which lower, or higher, values are better."""
 
 
 class BestEpoch(SavePolicy):
     """Saves after an epoch that is better than all before it, and remembers the best value.
 
     Args:
-        section: None: no best checkpoint is kept.
+        section: config section; None to keep no best checkpoint.
 
     Attributes:
-        record: the best so far, as checkpoints have it: metric, mode, value.
+        record: the best epoch so far, as stored in checkpoints: metric, mode, value.
     """
 
     asks_chief_only = True
@@ -45,16 +45,16 @@ class BestEpoch(SavePolicy):
         self.record = record if same else None
 
     def in_history(self, history: Mapping[str, Sequence[float]], epochs: int) -> tuple[int | None, float] | None:
-        """Return the number of the best finished epoch, from 1 on, and its value; None: there is none.
+        """Return the number of the best finished epoch, from 1, and its value; None if there is none.
 
-        The number is None if there are fewer values than epochs: nobody knows then which epoch one is of.
+        The number is None if there are fewer values than epochs, since the epoch of each value is then unknown.
         """
         section = self._section
         values = history.get(section.metric, ()) if section is not None else ()
         finite = [(number, value) for number, value in enumerate(values, 1) if math.isfinite(value)]
         if not finite:
             return None
-        # of equal ones the first, as while they are trained
+        # the first of equal values, as during training
         number, value = max(finite, key=lambda each: self._rank(each[1]))
         return number if len(values) == epochs else None, value
 
@@ -63,18 +63,18 @@ class BestEpoch(SavePolicy):
         self.record = self._record(value)
 
     def check(self, *, has_validation: bool) -> None:
-        """Raise ConfigError, before training, for a value that only validation gives, if there is none."""
+        """Raise ConfigError, before training, if the value needs validation, but there is none."""
         section = self._section
         if section is not None and section.metric.startswith("val_") and not has_validation:
-            message = f"got '{section.metric}', but there is no validation; use a value of training, such as loss"
+            message = f"got '{section.metric}', but there is no validation; use a training value, such as loss"
             raise ConfigError(Problem(_KEY, message))
 
     def check_names(self, logs: Logs, *, is_alike: bool) -> None:
-        """Raise ConfigError, after the first steps, for a value that no epoch will have.
+        """Raise ConfigError, after the first steps, if no epoch will have the value.
 
         Args:
-            logs: what the steps report.
-            is_alike: validation reports the same.
+            logs: values that the steps report.
+            is_alike: whether validation reports the same values.
         """
         section = self._section
         # some programs report nothing before the end of an epoch
@@ -87,10 +87,10 @@ class BestEpoch(SavePolicy):
         raise ConfigError(Problem(_KEY, _unknown(section.metric, names)))
 
     def should_save(self, at: SaveContext) -> bool:
-        """Return True if an epoch is better than all before it.
+        """Return whether an epoch is better than all before it.
 
         Raises:
-            ConfigError: it does not have the value.
+            ConfigError: the epoch does not have the value.
         """
         section = self._section
         if section is None or at.moment is not Moment.EPOCH_END:
@@ -110,7 +110,7 @@ class BestEpoch(SavePolicy):
         self._before, self.record = self.record, self._record(at.logs[self._section.metric])
 
     def lose(self) -> None:
-        """Return to the best epoch before, since the checkpoint of this one could not be written."""
+        """Go back to the previous best epoch, because the checkpoint of this one could not be written."""
         self.record = self._before
 
     def _rank(self, value: float) -> float:
@@ -124,7 +124,7 @@ class BestEpoch(SavePolicy):
 
 
 def mode_warnings(section: Best | None) -> list[str]:
-    """Return a warning if a section keeps the worst epoch, as far as the metric's name tells."""
+    """Return a warning if a section would keep the worst epoch, judging by the metric's name."""
     if section is None:
         return []
     words = set(section.metric.removeprefix("val_").lower().split("_"))

@@ -1,4 +1,4 @@
-"""The part of a Keras callback's state that a checkpoint holds."""
+"""Part of a Keras callback's state that checkpoints contain."""
 
 from __future__ import annotations
 
@@ -9,40 +9,43 @@ import keras
 import numpy as np
 
 NOT_RESTORED = ("min_delta", "append_header")
-"""Keras turns the sign of `min_delta` when a callback first compares, and would turn it once more; and CSVLogger looks
-into its file for a header when training begins."""
+"""Attributes that are not restored.
+
+Keras changes the sign of `min_delta` at a callback's first comparison, and would change a restored value again.
+CSVLogger checks its file for a header when training begins.
+"""
 
 
 _RESTORED = ("_ema_weights_in_model", "_batches_seen_since_last_saving", "_last_batch_seen")
-"""Private state of Keras's callbacks: SwapEMAWeights swaps, ModelCheckpoint counts steps."""
+"""Private attributes of Keras's callbacks that are restored: of SwapEMAWeights and ModelCheckpoint."""
 
 
 def remember_config(callback: keras.callbacks.Callback, place: int) -> None:
-    """Remember how a callback was made, before training changes it.
+    """Remember the attributes of a new callback, before training changes them.
 
     Args:
-        place: its place among the config's callbacks. The chief has callbacks that other tasks do not have, so
-            positions in their lists differ.
+        place: index of the callback in the config. The index in a task's list may differ, because only the chief has
+            all callbacks.
     """
     callback._distlaunch_place = place
-    # distinguishes what the config says from what training has changed: a resumed run may have another config
+    # distinguishes values from the config, which may have changed in a resumed run, from values changed by training
     callback._distlaunch_made_with = _plain(callback)
 
 
 def place_of(callback: keras.callbacks.Callback, default: int) -> int:
-    """Return the callback's place in the config: not every task has all of them."""
+    """Return the index of a callback in the config."""
     return getattr(callback, "_distlaunch_place", default)
 
 
 def plain_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    """Return the plain numbers and strings among a callback's attributes, as a checkpoint keeps them.
+    """Return the numbers and strings among a callback's attributes, for a checkpoint.
 
     Returns:
-        `class`; `changed`: values that are not those it was made with, such as EarlyStopping's `wait` and `best`;
-        `unchanged`: names of the others. Their values are the config's to say, also when a run goes on with another.
+        A dict with the name of the `class`; `changed`: values that training has changed, such as EarlyStopping's `wait`
+        and `best`; and `unchanged`: names of the other attributes, whose values come from the config of a resumed run.
     """
     made_with, now = getattr(callback, "_distlaunch_made_with", {}), _plain(callback)
-    # repr: False is not the 0 that it was made with
+    # compared by `repr`, because False == 0
     unchanged = [name for name, value in now.items() if name in made_with and repr(made_with[name]) == repr(value)]
     changed = {name: value for name, value in now.items() if name not in unchanged}
     return {"class": type(callback).__name__, "changed": changed, "unchanged": unchanged}
@@ -52,7 +55,7 @@ def _plain(callback: keras.callbacks.Callback) -> dict[str, Any]:
     state = {}
     for name, value in vars(callback).items():
         plain = value.item() if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 else value
-        # names with _ are Keras's own, such as the model
+        # private attributes belong to Keras, such as the model
         if (not name.startswith("_") or name in _RESTORED) and (
             plain is None or isinstance(plain, (bool, int, float, str))
         ):
@@ -72,15 +75,15 @@ def array_state(callback: keras.callbacks.Callback) -> dict[str, np.ndarray]:
 
 
 def _can_be_kept(value: Any) -> bool:
-    """Return True for an array of plain numbers or texts; no file has those of Python objects or records."""
+    """Return whether this is an array that files can contain, which excludes Python objects and records."""
     return isinstance(value, np.ndarray) and not value.dtype.hasobject and value.dtype.names is None
 
 
 def restore_arrays(callback: keras.callbacks.Callback, state: Mapping[str, np.ndarray]) -> None:
-    """Put back what `array_state` has returned."""
+    """Restore the arrays that `array_state` has returned."""
     lists: dict[str, list[np.ndarray]] = {}
     for name, value in state.items():
-        # an attribute's name has no /, so it marks a list
+        # a / marks an array of a list, since attribute names do not contain it
         attribute, is_part, _ = name.partition("/")
         if is_part:
             lists.setdefault(attribute, []).append(value)
@@ -91,7 +94,7 @@ def restore_arrays(callback: keras.callbacks.Callback, state: Mapping[str, np.nd
 
 
 def restore_state(callback: keras.callbacks.Callback, state: Mapping[str, Any]) -> None:
-    """Put back what `plain_state` has returned, except attributes that are gone, or are no number now."""
+    """Restore the values of `plain_state`, except attributes that no longer exist or have another kind of value."""
     made_with = getattr(callback, "_distlaunch_made_with", {})
     found = {name: made_with[name] for name in state["unchanged"] if name in made_with} | state["changed"]
     now = _plain(callback)

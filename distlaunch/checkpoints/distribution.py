@@ -1,14 +1,12 @@
-"""Distribution of a checkpoint's state from the chief, which has found it, to all other processes.
+"""Distributes a checkpoint's state from the chief, which has read it, to all other processes.
 
-1. From a disk that they share. A process of the chief's host maps the file that the chief has verified, or a copy of
-   the state in memory where the file is on the disk of another host, or there are several. A process of another host
-   reads and verifies what it needs of the files.
-2. Without a shared disk, from the chief, over connections of their own, as fast as the network is. Each process asks
-   for the bytes of the files that it needs, and verifies them with the checksums, which it has from the key-value store
-   together with a secret that it has to show.
-
-Where no connection can be made, because only the ports of the cluster are open, the bytes come over the key-value
-store. That is slow: for four processes it takes more than a hundred times as long as one read.
+1. From a shared disk. A process on the chief's host maps the file that the chief has verified. If there are several
+   files, or the file is on another host's disk, it maps a copy in memory. A process on another host reads and verifies
+   the parts of the files that it needs.
+2. Without a shared disk, from the chief over separate connections. Each process requests the bytes that it needs, and
+   verifies them with checksums. It gets the checksums, and a secret for the connection, from the key-value store.
+3. If no connection is possible, because only the ports of the cluster are open, through the key-value store. This is
+   slow: for four processes, it takes more than a hundred times as long as one read.
 """
 
 from __future__ import annotations
@@ -56,12 +54,12 @@ from distlaunch.strategies.state import State
 _REQUEST = struct.Struct("!IQQ")
 """Number of the file, offset, number of bytes."""
 _SECRET_BYTES = 32
-_SENT_BYTES = 1 << 20  # at a time
-_GREETING_S = 5.0  # for a stranger to show the secret
-_SILENCE_S = 60.0  # of a peer, in the middle of a state; a lost one is noticed elsewhere, and earlier
-_TURN_S = 0.1  # how soon the accepting thread sees that it is over
-_MOST_CONNECTIONS = 4  # of a receiver
-_UNPROVEN = 256  # connections that may be about to show the secret; more than receivers that come at a time
+_SENT_BYTES = 1 << 20  # bytes per call
+_GREETING_S = 5.0  # time for a new connection to send the secret
+_SILENCE_S = 60.0  # timeout of a connection; the death of a process is noticed earlier, elsewhere
+_POLL_S = 0.1  # delay until the accepting thread notices that it must end
+_MOST_CONNECTIONS = 4  # connections of a receiver
+_MAX_UNPROVEN = 256  # connections that have not sent the secret yet; more than receivers that connect at the same time
 
 
 @dataclass(frozen=True)
@@ -69,8 +67,8 @@ class MappedFile:
     """A file with the whole verified state that processes of the same host can map.
 
     Attributes:
-        path: of the open file, below /proc.
-        identity: what no other file has, in case that the path leads to another in a container.
+        path: path of the open file, below /proc.
+        identity: identifies the file, because in a container the path may lead to another file.
     """
 
     path: str
@@ -79,11 +77,13 @@ class MappedFile:
 
 @dataclass(frozen=True)
 class CheckpointLocation:
-    """The location at which other processes find the state that the chief has verified.
+    """Location of a state that the chief has verified, for other processes.
 
     Attributes:
-        host: that of the chief, see `this_host`.
-        mapped: None: there is no file that may be mapped.
+        folder: absolute path of the checkpoint.
+        files: the files of the state.
+        host: the chief's host, see `this_host`.
+        mapped: a file that processes on the same host can map, or None.
     """
 
     folder: str
@@ -99,10 +99,10 @@ class CheckpointLocation:
         return TypeAdapter(CheckpointLocation).validate_python(plain)
 
     def read(self, needed: NeededBlocks | None = None) -> State | None:
-        """Return the state, or None if this process cannot have it from there.
+        """Return the state, or None if this process cannot read it there.
 
         Args:
-            needed: blocks of variables that it needs; what lies beside them may be zero.
+            needed: blocks of variables that this process needs; the other values may be zero.
         """
         if self.mapped is not None and self.host == this_host():
             with contextlib.suppress(OSError, ValueError), Path(self.mapped.path).open("rb") as file:
@@ -114,16 +114,16 @@ class CheckpointLocation:
 
 
 class ChiefState:
-    """The state of a checkpoint in the chief, which others can have from there until it is closed.
+    """State of a checkpoint in the chief, from which other processes can read it until it is closed.
 
-    First `read`; the arrays stay when it is closed.
+    Call `read` first. The arrays remain valid after `close`.
 
     Args:
-        on_this_host: True if other processes of this host want it.
+        on_this_host: whether other processes on this host need the state.
 
     Attributes:
-        location: where others find it; None: nothing was read.
-        state: what was read last.
+        location: location of the state for other processes; None before `read`.
+        state: the state that was read last.
     """
 
     def __init__(self, *, on_this_host: bool = False) -> None:
@@ -134,8 +134,12 @@ class ChiefState:
         self.state: State | None = None
 
     def read(self, folder: Path, files: Sequence[StateFile]) -> State:
-        """Return the verified state of a folder, and keep its files open. Raises as `StateFiles.read` does."""
-        self.close()  # one that was tried before
+        """Return the verified state of a folder, and keep its files open.
+
+        Raises:
+            FileDamagedError, OSError: see `StateFiles.read`.
+        """
+        self.close()  # a checkpoint that was tried before
         self._files, mapped = StateFiles.on_disk(folder, files), None
         if self._on_this_host:
             self._mapped = self._mappable(folder, self._files)
@@ -147,10 +151,10 @@ class ChiefState:
         return self.state
 
     def _mappable(self, folder: Path, files: StateFiles) -> int:
-        """Return the descriptor of a file with the whole state that stays as it is."""
+        """Return the descriptor of a file with the whole state, which does not change."""
         [content, *_] = files.contents
         if files.is_one and isinstance(content, DiskFile) and is_local_disk(folder):
-            # nobody writes to a file of a checkpoint, and one that is deleted stays for those who have it open
+            # files of checkpoints are never changed, and an open file can be used after it is deleted
             files.verify()
             return os.dup(content.fileno())
         copy = os.memfd_create("distlaunch-state")
@@ -166,8 +170,8 @@ class ChiefState:
 
     @property
     def contents(self) -> list[Bytes]:
-        """Return the bytes of the files."""
-        assert self._files is not None, "it was read"
+        """The bytes of the files."""
+        assert self._files is not None, "`read` was called"
         return self._files.contents
 
     def close(self) -> None:
@@ -184,25 +188,25 @@ def share_state(
     chief: ChiefState | None,
     needed: NeededBlocks | None = None,
 ) -> State:
-    """Return the state, in each process; every process must call it.
+    """Return the state in each process; every process must call it.
 
     Args:
-        chief: what the chief has read; None in the others.
-        needed: as in `CheckpointLocation.read`.
+        chief: the state in the chief; None in other processes.
+        needed: see `CheckpointLocation.read`.
 
     Raises:
-        FileDamagedError: what came from the chief is not what it has verified.
+        FileDamagedError: the bytes received from the chief do not match the checksums.
     """
     state = location.read(needed) if chief is None else chief.state
     lacks = _somebody_lacks(strategy, state)
     if lacks and chief is not None:
         with StateServer(chief.contents, strategy.chief_host) as server:
             strategy.from_chief(json.dumps([server.port, server.secret.hex()]).encode())
-            lacks = _somebody_lacks(strategy, state)  # once that is known, nobody asks for it any more
+            lacks = _somebody_lacks(strategy, state)  # waits until all processes have tried to connect
     elif lacks:
         port, secret = json.loads(strategy.from_chief(b""))
         if state is None:
-            # not reachable, or changed on its way: it is asked for by the store next
+            # if the chief is not reachable, or bytes were changed on the way, the store is used next
             with contextlib.suppress(OSError, ValueError):
                 state = fetch_state(strategy.chief_host, port, bytes.fromhex(secret), location.files, needed)
         lacks = _somebody_lacks(strategy, state)
@@ -214,7 +218,7 @@ def share_state(
                 if state is None:
                     (Path(folder) / file.name).write_bytes(data)
             state = state if state is not None else read_files(Path(folder), location.files, needed)
-    assert state is not None, "an error else"
+    assert state is not None, "the last way raises an error if it fails"
     return state
 
 
@@ -223,14 +227,16 @@ def _somebody_lacks(strategy: Strategy, state: State | None) -> bool:
 
 
 class StateServer:
-    """Gives the bytes of files to whoever knows the secret, while it is entered.
+    """Sends bytes of files to processes that know a secret, within its context.
 
     Args:
-        host: under which the others reach this process; only what is of this machine alone is listened on as such.
+        contents: the bytes of each file.
+        host: address at which the others reach this process. The server listens on all addresses, unless this is a
+            loopback address.
 
     Attributes:
-        port: where it listens.
-        secret: what receivers show.
+        port: port of the server.
+        secret: the secret that receivers must send.
     """
 
     def __init__(self, contents: Sequence[Bytes], host: str) -> None:
@@ -252,7 +258,7 @@ class StateServer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._over.set()
-        # at most `_TURN_S`; connections have threads of their own, which end with the peer's connection
+        # takes at most `_POLL_S`; the threads of connections end with their connections
         self._thread.join()
         self._listener.close()
 
@@ -262,18 +268,18 @@ class StateServer:
                 connection, address = self._listener.accept()
             except TimeoutError:
                 continue
-            except OSError:  # such as too many open files: the receiver reports it
+            except OSError:  # such as too many open files, which the receiver reports
                 self._over.wait(_TURN_S)
                 continue
             self._unproven.append(connection)
-            if len(self._unproven) > _UNPROVEN:  # strangers cannot have any number of threads
+            if len(self._unproven) > _UNPROVEN:  # limits the threads for connections without the secret
                 with contextlib.suppress(OSError, IndexError):
                     self._unproven.popleft().shutdown(socket.SHUT_RDWR)
-            # one for each receiver: a slow one does not hold up the others
+            # one thread for each receiver, so that a slow one does not delay the others
             threading.Thread(target=self._serve, args=(connection, address[0]), name="state", daemon=True).start()
 
     def _serve(self, connection: socket.socket, address: str) -> None:
-        with contextlib.suppress(OSError, ValueError), connection:  # lost, or over: the receiver reports it
+        with contextlib.suppress(OSError, ValueError), connection:  # the receiver reports a lost connection
             if not self._proves_itself(connection):
                 self._report_refusal(address)
                 return
@@ -285,7 +291,7 @@ class StateServer:
                     return
                 while num_bytes:
                     found = self._contents[number].read_into([buffer[: min(num_bytes, _SENT_BYTES)]], at)
-                    if not found:  # less than was asked for, which the receiver sees
+                    if not found:  # the receiver notices that bytes are missing
                         return
                     connection.sendall(buffer[:found])
                     at, num_bytes = at + found, num_bytes - found
@@ -296,23 +302,23 @@ class StateServer:
         except OSError:
             return False
         finally:
-            with contextlib.suppress(ValueError):  # there were too many
+            with contextlib.suppress(ValueError):  # removed already, because there were too many
                 self._unproven.remove(connection)
-        # takes the same time wherever the first wrong byte is
+        # takes the same time for every wrong secret
         return hmac.compare_digest(shown, self.secret)
 
     def _report_refusal(self, address: str) -> None:
-        if not self._has_reported:  # once: a port scan must not fill a log
+        if not self._has_reported:  # only once, so that a port scan does not fill the log
             self._has_reported = True
-            message = f"refused a connection from {address} that asks for the run's state without its secret"
-            print(f"distlaunch: {message}; further ones are refused without a word", file=sys.stderr)
+            message = f"refused a connection from {address} that requests the run's state without its secret"
+            print(f"distlaunch: {message}; further ones are refused silently", file=sys.stderr)
 
 
 def _received(connection: socket.socket, num_bytes: int, until: float | None = None) -> bytes:
-    """Return so many bytes, or none if the connection ends before.
+    """Return this number of bytes, or b"" if the connection ends earlier.
 
     Args:
-        until: monotonic time by which all must have come.
+        until: monotonic time by which all bytes must have been received.
     """
     data = b""
     while len(data) < num_bytes:
@@ -330,11 +336,11 @@ def _received(connection: socket.socket, num_bytes: int, until: float | None = N
 def fetch_state(
     host: str, port: int, secret: bytes, files: Sequence[StateFile], needed: NeededBlocks | None = None
 ) -> State:
-    """Return the state in the files that a `StateServer` gives.
+    """Return the state in the files of a `StateServer`.
 
     Raises:
-        OSError: it cannot be reached, or no longer.
-        FileDamagedError: what came is not what was sent.
+        OSError: the server cannot be reached, or the connection is lost.
+        FileDamagedError: the received bytes do not match the checksums.
     """
     with contextlib.ExitStack() as stack:
         connections = _Connections((_bare(host), port), secret)
@@ -403,9 +409,9 @@ def _listen(host: str) -> socket.socket:
         bare = _bare(host)
         # port 0: the kernel chooses a free one
         return socket.create_server((bare, 0), family=socket.AF_INET6 if ":" in bare else socket.AF_INET)
-    # the others' name for this host may be none of its own addresses
+    # other hosts may use a name for this host that is not one of its addresses
     if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):  # switched off
+        with contextlib.suppress(OSError):  # IPv6 may be disabled
             return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", 0))
 
@@ -424,7 +430,7 @@ def _bare(host: str) -> str:
 
 @functools.cache
 def this_host() -> str:
-    """Return what no other host has, and all containers of it have, as they have the kernel's device numbers."""
+    """Return an identifier of this host, which is the same in all of its containers, like the kernel's device numbers."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{socket.gethostname()} {uuid.getnode()}"
@@ -434,7 +440,7 @@ def this_host() -> str:
 
 
 def _allocate(fd: int, shapes: Shapes) -> State:
-    """Return arrays that are to be filled in shared memory."""
+    """Return empty arrays in shared memory."""
     head, *arrays = buffers_of({name: np.empty(shape, dtype) for name, (dtype, shape) in shapes.items()}, {})
     os.ftruncate(fd, len(head) + sum(map(len, arrays)))
     os.pwrite(fd, head, 0)
@@ -442,7 +448,7 @@ def _allocate(fd: int, shapes: Shapes) -> State:
 
 
 def _private_state(fd: int) -> State:
-    """Return the state in a file. Changes of its arrays are seen by nobody else, and those of others are not seen."""
+    """Return the state in a file as a private mapping, in which changes are not shared between processes."""
     return _arrays(mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
 
 

@@ -1,9 +1,10 @@
-"""The format of state files: safetensors, which other tools read.
+"""Format of state files: safetensors, which other tools can read.
 
-safetensors is the length of a header (8 bytes), the header (JSON: type, shape and place of each array), and the arrays'
-bytes. It has no strings, complex numbers, 4-bit numbers or other byte orders: such an array is kept as bytes, with one
-more dimension, and `__metadata__` has its type. A process that holds shards of variables writes each as an array of its
-own; `__metadata__` has its place in the variable. Nothing in it can run code.
+A safetensors file consists of the length of a header (8 bytes), the header (JSON: type, shape and position of each
+array), and the arrays' bytes. The format has no strings, complex numbers, 4-bit numbers and other byte orders. Such an
+array is stored as bytes, with one more dimension, and its type is in `__metadata__`. A process that holds shards of
+variables writes each shard as a separate array, whose position in the variable is in `__metadata__`. Reading a file
+cannot run code.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 
 from distlaunch.strategies.state import ShardSlice, State
 
-_MOST_HEADER_BYTES = 100_000_000  # as the safetensors library has it
+_MOST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 STATE_FILE = "state.safetensors"
 _METADATA, _TYPES, _SLICES = "__metadata__", "types", "parts"
 _NAMES = {
@@ -35,8 +36,8 @@ class Entry:
     """An array of a file.
 
     Attributes:
-        begin, end: where its bytes are, counted from the end of the header.
-        shard: its place in the variable, if it is a shard; None: it is a whole variable.
+        begin, end: range of its bytes, counted from the end of the header.
+        shard: position in the variable; None if the array is a whole variable.
     """
 
     dtype: np.dtype
@@ -47,15 +48,15 @@ class Entry:
 
 
 def buffers_of(state: State, slices: Mapping[str, ShardSlice]) -> list[memoryview]:
-    """Return all bytes of a file, in their order: the header, then the arrays.
+    """Return all bytes of a file in order: the header, and then the arrays.
 
     Args:
-        slices: places of the arrays that are shards, by name.
+        slices: positions of the arrays that are shards, by name.
 
     Raises:
-        TypeError: an array of Python objects, which only pickle could hold.
+        TypeError: an array contains Python objects, which only pickle could store.
     """
-    # the largest elements first: so each array begins at a multiple of its elements' size
+    # largest elements first, so that each array begins at a multiple of its element size
     placed = sorted(state, key=lambda name: -_itemsize(state[name]))
     header = _header(state, placed, slices)
     head = memoryview(len(header).to_bytes(8, "little") + header)
@@ -63,18 +64,26 @@ def buffers_of(state: State, slices: Mapping[str, ShardSlice]) -> list[memoryvie
 
 
 def header_bytes(head: bytes) -> int:
-    """Return the length of the header, from the first 8 bytes of a file. Raises ValueError if it cannot be one."""
+    """Return the length of the header, given the first 8 bytes of a file.
+
+    Raises:
+        ValueError: these bytes are not a valid length.
+    """
     length = int.from_bytes(head, "little")
     if len(head) < 8 or length > _MOST_HEADER_BYTES:
-        raise ValueError("its header is cut off or has no sensible length")
+        raise ValueError("its header is truncated or has an invalid length")
     return length
 
 
 def read_header(text: bytes) -> dict[str, Entry]:
-    """Return what a header lists, in its order. Raises ValueError if it is wrong."""
+    """Return the entries of a header, in its order.
+
+    Raises:
+        ValueError: the header is wrong.
+    """
     try:
         header = json.loads(text)
-    except ValueError:  # what the parser says of it helps nobody
+    except ValueError:  # the parser's message would not help
         raise ValueError("its header is damaged") from None
     if not isinstance(header, dict):
         raise ValueError("its header is not a mapping")
@@ -82,8 +91,8 @@ def read_header(text: bytes) -> dict[str, Entry]:
         entries = _entries(header)
         total = sum(entry.end - entry.begin for entry in entries.values())
         if total != max((entry.end for entry in entries.values()), default=0):
-            raise ValueError("its header is wrong: there is room between the arrays")
-        for entry in entries.values():  # what is too large, or negative, is no damage to stop for later
+            raise ValueError("its header is wrong: there are gaps between the arrays")
+        for entry in entries.values():  # raises an error for invalid shapes
             np.empty(entry.shape, entry.dtype)
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError, MemoryError) as error:
         raise ValueError(f"its header is wrong: {type(error).__name__}: {error}") from None
@@ -111,7 +120,7 @@ def _entries(header: dict[str, Any]) -> dict[str, Entry]:
         shape = tuple(facts["shape"] if name not in types else facts["shape"][:-1])
         dtype = _dtype(types.get(name) or _OF_NAMES[facts["dtype"]])
         begin, end = facts["data_offsets"]
-        # checked before memory is taken: a header may claim any size
+        # checked before memory is allocated, because a damaged header may have any size
         if dtype.hasobject or math.prod(shape) * dtype.itemsize != end - begin:
             raise ValueError(f"its header is wrong: '{name}' cannot be {facts}")
         entries[name] = Entry(dtype, shape, begin, end, _slice(slices[name], shape) if name in slices else None)
@@ -127,12 +136,12 @@ def _slice(facts: dict[str, Any], shard: tuple[int, ...]) -> ShardSlice:
 
 
 def _header(state: State, placed: list[str], slices: Mapping[str, ShardSlice]) -> bytes:
-    """Return the header, padded with spaces, so that what follows it begins at a multiple of 8 bytes."""
+    """Return the header, padded with spaces so that the arrays begin at a multiple of 8 bytes."""
     ends = np.cumsum([state[name].nbytes for name in placed], dtype=np.int64).tolist()
     places = {name: [end - state[name].nbytes, end] for name, end in zip(placed, ends, strict=True)}
     for name, value in state.items():
         if value.dtype.hasobject:
-            raise TypeError(f"{name}: got an array of the type {value.dtype}; only plain numbers and texts can be kept")
+            raise TypeError(f"{name}: got an array of the type {value.dtype}; only numbers and text can be saved")
     types = {name: _type_name(value.dtype) for name, value in state.items() if not _is_known(value.dtype)}
     metadata = {_TYPES: json.dumps(types)}
     if slices:
@@ -153,7 +162,7 @@ def _is_known(dtype: np.dtype) -> bool:
 
 
 def _itemsize(array: np.ndarray) -> int:
-    # kept as bytes, so they need no alignment
+    # other types are stored as bytes, which need no alignment
     return array.itemsize if _is_known(array.dtype) else 1
 
 

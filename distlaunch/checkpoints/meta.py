@@ -1,7 +1,8 @@
-"""`meta.json` of a checkpoint: its format, where training stands, the config, and the checksums of all its files.
+"""`meta.json` of a checkpoint: its format, the progress of training, the config, and the checksums of all its files.
 
-Its own checksum is that of the data as JSON reads them back, and numbers that JSON does not have are written as
-`{"$float": "nan"}`. Another format is refused, and not called damaged.
+The checksum of `meta.json` itself is computed from the data as JSON reads it back. Numbers that JSON does not support
+are written as `{"$float": "nan"}`. A checkpoint in another format is refused with an error that does not call it
+damaged.
 """
 
 from __future__ import annotations
@@ -31,21 +32,22 @@ class OtherFormatError(ValueError):
 
 @dataclass(frozen=True)
 class Progress:
-    """The position of training.
+    """Progress of training.
 
     Attributes:
-        step: global batches done since the run began.
+        step: number of global batches since the run began.
         epoch: the epoch in progress, or the next one if `step_in_epoch` is 0.
-        step_in_epoch: batches of that epoch done.
+        step_in_epoch: number of batches in that epoch so far.
         history: values of the finished epochs, by name.
-        callbacks: plain attributes of the callbacks, by position.
-        finished: a callback ended training early.
-        stop_training: a callback of the chief wishes that, within an epoch.
-        best: the best epoch so far, as BestEpoch remembers it.
+        callbacks: attributes of the callbacks, by position; see `callback_state.plain_state`.
+        finished: whether a callback has ended training early.
+        stop_training: whether a callback of the chief has set `stop_training` within an epoch.
+        best: the best epoch so far, see `BestEpoch.record`.
         pending_logs: training values of an epoch whose steps are done but whose validation is not.
-        final_weights: None before the end of a run. Then True if the finished model has what its optimizer makes of the
-            stored weights (`use_ema`), False if it has the stored ones, which a callback may have put there.
-        optimizers: how they were built at the start of the attempt, see `describe_optimizers`.
+        final_weights: None before the end of a run. After it, True if the final weights are computed by the optimizer
+            from the stored ones (`use_ema`), and False if the stored weights are final, for instance because a callback
+            has set them.
+        optimizers: descriptions of the optimizers at the start of the attempt, see `describe_optimizers`.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -63,12 +65,12 @@ class Progress:
     optimizers: list[dict[str, Any]] = field(default_factory=list)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return data that JSON can hold without a loss."""
+        """Return data that JSON can represent without loss."""
         return _tagged(asdict(self))
 
     @staticmethod
     def from_plain(data: dict[str, Any]) -> Progress:
-        """Return what `to_plain` was made of."""
+        """Return the progress from the result of `to_plain`."""
         return Progress(**_untagged(data))
 
 
@@ -77,8 +79,9 @@ class Meta:
     """The content of `meta.json`.
 
     Attributes:
-        files: with the state.
-        config: as JSON holds it: with text for keys that are numbers.
+        files: files of the state.
+        progress: progress of training.
+        config: the config as JSON, in which keys that are numbers are text.
     """
 
     files: list[StateFile]
@@ -93,26 +96,26 @@ def write_meta(files: Sequence[StateFile], saved_at: float, progress: Progress, 
     """Return the text of the file.
 
     Args:
-        files: with the state.
-        saved_at: seconds since the epoch.
+        files: files of the state.
+        saved_at: seconds since 1970.
     """
     listed = [asdict(file) for file in files]
     plain = {"format": FORMAT, "files": listed, "saved_at": saved_at, "progress": progress.to_plain(), "config": config}
-    # what a reader gets: the checksum must not depend on types that JSON does not have, such as tuples
+    # as a reader gets it, because the checksum must not depend on types that JSON does not have, such as tuples
     read_back = json.loads(strict_json.dumps(plain))
     return json.dumps({**read_back, "meta_sha256": checksum(read_back)}, indent=1)
 
 
 def read_meta(data: bytes) -> Meta | None:
-    """Return the content of the file, or None if it is not what was written, or no checkpoint can have it.
+    """Return the content of the file, or None if the file is damaged.
 
     Raises:
-        OtherFormatError: another version wrote it.
+        OtherFormatError: another version has written the file.
     """
     try:
         meta = json.loads(data)
         own, version = meta.pop("meta_sha256"), meta.get("format", 1)
-        # of a later format it is not known how its checksum is computed
+        # a later format may compute the checksum in another way
         if version <= FORMAT and own != checksum(meta):
             return None
         if version != FORMAT:
@@ -121,14 +124,14 @@ def read_meta(data: bytes) -> Meta | None:
         return _META.validate_python(found)
     except OtherFormatError:
         raise
-    # the parser follows each level of nesting
+    # RecursionError is raised for deeply nested data
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
 def checksum(data: Any) -> str:
     """Return the SHA-256 of the data of a `meta.json`, without its own entry `meta_sha256`."""
-    # sorted: the order of keys says nothing
+    # sorted, because the order of keys does not matter
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,8 +1,9 @@
 """Values of the optimizers in a checkpoint when a run resumes with other settings.
 
-A checkpoint records how each optimizer was built at the start of its attempt, before any callback. What is built
-otherwise now was changed by the user, and the new value counts; else the stored value goes on, which a callback may
-have changed. Attributes such as `momentum` are no values of a checkpoint: the new ones count in any case.
+A checkpoint records how each optimizer was built at the start of its attempt, before callbacks could change it. If an
+optimizer is built with another value now, the user has changed it, and the new value is used. Otherwise the stored value
+is used, which a callback may have changed. Attributes such as `momentum` are not restored, so the new ones are used in
+any case.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ from distlaunch.strategies.variables import (
 
 RATE = "learning_rate"
 _ALWAYS_KEPT = ("iteration", RATE)
-"""Variables that mean the same in every optimizer."""
+"""Variables with the same meaning in every optimizer."""
 _UNSAID = ("name", "built", "inner_optimizer")
 _AVERAGE = "_average"
-"""Names of the moving averages of weights end so (`use_ema`)."""
+"""Suffix of the names of moving averages of weights (`use_ema`)."""
 
 
 @dataclass(frozen=True)
 class BuiltOptimizer:
-    """An optimizer as it was built.
+    """Description of an optimizer as it was built.
 
     Attributes:
-        word: the word with which names of its variables begin.
-        name: the name of the optimizer, which follows it.
-        classes: names of its class and those that it derives from, up to Keras's base class.
-        settings: plain attributes.
-        rate: a description of the learning rate if it is no number.
-        values: of its variables that are single numbers.
+        word: first part of the names of its variables.
+        name: name of the optimizer, which is the second part.
+        classes: names of its class and of the base classes below Keras's `Optimizer`.
+        settings: attributes that are numbers, strings, bools or None.
+        rate: description of the learning rate if it is not a number.
+        values: values of its variables that are single numbers.
     """
 
     word: str
@@ -58,12 +59,12 @@ class BuiltOptimizer:
         return asdict(self)
 
     def is_like(self, other: BuiltOptimizer) -> bool:
-        """Return True if variables of the same name mean the same in both."""
+        """Return whether variables with the same name have the same meaning in both."""
         return other.classes[0] in self.classes or self.classes[0] in other.classes
 
     @property
     def wraps(self) -> bool:
-        """Return True if the learning rate is that of other optimizers."""
+        """Whether this optimizer wraps others, which have the learning rate."""
         return bool({"LossScaleOptimizer", "MultiOptimizer"} & set(self.classes))
 
     def prefix(self) -> str:
@@ -71,18 +72,18 @@ class BuiltOptimizer:
 
 
 def describe_optimizers(model: keras.Model) -> list[dict[str, Any]]:
-    """Return how the optimizers of a model are built, as plain data; to be called before any value is restored."""
+    """Return descriptions of a model's optimizers as JSON types; call this before values are restored."""
     return [built.to_plain() for built, _ in _built(model)]
 
 
 @dataclass(frozen=True)
 class CarriedOver:
-    """The state that a resumed run begins with.
+    """State with which a resumed run begins.
 
     Attributes:
-        state: the checkpoint's, with the values that the optimizers are to have.
-        notes: what the user should know, a line for each optimizer.
-        new_rates: optimizers whose learning rate is a new number, with it.
+        state: the checkpoint's state, with the values that the optimizers get.
+        notes: messages for the user, one for each optimizer.
+        new_rates: optimizers with a new learning rate, and the rate.
     """
 
     state: State
@@ -100,10 +101,10 @@ def carry_over(
     """Decide which values the optimizers of a model take from a checkpoint.
 
     Args:
-        recorded: what `describe_optimizers` returned for the attempt that wrote the checkpoint.
-        now: what it returned for this one.
-        state: the checkpoint's.
-        source: where the optimizer comes from in this attempt, in the words of the config.
+        recorded: result of `describe_optimizers` in the attempt that wrote the checkpoint.
+        now: result of `describe_optimizers` in this attempt.
+        state: the checkpoint's state.
+        source: config key that defines the optimizer in this attempt.
 
     Raises:
         StateMismatchError: the number of optimizers differs, or one has no variables yet.
@@ -123,7 +124,7 @@ def carry_over(
             report.take(name, found, used)
         notes.extend(report.line(single=len(parts) == 1))
         rates.extend((part, value) for value in report.new_rate)
-    # variables without the optimizer's name in theirs, as Nadam has one
+    # variables whose names do not contain the optimizer's name, such as one of Nadam
     for name in names:
         if name in state and name not in found and not any(name.startswith(one.prefix()) for one in new):
             found[name] = state[name]
@@ -131,12 +132,12 @@ def carry_over(
     _start_averages(model, found, state)
     left = sorted(name for name in state if is_slot(name) and name not in used and not _is_single(state[name]))
     if left:
-        notes.append(f"{count(len(left), 'optimizer variable')} of the checkpoint have no place now: {_some(left)}")
+        notes.append(f"{count(len(left), 'optimizer variable')} of the checkpoint not used: {_some(left)}")
     return CarriedOver(found, notes, rates)
 
 
 class _Report:
-    """An optimizer's values, and what is to be said of them."""
+    """Selects an optimizer's values, and describes them for the user."""
 
     def __init__(
         self, part: Any, built: BuiltOptimizer, before: BuiltOptimizer | None, source: str, state: State
@@ -147,7 +148,7 @@ class _Report:
         self._fresh: list[str] = []
 
     def take(self, name: str, found: State, used: set[str]) -> None:
-        """Put the value of a variable into `found`; one that is left out keeps the value it was built with."""
+        """Put the value of a variable into `found`, or leave it out to keep the value it was built with."""
         built, before = self._built, self._before
         short = name.removeprefix(built.prefix())
         stored = name if before is None else before.prefix() + short
@@ -207,13 +208,13 @@ class _Report:
                     self._said.append(f"{name} {now} from {self._source}, instead of {was}")
         if self._fresh:
             number = count(len(self._fresh), "variable")
-            self._said.append(f"{number} that the checkpoint does not have start anew: {_some(self._fresh)}")
+            self._said.append(f"{number} not in the checkpoint, initialized: {_some(self._fresh)}")
         if self._said and self._has_counted():
             label = built.classes[0] if single else f"{built.classes[0]} ({built.prefix().rstrip('/')})"
             yield f"resumed {label}: {'; '.join(self._said)}"
 
     def _has_counted(self) -> bool:
-        """Return False for an optimizer that no step has used, such as the one that `compile()` makes by itself."""
+        """Return whether a step has used the optimizer, unlike the default one that `compile()` makes."""
         step = self._state.get((self._before or self._built).prefix() + "iteration")
         return step is None or int(step) > 0
 
@@ -230,7 +231,7 @@ class _Report:
 
 
 def _start_averages(model: keras.Model, found: State, state: State) -> None:
-    """Initialize averages that the checkpoint lacks with its weights: zeros would stay part of them."""
+    """Initialize averages that the checkpoint does not have with its weights, since zeros would distort them."""
     variables = state_variables(model)
     weights = {id(variable): name for name, variable in variables.items() if name.startswith(f"{WEIGHTS}/")}
     missing = {name for name in variables if name.endswith(_AVERAGE) and is_slot(name) and name not in found}
@@ -245,7 +246,7 @@ def _start_averages(model: keras.Model, found: State, state: State) -> None:
 
 
 def optimizers_text(optimizers: Sequence[Mapping[str, Any]], *, with_rates: bool) -> str:
-    """Return a few words on what `describe_optimizers` returned, such as `SGD, learning rate 0.01`."""
+    """Return a short text for the result of `describe_optimizers`, such as `SGD, learning rate 0.01`."""
     built = [one for one in (BuiltOptimizer(**plain) for plain in optimizers) if not one.wraps]
     texts = []
     for one in built:
@@ -256,7 +257,7 @@ def optimizers_text(optimizers: Sequence[Mapping[str, Any]], *, with_rates: bool
 
 
 def loss_text(loss: Any) -> str:
-    """Return the loss that a model is compiled with as a user would name it."""
+    """Return a short text for the loss with which a model is compiled."""
     if loss is None or isinstance(loss, str):
         return loss or ""
     if isinstance(loss, dict):
@@ -271,11 +272,11 @@ def _check_number(model: keras.Model, state: State) -> None:
     stored = {name.partition("/")[0] for name in state if is_slot(name)}
     for word in sorted(stored - set(named)):
         raise StateMismatchError(
-            f"it has values of {len(stored)} optimizers, and the model has {len(named)} ('{word}')"
+            f"it has values of {len(stored)} optimizers, but the model has {len(named)} ('{word}')"
         )
     for word, optimizer in named.items():
         if stored and word not in stored:
-            raise StateMismatchError(f"it has values of {len(stored)} optimizers, and the model has {len(named)}")
+            raise StateMismatchError(f"it has values of {len(stored)} optimizers, but the model has {len(named)}")
         slots = [name for name in state if name.startswith(f"{word}/") and not _is_single(state[name])]
         if slots and not optimizer.built:
             message = (
@@ -286,7 +287,7 @@ def _check_number(model: keras.Model, state: State) -> None:
 
 
 def _aligned(old: Sequence[BuiltOptimizer], new: Sequence[BuiltOptimizer]) -> dict[tuple[str, str], BuiltOptimizer]:
-    """Return the optimizer of the checkpoint for each one now; those that wrap others are matched last."""
+    """Return the checkpoint's optimizer for each optimizer of the model, by word and name."""
     found: dict[tuple[str, str], BuiltOptimizer] = {}
     for word in dict.fromkeys(one.word for one in new):
         before = [one for one in old if one.word == word]
@@ -298,7 +299,7 @@ def _aligned(old: Sequence[BuiltOptimizer], new: Sequence[BuiltOptimizer]) -> di
         for one in now:
             if one.name in names:
                 found[word, one.name] = names[one.name]
-        # a wrapper, such as a LossScaleOptimizer, came or went: the innermost is the one that was there
+        # if a wrapper such as LossScaleOptimizer was added or removed, match the innermost optimizers
         if len(now) != len(before) and before and (word, now[-1].name) not in found:
             found[word, now[-1].name] = before[-1]
     return found
@@ -336,7 +337,7 @@ def _settings(part: Any) -> dict[str, Any]:
 
 
 def _described(rate: Any) -> str | None:
-    """Return a schedule as it would be written in Python; None for a number."""
+    """Return a learning-rate schedule as Python code, or None for a number."""
     if isinstance(rate, keras.Variable):
         return None
     if not isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):

@@ -1,7 +1,7 @@
 """Policies that decide when to save a checkpoint, one for each reason, and their composition.
 
-The training loop asks a `SaveDecision` at each moment at which it may save: after a call of the program, at the end of
-an epoch, when it was asked to stop, and at the end of training.
+The training loop asks a `SaveDecision` whenever it may save: after a call of the program, at the end of an epoch, after
+a stop request, and at the end of training.
 """
 
 from __future__ import annotations
@@ -18,32 +18,33 @@ from distlaunch.base.run_files.run_facts import RunFacts
 from distlaunch.config.run import Checkpoint
 
 PRIOR_S = 24 * 3600.0
-"""Time between two failures that is assumed as long as the run has not failed."""
+"""Time between two failures that is assumed before the run has failed."""
 FIRST_S = 60.0
-"""Time until the first checkpoint, as long as nobody knows what one costs."""
+"""Time until the first checkpoint, before the cost of a checkpoint is known."""
 
 
 class Moment(Enum):
-    """The position of the training loop when it asks."""
+    """Position of the training loop when it asks a policy."""
 
     STEP = "after a step, within an epoch"
     EPOCH_END = "after an epoch and its validation"
-    STOP = "training stops before its end, to be resumed: a signal came (Ctrl-C, preemption), or a mistake was found"
+    STOP = "training stops early, to be resumed: after a signal (Ctrl-C, preemption), or after an error in the config"
     END = "training has ended"
 
 
 @dataclass(frozen=True)
 class SaveContext:
-    """The facts on which a policy decides.
+    """Facts on which a policy decides.
 
     Attributes:
-        step: global batches done since the run began.
+        moment: position of the training loop.
+        step: number of global batches since the run began.
         now_s: time of the process's clock.
-        epoch: at the end of an epoch: the number of finished epochs.
+        epoch: number of finished epochs, at the end of an epoch.
         is_last: whether training ends with this epoch.
-        logs: at the end of an epoch: its values, those of validation included.
-        is_validated: whether there was validation after the epoch.
-        chief_asks: the chief's answer from `SaveDecision.chief_asks`, which has reached all tasks with their votes.
+        logs: values of the epoch, including validation, at its end.
+        is_validated: whether the epoch was followed by validation.
+        chief_asks: result of the chief's `SaveDecision.chief_asks`, which the tasks received with their votes.
     """
 
     moment: Moment
@@ -60,18 +61,18 @@ class SavePolicy(ABC):
     """A reason to save.
 
     Attributes:
-        asks_chief_only: True if the answer depends on what the chief alone knows, such as its clock. All tasks have to
-            save at the same step, so the chief alone is asked, and its answer is broadcast.
+        asks_chief_only: whether the answer depends on facts that only the chief knows, such as its clock. Then only the
+            chief is asked, and its answer is broadcast, because all tasks must save at the same step.
     """
 
     asks_chief_only: ClassVar[bool] = False
 
     @abstractmethod
     def should_save(self, at: SaveContext) -> bool:
-        """Return True if a checkpoint is to be saved now. Changes nothing: it may be asked more than once."""
+        """Return whether to save a checkpoint now. This has no side effects and may be called more than once."""
 
     def steps_until_due(self, step: int) -> int | None:
-        """Return how many steps may run from `step` before this policy has to be asked; None: any number."""
+        """Return the number of steps after `step` before this policy must be asked; None for no limit."""
         return None
 
     def saved(self, now_s: float) -> None:  # noqa: B027 (few need it)
@@ -81,8 +82,8 @@ class SavePolicy(ABC):
         """Record the cost of the last checkpoint. May be called in any thread.
 
         Args:
-            stalled_s: seconds for which training stood still.
-            writing_s: seconds that writing took.
+            stalled_s: seconds for which training was stopped.
+            writing_s: seconds for writing the checkpoint.
         """
 
 
@@ -101,7 +102,7 @@ class EverySteps(SavePolicy):
 
 @dataclass(frozen=True)
 class EveryEpochs(SavePolicy):
-    """Saves after every `epochs`-th epoch; after the last one, the end of training does."""
+    """Saves after every `epochs`-th epoch, except the last one, after which `AtEnd` saves."""
 
     epochs: int
 
@@ -124,11 +125,11 @@ class AtEnd(SavePolicy):
 
 
 class EverySeconds(SavePolicy):
-    """Saves when so much time has passed since the last checkpoint.
+    """Saves when an interval has passed since the last checkpoint.
 
     Args:
         seconds: the interval.
-        now_s: when training begins; seconds of any clock.
+        now_s: time at which training begins, of any clock.
     """
 
     asks_chief_only = True
@@ -148,11 +149,11 @@ class EverySeconds(SavePolicy):
 
 
 class CheapestInterval(EverySeconds):
-    """Saves at the interval that loses least, from how often the run fails and what a checkpoint costs.
+    """Saves at the interval that loses the least time, given the run's failures and the cost of a checkpoint.
 
     Args:
-        failures: those of earlier attempts.
-        now_s: when training begins.
+        failures: failures of earlier attempts.
+        now_s: time at which training begins.
     """
 
     def __init__(self, failures: Failures, now_s: float) -> None:
@@ -192,14 +193,14 @@ class AnyOf(SavePolicy):
 
 
 class SaveDecision(AnyOf):
-    """Decides for all tasks alike, by several policies.
+    """Makes the same decision in all tasks, by several policies.
 
-    The chief's answer from `chief_asks` goes into its vote. After the vote each task calls `should_save` with that
-    answer (`SaveContext.chief_asks`).
+    The chief votes with the result of `chief_asks`. After the vote, each task calls `should_save` with that result in
+    `SaveContext.chief_asks`.
     """
 
     def chief_asks(self, at: SaveContext) -> bool:
-        """Return whether a policy that the chief alone can answer wants to save. To be called by the chief."""
+        """Return whether a policy that only the chief can ask wants to save. Only the chief calls this."""
         return any(policy.should_save(at) for policy in self.policies if policy.asks_chief_only)
 
     def should_save(self, at: SaveContext) -> bool:
@@ -212,8 +213,8 @@ def save_decision(
     """Return the decision that a config asks for.
 
     Args:
-        failures: those of earlier attempts.
-        now_s: when training begins.
+        failures: failures of earlier attempts.
+        now_s: time at which training begins.
         others: further policies.
     """
     policies: list[SavePolicy] = [OnStop(), AtEnd(), *others]
@@ -230,7 +231,7 @@ def save_decision(
 
 @dataclass(frozen=True)
 class Failures:
-    """The number of failures of a run, and its seconds of training."""
+    """Number of failures of a run, and its seconds of training."""
 
     number: int = 0
     trained_s: float = 0.0
@@ -239,28 +240,28 @@ class Failures:
         """Return the mean time between two failures.
 
         Args:
-            trained_s: how long this attempt has trained by now, without a failure.
+            trained_s: seconds that this attempt has trained without a failure.
         """
-        # the time without a failure counts: the estimate grows while nothing happens
+        # the estimate includes the current attempt, so it grows as long as there is no failure
         return (self.trained_s + trained_s) / self.number if self.number else PRIOR_S
 
 
 def past_failures(events: Iterable[Event]) -> Failures:
-    """Return the failures of a run's attempts that trained; one without an event at its end was killed."""
+    """Return the failures of those attempts that have trained; an attempt without an end event was killed."""
     trained = [attempt for attempt in RunFacts.of(events).attempts.values() if attempt.training is not None]
     failed = [attempt for attempt in trained if attempt.ended is None or attempt.ended.status == "failed"]
-    # until its newest event, whatever that is: a killed task reports no end
+    # an attempt lasts until its last event, because a killed task does not report its end
     return Failures(len(failed), sum(each.last_at - each.training.time for each in trained if each.training))
 
 
 def cheapest_interval_s(between_failures_s: float, stalled_s: float, writing_s: float) -> float:
-    """Return the interval that loses least (Young's formula).
+    """Return the interval that loses the least time (Young's formula).
 
-    Rare checkpoints lose steps at a failure, frequent ones training time.
+    If checkpoints are rare, failures lose steps. If they are frequent, saving them takes training time.
 
     Args:
         between_failures_s: mean time between failures.
-        stalled_s: how long training stands still for a checkpoint.
-        writing_s: how long one is written: within that time, the next would make training wait.
+        stalled_s: seconds for which a checkpoint stops training.
+        writing_s: seconds for writing a checkpoint, the shortest interval, because training would wait before the next.
     """
     return max(math.sqrt(2 * between_failures_s * stalled_s), writing_s)

@@ -31,10 +31,10 @@ from distlaunch.strategies.state import State, StateMismatchError
 class Restorer:
     """Reads the checkpoints of a run in one of its tasks.
 
-    First `find`, then `take_state` if that is not the beginning.
+    Call `find` first, and then `take_state` if a checkpoint was found.
 
     Attributes:
-        restored_step: of the checkpoint that was found last.
+        restored_step: step of the checkpoint that was found last.
     """
 
     def __init__(
@@ -44,19 +44,19 @@ class Restorer:
         self.restored_step = 0
         self._location: CheckpointLocation | None = None
         self._chief: ChiefState | None = None
-        """The chief's, until the state is taken."""
+        """State in the chief, until `take_state` returns it."""
         self._changed: list[str] = []
-        """Changes of the config since that checkpoint that affect the model."""
+        """Changes of the config since the checkpoint that affect the model."""
 
     def find(self, step: int | BestName | None = None, *, archive: bool = False) -> tuple[Progress, Path | None]:
         """Return the progress of the checkpoint that the chief chooses; every task must call it.
 
         Args:
-            step: of the checkpoint; `best`: that of the best epoch; None: the newest good one.
-            archive: move damaged ones out of the way.
+            step: step of the checkpoint, `best` for the best epoch, or None for the newest good one.
+            archive: whether to continue training from the checkpoint, and to rename damaged ones.
 
         Returns:
-            The progress, and on the chief the path; the beginning and None if there is no checkpoint.
+            The progress, and on the chief the path. Without a checkpoint, the progress is the beginning.
         """
         hosts = list(self._strategy.gather(this_host()).values())
         self._close()
@@ -71,7 +71,7 @@ class Restorer:
             except BaseException:
                 self._close()
                 raise
-        # only training goes on from there, and archives
+        # `archive` is set only if training continues from the checkpoint
         progress = None if saved is None else self._continued(saved) if archive else saved.progress
         return self._share(saved, progress), saved.path if saved else None
 
@@ -91,7 +91,7 @@ class Restorer:
         saved = self._store.newest_good(pass_over, chief.read, repairs=archive)
         if damaged and saved is not None:
             self._emit(Notice(level="warning", message=f"the checkpoint of step {saved.progress.step} is used instead"))
-        # only training renames them: others may read beside a run
+        # only training renames checkpoints, because others may read while a run is active
         for step in damaged if archive else ():
             self._store.archive(step)
         return saved
@@ -100,7 +100,7 @@ class Restorer:
         """Broadcast what the chief has found."""
         if saved is not None and saved.config["data"]["global_batch"] != self._config.data.global_batch:
             message = (
-                "the global batch size has changed since the checkpoint: the order of examples differs from here on"
+                "the global batch size has changed since the checkpoint, so the order of the following examples differs"
             )
             self._emit(Notice(level="warning", message=message))
         location = None if saved is None or self._chief is None else self._chief.location
@@ -109,7 +109,7 @@ class Restorer:
             "changed": self._differences(saved) if saved else [],
             "location": location.to_plain() if location else None,
         }
-        # also on the chief: all go on from what was read back from the same text
+        # the chief uses the text too, so that all tasks have the same values
         received = json.loads(self._strategy.from_chief(json.dumps(facts).encode()))
         self._changed = received["changed"]
         self._location = CheckpointLocation.from_plain(received["location"]) if received["location"] else None
@@ -123,12 +123,12 @@ class Restorer:
         return differences(saved.config, now, OF_THE_MODEL, lambda old, new: is_moved(old, new, run))
 
     def _continued(self, saved: Saved) -> Progress:
-        """Return how far a checkpoint has come; if more epochs follow an early end, without what ended training."""
+        """Return the progress of a checkpoint; after an early end, with more epochs, without the callbacks' state."""
         progress = saved.progress
         if not progress.finished or self._config.train.epochs <= saved.config["train"]["epochs"]:
             return progress
-        message = f"a callback ended training early, after epoch {progress.epoch}; with more epochs it continues as if "
-        self._emit(Notice(level="info", message=f"{message}`fit` was called again: callbacks begin anew"))
+        message = f"a callback ended training early, after epoch {progress.epoch}; with more epochs it continues like "
+        self._emit(Notice(level="info", message=f"{message}a second call of `fit`, with new callbacks"))
         return replace(progress, finished=False, stop_training=False, callbacks=[])
 
     def take_state(self) -> State:
@@ -139,12 +139,12 @@ class Restorer:
         try:
             return share_state(self._strategy, self._location, self._chief, needed)
         except FileDamagedError as error:
-            raise DamagedError(f"{self._location.folder}: damaged on its way from the chief: {error}") from None
+            raise DamagedError(f"{self._location.folder}: damaged while it was sent by the chief: {error}") from None
         finally:
-            self._close()  # nothing keeps it while training goes on
+            self._close()  # frees the memory
 
     def restore(self, program: Program, step: int | BestName | None) -> None:
-        """Give a program the state of a checkpoint; every task must call it.
+        """Restore the state of a checkpoint in a program; every task must call it.
 
         Args:
             step: see `find`.
@@ -159,7 +159,7 @@ class Restorer:
             self._emit(Restored(step=progress.step, epoch=progress.epoch, path=str(path)))
 
     def with_matching_state(self, action: Callable[[], Any]) -> Any:
-        """Raise CheckpointError with the reason if the state does not match the model."""
+        """Run an action, and raise CheckpointError with the reason if the state does not match the model."""
         try:
             return action()
         except StateMismatchError as error:
@@ -167,17 +167,17 @@ class Restorer:
             raise CheckpointError(f"{message}; {self._why_changed()}") from None
 
     def _why_changed(self) -> str:
-        hint = "go back to what it was, or start a new run"
+        hint = "undo the change, or start a new run"
         if self._changed:
-            return f"changed in the config since: {', '.join(self._changed)}; {hint}"
+            return f"the config has changed since in {', '.join(self._changed)}; {hint}"
         model = self._config.model.function
-        return f"the config is what it was, so {model}, or what it reads, makes another model now; {hint}"
+        return f"the config has not changed, so {model}, or a file that it reads, must have changed; {hint}"
 
 
 def _shows_final_weights(progress: Progress, step: int | BestName | None) -> bool:
-    """Return True if the checkpoint is used with the weights that its optimizer makes at the end of training.
+    """Return whether to use the checkpoint with the final weights that its optimizer computes.
 
-    The best epoch, and any step before the end, have what validation judged.
+    For the best epoch, and for any step before the end, the weights that validation has used are used.
     """
     if step == BEST or progress.final_weights is None:
         return validated_with_averages(progress.callbacks)

@@ -31,12 +31,14 @@ from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import SLOTS, state_variables
 
 CALLBACK = "callback/"
-"""Names in checkpoints of arrays that callbacks hold begin so."""
+"""Prefix of the names of callbacks' arrays in checkpoints."""
 _NICENESS = 15
-"""Niceness of the writing thread: beside a busy step it gets 3 % of a core; at 10 it got 10 %."""
+"""Niceness of the writing thread, which then gets 3 % of a core that is busy with steps; with 10, it gets 10 %."""
 _THROTTLED = 1 / 3
-"""Share of the time between checkpoints in which writing is throttled; the rest is then written at full speed, so that
-the next does not have to wait for it."""
+"""Fraction of the time between checkpoints in which writing is throttled.
+
+After it, the rest is written at full speed, so that the next checkpoint does not have to wait.
+"""
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,10 @@ class _Save:
 
     Attributes:
         trained: names of the values that must be finite.
-        otherwise: what happens if it cannot be written; None: the run fails.
-        best: whether it is that of the best epoch so far.
-        began: when training stopped for it.
-        resumed: when training went on; None: it waits until the checkpoint is written.
+        otherwise: what happens if it cannot be written, for a message; None if the run fails.
+        best: whether the epoch is the best so far.
+        began: time at which training stopped for the checkpoint.
+        resumed: time at which training continued; None if it waits until the checkpoint is written.
     """
 
     snapshot: Snapshot
@@ -62,12 +64,12 @@ class _Save:
 
 @dataclass(frozen=True)
 class _Pending:
-    """A checkpoint that the thread writes.
+    """A checkpoint that the thread is writing.
 
     Attributes:
         throttle: slows the writing down.
-        own_part: set when this process has written what it can without others.
-        done: when it is committed, or another process does that.
+        own_part: set when this process has written its part.
+        done: done when the checkpoint is committed, or when another process will commit it.
     """
 
     throttle: Throttle
@@ -76,17 +78,17 @@ class _Pending:
 
 
 class Saver:
-    """Copies the state at a step, and has a thread check, write and commit it while training goes on.
+    """Copies the state at a step; a thread then checks, writes and commits it while training continues.
 
-    One checkpoint is written at a time: the next save waits for it. Leaving the context waits too, and raises what went
-    wrong in the thread also where training itself has failed: it was earlier.
+    One checkpoint is written at a time, so the next save waits for it. Leaving the context also waits. It raises an
+    error of the thread even if training has failed too, because the thread's error was earlier.
 
     Args:
-        store: where the chief commits.
-        together: writes with other processes; None: the chief writes alone.
-        best: of the run; a checkpoint holds its record.
-        policy: learns what a checkpoint has cost.
-        on_nonfinite: called with the name of a value that is not finite, and the step; may raise.
+        store: store in which the chief commits checkpoints.
+        best: the best epoch of the run; checkpoints contain its record.
+        policy: records the cost of a checkpoint.
+        on_nonfinite: called with the name of a value that is not finite, and the step; may raise an error.
+        together: writes with other processes; None if the chief writes alone.
     """
 
     def __init__(
@@ -106,14 +108,14 @@ class Saver:
         self._config, self._model, self._callbacks = config, model, callbacks
         self._process, self._store, self._is_chief = process, store, is_chief
         self._best, self._policy, self._on_nonfinite = best, policy, on_nonfinite
-        # `os.nice` of Linux is for a thread; steps come first where there are few cores
+        # on Linux, `os.nice` affects only the thread; steps have priority if there are few cores
         self._thread = ThreadPoolExecutor(1, "checkpoint", initializer=os.nice, initargs=(_NICENESS,))
         self._pending: _Pending | None = None
         self._writer: Writer = together or ChiefWriter(store, is_chief=is_chief)
         self._patient_until = math.inf
         self._saved_step: int | None = None
         self._began_at = process.clock()
-        """The last save, or training."""
+        """Time of the last save, or of the beginning of training."""
 
     def __enter__(self) -> Self:
         return self
@@ -121,7 +123,7 @@ class Saver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is not None:  # as far as other processes are still there
+        if error is not None:  # limited, because other processes may have ended too
             self._patient_until = time.monotonic() + self._config.cluster.stop_timeout_s
         try:
             self._wait()
@@ -140,20 +142,20 @@ class Saver:
         """Take a checkpoint; every task must call it, and the chief commits it.
 
         Args:
-            otherwise: what then happens if it cannot be written; None: the run fails.
-            best: it is that of the best epoch so far, and is kept as such, too.
-            wait: until it is committed; else training goes on when the state is copied.
+            otherwise: what happens if it cannot be written, for a message; None if the run fails.
+            wait: whether to wait until it is committed; otherwise training continues when the state is copied.
+            best: whether the epoch is the best so far, so that the checkpoint is also kept as `best`.
 
         Raises:
-            CheckpointWriteError: it cannot be written, and nothing happens otherwise.
-            NonFiniteError: this state, or the one before, is not finite.
+            CheckpointWriteError: it cannot be written, and `otherwise` is None.
+            NonFiniteError: this state, or the previous one, is not finite.
         """
         process = self._process
         process.on_meeting()
         began = process.clock()
         throttled_until, self._began_at = began + _THROTTLED * (began - self._began_at), began
         if self._writer.takes_part:
-            self._wait()  # before the copy: two of them may be more than the memory holds
+            self._wait()  # before the copy, because two copies may not fit into memory
         snapshot = self._writer.snapshot(program)
         if not self._writer.takes_part:
             return
@@ -165,43 +167,43 @@ class Saver:
             save = _Save(snapshot, trained_names(self._model), progress, otherwise, best, began, resumed)
             if not wait:
                 self._start(save, Throttle(lambda: process.is_stopping() or process.clock() >= throttled_until))
-        if wait:  # in this thread, which has not to stand back
+        if wait:  # in this thread, at full speed
             with ExitStack() as writing:
                 writing.enter_context(process.writing())
                 self._write(save, writing, FULL_SPEED)
         self._policy.saved(process.clock())
 
     def check(self) -> None:
-        """Raise what has gone wrong in the thread, if anything has."""
+        """Raise an error of the thread, if there is one."""
         if self.is_idle:
             self._wait()
 
     @property
     def is_idle(self) -> bool:
-        """Return True if nothing is being written."""
+        """Whether no checkpoint is being written."""
         return self._pending is None or self._pending.done.done()
 
     def _wait(self) -> None:
         if self._pending is not None:
-            # first: what it raises is raised once
+            # reset first, so that an error is raised only once
             pending, self._pending = self._pending, None
             pending.throttle.release()
             with self._process.saving():
                 pending.own_part.wait()
-            pending.done.result()  # others may write still, and who waits for them holds nobody up
+            pending.done.result()  # outside `saving`, because waiting for other processes is not this process's fault
 
     def _start(self, save: _Save, throttle: Throttle) -> None:
         own_part = threading.Event()
         with ExitStack() as writing:
             writing.callback(own_part.set)
             writing.enter_context(self._process.writing())
-            # entered before the thread runs: there is no moment at which something is written and no mark says so
+            # `writing` is entered before the thread starts, so that it is always set while something is written
             self._pending = _Pending(
                 throttle, own_part, self._thread.submit(self._write_in_background, save, writing.pop_all(), throttle)
             )
 
     def _with_callbacks(self, state: State, progress: Progress) -> Progress:
-        """Add what callbacks hold at this step to the state and the progress."""
+        """Add the callbacks' state at this step to the state and the progress."""
         for index, callback in enumerate(self._callbacks):
             state.update({f"{CALLBACK}{index}/{name}": array for name, array in array_state(callback).items()})
         return replace(
@@ -236,7 +238,7 @@ class Saver:
             self._report_failure(save, error.strerror or str(error))
             return
         if written is None or step == self._saved_step:
-            return  # written anew with what callbacks or the end of an epoch have changed: no news to anyone
+            return  # the same step was reported already, before callbacks or the end of an epoch have changed it
         path, num_bytes = written
         self._saved_step = step
         now = self._process.clock()
@@ -252,31 +254,31 @@ class Saver:
             self._best.lose()
         if save.otherwise is None:
             message = f"the last checkpoint, of step {step}, cannot be written: {why}"
-            raise CheckpointWriteError(f"{message}; make room, and resume the run") from None
+            raise CheckpointWriteError(f"{message}; free disk space, and resume the run") from None
         self._process.emit(CheckpointFailed(step=step, reason=f"not written: {why}; {save.otherwise}"))
 
     # at the start
 
     def restore(self, start: Progress, arrays: State) -> None:
-        """Put back what a checkpoint holds of the callbacks, the history, and the best value."""
+        """Restore the callbacks, the history and the best value from a checkpoint."""
         self._best.restore(start.best)
         if self._is_chief and self._best.record is None:
             self._look_for_best(start)
         for index, callback in enumerate(self._callbacks):
             place = place_of(callback, index)
             if place >= len(start.callbacks) or start.callbacks[place]["class"] != type(callback).__name__:
-                continue  # the config has another there by now
+                continue  # the config has another callback there now
             restore_state(callback, start.callbacks[place])
             prefix = f"{CALLBACK}{place}/"
             own = {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
             restore_arrays(callback, own)
         history = self._model.history
         history.history = {name: list(values) for name, values in start.history.items()}
-        # `fit` lists the epochs that it has done
+        # `fit` lists the epochs that it has trained
         history.epoch = list(range(start.epoch))
 
     def _look_for_best(self, start: Progress) -> None:
-        """Look for the best epoch in the history: the checkpoint has none by this metric and mode."""
+        """Find the best epoch in the history, if the checkpoint has no record with this metric and mode."""
         if (found := self._best.in_history(start.history, start.epoch)) is None:
             return
         number, value = found
@@ -285,16 +287,16 @@ class Saver:
             return
         which = "an earlier epoch" if number is None else f"epoch {number}"
         message = (
-            f"checkpoint.best: {which} is the best so far by {self._best}, and its checkpoint is not kept any more; "
-            "from here on the best of later epochs is kept"
+            f"checkpoint.best: {which} is the best so far by {self._best}, but its checkpoint no longer exists; "
+            "the best of the following epochs will be kept"
         )
         self._process.emit(Notice(level="warning", message=message))
 
 
 def trained_names(model: Any) -> set[str]:
-    """Return the names in a snapshot of the weights that are trained and of what the optimizers keep for them.
+    """Return the names of the trainable weights and the optimizers' variables in a snapshot.
 
-    Others may hold infinities by design, such as the smallest value seen so far.
+    Other variables may be infinite by design, such as the smallest value so far.
     """
     named = state_variables(model).items()
     return {name for name, variable in named if name.startswith(SLOTS) or getattr(variable, "trainable", True)}

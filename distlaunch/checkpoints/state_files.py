@@ -1,8 +1,8 @@
-"""Writes and reads the files that hold a state: one, or one for each process that has written its shards.
+"""Writes and reads the files of a state: one file, or one for each process that has written its shards.
 
-A file is written and read in pieces, several at a time, each with a checksum of its own. Threads copy between the file
-and the buffers that hold its bytes, with nothing in between, and with no more memory than those take. A process that
-needs a part of a file reads, and verifies, only the pieces in which it lies.
+A file is written and read in pieces, several at the same time, and each piece has a checksum. Threads copy directly
+between the file and the arrays, so no further memory is needed. A process that needs a part of a file reads and
+verifies only the pieces that contain it.
 """
 
 from __future__ import annotations
@@ -29,20 +29,22 @@ from distlaunch.cluster.cores import num_visible_cores
 from distlaunch.strategies.state import ShardSlice, State
 
 PIECE_BYTES = 4 << 20
-"""Large enough that a thread seldom takes the interpreter's lock: one of low priority may have to wait for a core while
-it has that, and training waits with it."""
-_COPIED_BYTES = 256 << 10  # at a time: it stays in a core's cache until it is written
-_MOST_BUFFERS = 512  # to a system call
+"""Size of a piece; large, so that threads seldom take the interpreter's lock.
+
+A thread of low priority may wait for a core while it holds the lock, and training would wait with it.
+"""
+_COPIED_BYTES = 256 << 10  # size of a copy buffer, which fits into a core's cache
+_MOST_BUFFERS = 512  # largest number of buffers for a system call
 _MOST_THREADS = 8
 _DIGEST_CHARS = 64
 Shapes = Mapping[str, tuple[np.dtype, tuple[int, ...]]]
 """Type and shape of each array, by name."""
 NeededBlocks = Mapping[str, Sequence[tuple[slice, ...]]]
-"""The blocks of variables that a process needs, by name; it needs the whole of others."""
+"""Blocks of variables that a process needs, by name; it needs other variables as a whole."""
 
 
 class FileDamagedError(ValueError):
-    """A file is not as it was written."""
+    """The content of a file has changed since it was written."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(why)
@@ -51,28 +53,30 @@ class FileDamagedError(ValueError):
 
 @dataclass(frozen=True)
 class StateFile:
-    """The record that a checkpoint keeps of one of its files.
+    """A file of a checkpoint, as `meta.json` lists it.
 
     Attributes:
-        digests: SHA-256 of each piece, in hexadecimal digits, one after the other.
+        name: name of the file within the checkpoint.
+        num_bytes: size of the file.
+        digests: concatenated SHA-256 of the pieces, in hexadecimal digits.
     """
 
-    # a bare name: a checkpoint that was given to somebody must lead nowhere else
+    # without folders, so that a checkpoint from another person cannot lead to other files
     name: Annotated[str, Field(pattern=r"\A[A-Za-z0-9][\w.-]*\z")]
     num_bytes: Annotated[int, Field(ge=0, strict=True)]
     digests: Annotated[str, Field(pattern=r"\A[0-9a-f]*\z")]
 
 
 class Bytes(Protocol):
-    """The bytes of a file, wherever it lies. Any thread may read."""
+    """Access to the bytes of a local or remote file, from any thread."""
 
     def size(self) -> int: ...
 
     def read_into(self, buffers: list[memoryview], offset: int) -> int:
-        """Fill the buffers from an offset, or the first of them in part, and return the number of bytes; 0 at the end.
+        """Fill the buffers, or a part of them, from an offset, and return the number of bytes, 0 at the end.
 
         Raises:
-            OSError: the disk does not give them out, or the connection is lost.
+            OSError: the disk cannot be read, or the connection is lost.
         """
         ...
 
@@ -80,7 +84,7 @@ class Bytes(Protocol):
 
 
 class DiskFile:
-    """Implements `Bytes` for a file that this process can open; it stays readable when it is deleted meanwhile."""
+    """Implementation of `Bytes` for a file on disk, which remains readable if it is deleted meanwhile."""
 
     def __init__(self, path: Path) -> None:
         self._file = open_regular(path, buffering=0)
@@ -101,7 +105,11 @@ class DiskFile:
 def write_file(
     folder: Path, name: str, state: State, slices: Mapping[str, ShardSlice], throttle: Throttle = FULL_SPEED
 ) -> StateFile:
-    """Write a file, and wait until the disk has it. Raises OSError: a full disk."""
+    """Write a file, and wait until it is on the disk.
+
+    Raises:
+        OSError: the file cannot be written, for instance because the disk is full.
+    """
     buffers = _Buffers(buffers_of(state, slices))
     fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
 
@@ -115,7 +123,7 @@ def write_file(
         return digest.digest()
 
     try:
-        # steps go on meanwhile, and need the memory as much as the cores
+        # half of the cores, because steps continue meanwhile and need memory bandwidth and cores
         digests = _in_threads(write, _pieces_of(0, buffers.num_bytes), max(num_visible_cores() // 2, 1))
         os.fsync(fd)
     finally:
@@ -130,21 +138,25 @@ def read_files(folder: Path, files: Sequence[StateFile], needed: NeededBlocks | 
 
 
 def read_bytes(content: Bytes, num_bytes: int, offset: int = 0) -> bytes:
-    """Return some bytes of a file. Raises EOFError if it ends before."""
+    """Return some bytes of a file.
+
+    Raises:
+        EOFError: the file ends earlier.
+    """
     data = bytearray(num_bytes)
     _whole(content.read_into, [memoryview(data)], offset)
     return bytes(data)
 
 
 class StateFiles:
-    """The files of one state, held open until this is left. Their headers have been read, but not yet verified.
+    """Open files of one state, whose headers have been read but not yet verified.
 
     Args:
-        contents: the bytes of each file, in order.
+        contents: functions that open the files, in order.
 
     Raises:
-        FileDamagedError: a file is not what was written.
-        OSError: it cannot be read.
+        FileDamagedError: a file has changed since it was written.
+        OSError: a file cannot be read.
     """
 
     def __init__(self, files: Sequence[StateFile], contents: Iterable[Callable[[], Bytes]]) -> None:
@@ -175,18 +187,18 @@ class StateFiles:
 
     @property
     def is_one(self) -> bool:
-        """Return True if the state is one file of whole variables without gaps between its arrays."""
+        """Whether the state is one file of whole variables."""
         return len(self._files) == 1 and self._files[0].is_whole
 
     def read(self, needed: NeededBlocks | None = None, allocate: Callable[[Shapes], State] | None = None) -> State:
-        """Return the state, verified as far as it is read.
+        """Return the state; all parts that are read are verified.
 
         Args:
-            needed: blocks that are needed; what lies beside them may be zero.
-            allocate: makes the arrays.
+            needed: blocks that are needed; other values may be zero.
+            allocate: creates the arrays.
 
         Raises:
-            FileDamagedError: a file is not what was written, or a shard of a variable is missing.
+            FileDamagedError: a file has changed since it was written, or a shard of a variable is missing.
             OSError: a file cannot be read.
         """
         make = allocate or (_zeros if needed is not None else _empty)
@@ -196,16 +208,15 @@ class StateFiles:
         return state
 
     def verify(self, copy_to: int | None = None) -> None:
-        """Verify the whole of one file, through small buffers.
+        """Verify a state of one file, through small buffers, and optionally copy the file.
 
-        For memory that has a descriptor this is faster than to read into a mapping, whose every page is then made by a
-        fault, and filled twice.
+        Copying to a descriptor is faster than reading into a memory mapping, in which each page causes a fault.
 
         Args:
-            copy_to: the descriptor that gets a copy; None: none is wanted.
+            copy_to: the descriptor to which the file is copied; None for no copy.
 
         Raises:
-            FileDamagedError, OSError: as `read` does.
+            FileDamagedError, OSError: see `read`.
         """
         assert self.is_one
         self._files[0].copy_to(copy_to)
@@ -218,25 +229,25 @@ class _OpenFile:
         self._facts, self.name, self._content = facts, facts.name, content
         found = content.size()
         if found != facts.num_bytes:
-            raise FileDamagedError(facts.name, f"it has {found:,} bytes, and {facts.num_bytes:,} were written")
+            raise FileDamagedError(facts.name, f"it has {found:,} bytes, but {facts.num_bytes:,} were written")
         try:
             head = read_bytes(content, min(8, found))
             text = read_bytes(content, min(header_bytes(head), found - 8), 8)
             self._header = bytearray(head + text)
             self.entries = read_header(text)
         except EOFError:
-            raise FileDamagedError(facts.name, "it is cut off") from None
+            raise FileDamagedError(facts.name, "it is truncated") from None
         except ValueError as error:
             raise FileDamagedError(facts.name, str(error)) from None
         data = sum(entry.end - entry.begin for entry in self.entries.values())
         if len(self._header) + data != facts.num_bytes or len(facts.digests) != _DIGEST_CHARS * len(
             _pieces_of(0, facts.num_bytes)
         ):
-            raise FileDamagedError(facts.name, "its header is wrong: it gives another size")
+            raise FileDamagedError(facts.name, "its header is wrong: the sizes do not match")
 
     @property
     def is_whole(self) -> bool:
-        """Return True if the file has no shards of variables."""
+        """Whether the file contains no shards of variables."""
         return all(entry.shard is None for entry in self.entries.values())
 
     def read_into(self, state: State, needed: NeededBlocks | None) -> None:
@@ -248,7 +259,7 @@ class _OpenFile:
             if target.flags.c_contiguous:
                 views.append(bytes_of(target))
             else:
-                part = np.zeros(entry.shape, entry.dtype)  # not all of it may be read
+                part = np.zeros(entry.shape, entry.dtype)  # zeros, because only a part of it may be read
                 copies.append((target, part))
                 views.append(bytes_of(part))
         buffers = _Buffers(views)
@@ -292,7 +303,7 @@ class _OpenFile:
         try:
             digests = _in_threads(read, pieces, num_visible_cores())
         except EOFError:
-            raise FileDamagedError(self.name, "it is cut off") from None
+            raise FileDamagedError(self.name, "it is truncated") from None
         for number, digest in zip(pieces, digests, strict=True):
             if digest.hex() != self._facts.digests[_DIGEST_CHARS * number : _DIGEST_CHARS * (number + 1)]:
                 raise FileDamagedError(self.name, "its content does not match its checksum")
@@ -308,7 +319,7 @@ class _OpenFile:
 
 
 def _needed_bytes(entry: Entry, blocks: Sequence[tuple[slice, ...]] | None) -> list[tuple[int, int]]:
-    """Return where in an array the bytes of blocks of its variable lie, from the first to the last of each."""
+    """Return the range of bytes of an array that contains each of the variable's needed blocks."""
     size = entry.end - entry.begin
     if blocks is None or not entry.shape:
         return [(0, size)]
@@ -330,7 +341,7 @@ def _shapes(files: Sequence[_OpenFile]) -> Shapes:
     """Return type and shape of each variable in some files.
 
     Raises:
-        FileDamagedError: no file has a shard of it, or two have the same.
+        FileDamagedError: a shard of a variable is missing, or is in two files.
     """
     shapes: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
     missing: dict[str, int] = {}
@@ -340,11 +351,11 @@ def _shapes(files: Sequence[_OpenFile]) -> Shapes:
         for name, entry in file.entries.items():
             of, shape = (name, entry.shape) if entry.shard is None else (entry.shard.of, entry.shard.shape)
             if shapes.setdefault(of, (entry.dtype, shape)) != (entry.dtype, shape):
-                raise FileDamagedError(file.name, f"its part of '{of}' does not fit those of other files")
+                raise FileDamagedError(file.name, f"its part of '{of}' does not match the parts in other files")
             missing[of] = missing.get(of, math.prod(shape)) - math.prod(entry.shape)
     for name, number in missing.items():
         if number:
-            raise FileDamagedError(last, f"parts of '{name}' are missing in the files, or stored twice")
+            raise FileDamagedError(last, f"parts of '{name}' are missing, or stored twice")
     return shapes
 
 
@@ -353,12 +364,12 @@ def _empty(shapes: Shapes) -> State:
 
 
 def _zeros(shapes: Shapes) -> State:
-    """Return arrays in memory that is not taken until it is written to."""
+    """Return arrays of zeros, which use no memory until they are written to."""
     return {name: np.zeros(shape, dtype) for name, (dtype, shape) in shapes.items()}
 
 
 class _Buffers:
-    """Buffers as one row of bytes: those of a file."""
+    """Buffers that together contain the bytes of a file."""
 
     def __init__(self, buffers: Iterable[memoryview]) -> None:
         self._buffers = [buffer for buffer in buffers if len(buffer)]
@@ -366,7 +377,7 @@ class _Buffers:
         self.num_bytes = self._starts[-1]
 
     def turns(self, number: int) -> Iterator[tuple[int, list[memoryview]]]:
-        """Return the buffers of a piece, as many at a time as a system call takes, and where they are in the file."""
+        """Yield the buffers of a piece in groups that fit into a system call, each with its offset in the file."""
         at = number * PIECE_BYTES
         views = list(self._between(at, min(at + PIECE_BYTES, self.num_bytes)))
         for first in range(0, len(views), _MOST_BUFFERS):
@@ -385,12 +396,16 @@ class _Buffers:
 
 
 def _pieces_of(start: int, stop: int) -> range:
-    """Return the numbers of the pieces in which some bytes lie."""
+    """Return the numbers of the pieces that contain a range of bytes."""
     return range(start // PIECE_BYTES, -(-stop // PIECE_BYTES))
 
 
 def _whole(call: Callable[[list[memoryview], int], int], views: list[memoryview], offset: int) -> None:
-    """Repeat calls that may be partial until all bytes are done. Raise EOFError at an early end."""
+    """Repeat a call that may process only some bytes until all bytes are processed.
+
+    Raises:
+        EOFError: the file ends earlier.
+    """
     while views:
         done = call(views, offset)
         if not done:
@@ -407,7 +422,7 @@ def _in_threads(action: Callable[[int], bytes], numbers: Sequence[int], most: in
     threads = min(most, len(numbers), _MOST_THREADS)
     if threads < 2:
         return [action(number) for number in numbers]
-    pool = ThreadPoolExecutor(threads, "pieces")  # with the priority of the thread that starts them
+    pool = ThreadPoolExecutor(threads, "pieces")  # threads have the priority of the thread that starts them
     try:
         return list(pool.map(action, numbers))
     finally:

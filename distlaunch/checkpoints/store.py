@@ -1,8 +1,8 @@
-"""Checkpoints: committed atomically, checksummed, the same for every strategy.
+"""Stores checkpoints, which are committed atomically, have checksums, and are the same for every strategy.
 
-A checkpoint is a directory `step-00000123` with the state (see state_files) and `meta.json` (see meta). It is written
-under another name and renamed when complete, so a directory of that name is whole unless the disk damaged it, which
-the checksums show.
+A checkpoint is a directory `step-00000123` with the state (see `state_files`) and `meta.json` (see `meta`). It is
+written under another name and renamed when it is complete. So a directory with the final name is complete, unless the
+disk has damaged it, which the checksums detect.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from distlaunch.checkpoints.throttle import FULL_SPEED, Throttle
 from distlaunch.strategies.state import State
 
 StateReader = Callable[[Path, Sequence[StateFile]], State]
-"""Reads and verifies the state in the files of a folder, see `read_files`."""
+"""Function that reads and verifies the state in the files of a folder, see `read_files`."""
 _BEFORE = ".before.tmp"
-"""Ending of a checkpoint's name while another of the same step replaces it."""
+"""Suffix of a checkpoint's name while another checkpoint of the same step replaces it."""
 _LOOKS, _LOOKS_APART_S = 20, 0.05
 """Number of checks whether an unreadable checkpoint is being deleted, and the seconds between them."""
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint is not as it was written, and never will be again."""
+    """The content of a checkpoint has changed since it was written."""
 
 
 class UnreadableCheckpointError(CheckpointError):
-    """A checkpoint cannot be read from the disk, at least for the moment."""
+    """A checkpoint cannot be read from the disk, perhaps only temporarily."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class CheckpointStore:
     """The checkpoints of one run.
 
     Args:
-        directory: where they are; made when the first is written.
-        keep: how many of the newest stay.
-        retry_s: pauses before a checkpoint that cannot be read is tried again.
+        directory: the directory of the checkpoints, created with the first one.
+        keep: number of the newest checkpoints that are kept.
+        retry_s: pauses before further attempts to read a checkpoint.
     """
 
     def __init__(self, directory: Path, keep: int = 3, retry_s: Sequence[float] = (0.5, 2.0)) -> None:
@@ -78,14 +78,14 @@ class CheckpointStore:
         """Write a checkpoint, then delete old ones.
 
         Args:
-            best: keep it as `best`, too, until a better one comes.
+            best: whether to keep it also as `best`, until there is a better one.
             throttle: slows the writing down.
 
         Returns:
-            Its path, and its size in bytes.
+            The path of the checkpoint, and its size in bytes.
 
         Raises:
-            OSError: it could not be written (a full disk); what was there before is untouched.
+            OSError: it cannot be written, for instance because the disk is full; earlier checkpoints are unchanged.
         """
         with self.draft(progress.step, str(os.getpid())) as folder:
             file = write_file(folder, STATE_FILE, state, {}, throttle)
@@ -93,17 +93,17 @@ class CheckpointStore:
 
     @contextlib.contextmanager
     def draft(self, step: int, name: str, shared: str = "") -> Iterator[Path]:
-        """Make a folder for the files of a checkpoint that is not committed yet, and delete it if an error rises.
+        """Create a folder for the files of a checkpoint that is not committed yet, and delete it after an error.
 
         Args:
-            name: by which several processes find the same one.
-            shared: part of the names of drafts that other processes may have begun to write already.
+            name: name by which several processes find the same folder.
+            shared: part of the names of folders to which other processes may be writing already.
         """
         folder = self.draft_path(step, name)
         make_folder(self.directory)
         self._remove_leftovers(shared)
         try:
-            make_folder(folder)  # unless another process was earlier
+            make_folder(folder)  # another process may have created it already
             yield folder
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
@@ -115,7 +115,7 @@ class CheckpointStore:
     def commit(
         self, folder: Path, files: Sequence[StateFile], progress: Progress, config: dict[str, Any], *, best: bool
     ) -> Path:
-        """Make a checkpoint of a draft whose files are all on the disk, delete old ones, and return its path."""
+        """Turn a draft whose files are all on the disk into a checkpoint, delete old ones, and return its path."""
         final = self._path(progress.step)
         _write_synced(folder / "meta.json", write_meta(files, time.time(), progress, config).encode())
         _sync_directory(folder)
@@ -126,26 +126,26 @@ class CheckpointStore:
         return final
 
     def _put_in_place(self, temporary: Path, final: Path) -> None:
-        """Rename a draft. A checkpoint of the same step is lost at no moment: `_recover` finds it."""
+        """Rename a draft; at each moment, a checkpoint of the same step exists or can be restored by `_recover`."""
         before = final.with_name(f".{final.name}{_BEFORE}")
         if final.exists():
-            # a folder cannot take the place of one that is not empty
+            # a rename cannot replace a folder that is not empty
             final.rename(before)
         try:
             temporary.rename(final)
         except OSError:
             self._recover()
             raise
-        # without it a power cut could undo the renaming
+        # a power failure could otherwise undo the renaming
         _sync_directory(self.directory)
-        # only now: until the new one is on disk this is the only good one
+        # deleted when the new one is on the disk
         shutil.rmtree(before, ignore_errors=True)
 
     def _keep_as_best(self, path: Path) -> None:
-        """Keep a checkpoint beside the others: the same step may be written again with other weights."""
+        """Keep a checkpoint separately, because the same step may be written again with other weights."""
         temporary = self.directory / f".{BEST}.{os.getpid()}.tmp"
         try:
-            # linked, not copied: it costs no room, and `_prune` deletes names, not contents
+            # links need no space, and stay valid when `_prune` deletes the checkpoint
             shutil.copytree(path, temporary, copy_function=_link_or_copy)
             self._put_in_place(temporary, self.directory / BEST)
         except BaseException:
@@ -163,17 +163,18 @@ class CheckpointStore:
         return False
 
     def steps(self) -> list[int]:
-        """Return the steps of the checkpoints that are there, oldest first."""
+        """Return the steps of the existing checkpoints, oldest first."""
         return steps_of(self.directory)
 
     def load(self, step: int | BestName, read: StateReader = read_files) -> Saved:
         """Read one checkpoint.
 
         Args:
-            read: reads its state.
+            step: step of the checkpoint, or `best`.
+            read: reads the state.
 
         Raises:
-            CheckpointError: it is missing, cannot be read, or is damaged (DamagedError).
+            CheckpointError: the checkpoint is missing, cannot be read, or is damaged (DamagedError).
         """
         path = self._path(step)
         try:
@@ -186,14 +187,14 @@ class CheckpointStore:
                 raise DamagedError(f"{path}: damaged: {Path(error.filename).name} is missing") from None
             have = ", ".join(map(str, self.steps())) or "none"
             which = "no best checkpoint" if step == BEST else f"no checkpoint of step {step}"
-            raise CheckpointError(f"{path}: there is {which}; those there are: {have}") from None
+            raise CheckpointError(f"{path}: there is {which}; existing checkpoints: {have}") from None
         except OtherFormatError as error:
             raise CheckpointError(f"{path}: {error}; use the version that wrote it") from None
         except FileDamagedError as error:
             raise DamagedError(f"{path / error.name}: damaged: {error}") from None
         except OSError as error:
             if isinstance(error, NotRegularError) or error.errno in (errno.EFBIG, errno.ELOOP):
-                # not what was written there, and never will be again
+                # another kind of file has replaced it, so it will never be readable again
                 raise DamagedError(f"{path}: damaged: {error.filename} {error.strerror}") from None
             raise UnreadableCheckpointError(f"{path}: cannot be read: {error}") from None
 
@@ -210,13 +211,13 @@ class CheckpointStore:
         """Return the newest checkpoint that is not damaged, or None if none was ever written.
 
         Args:
-            repairs: put back what a killed process was about to replace, while nobody writes. Otherwise nothing is
-                changed, and a checkpoint that is deleted meanwhile gives way to a newer one.
-            on_damaged: called with each newer one that is damaged.
-            read: reads the state of each that is tried.
+            on_damaged: called with each newer checkpoint that is damaged.
+            read: reads the state of a checkpoint.
+            repairs: whether to restore a checkpoint that a killed process was replacing; allowed if no process writes.
+                Otherwise nothing is changed. If a checkpoint is deleted meanwhile, a newer one is read.
 
         Raises:
-            CheckpointError: there are checkpoints, but all are damaged; or one cannot be read, also when tried again.
+            CheckpointError: all checkpoints are damaged, or one cannot be read after several attempts.
         """
         if repairs:
             self._recover()
@@ -231,23 +232,25 @@ class CheckpointStore:
                     raise
                 damaged.append(checkpoint_name(step))
                 on_damaged(step, error)
-        # those that earlier attempts have moved away
+        # damaged checkpoints that earlier attempts have renamed
         damaged += sorted(path.name for path in self.directory.glob("damaged-step-*"))
         if not damaged:
             return None
-        message = f"{self.directory}: no good checkpoint is left, all are damaged: {', '.join(damaged)}"
-        hint = f"restore one of them from a copy; to begin anew on purpose, start a new run, or delete {self.directory}"
+        message = f"{self.directory}: all checkpoints are damaged: {', '.join(damaged)}"
+        hint = (
+            f"restore one of them from a copy; to train from the beginning, start a new run or delete {self.directory}"
+        )
         raise CheckpointError(f"{message}; {hint}")
 
     def _is_being_replaced(self, step: int) -> bool:
-        """Wait a moment, and return True if training has deleted a checkpoint, or written it again, while it was read.
+        """Return whether training has deleted or replaced a checkpoint while it was read; this waits for a moment.
 
-        That a newer one is there shows that it may have been deleted.
+        A checkpoint can have been deleted only if there is a newer one.
         """
         path = self._path(step)
         for _ in range(_LOOKS):
             if not path.exists():
-                # no newer one: the same step is being put in its place
+                # without any checkpoint, one of the same step may be replacing it
                 return bool(self.steps()) or path.with_name(f".{path.name}{_BEFORE}").exists()
             if self.steps()[-1:] == [step]:
                 return False
@@ -255,7 +258,7 @@ class CheckpointStore:
         return False
 
     def _load_patiently(self, step: int, read: StateReader) -> Saved:
-        """Read a checkpoint with retries: a network disk that does not answer is no damage."""
+        """Read a checkpoint with retries, because a network disk may be unavailable for a moment."""
         for pause_s in self._retry_s:
             try:
                 return self.load(step, read)
@@ -264,15 +267,15 @@ class CheckpointStore:
         return self.load(step, read)
 
     def archive(self, step: int) -> None:
-        """Rename a damaged checkpoint, so that it is not counted among those that are kept."""
+        """Rename a damaged checkpoint, so that it does not count as one of those that are kept."""
         damaged = self.directory / f"damaged-{checkpoint_name(step)}"
         with contextlib.suppress(OSError):
-            # of an earlier attempt at the same step
+            # remove a damaged checkpoint of the same step from an earlier attempt
             shutil.rmtree(damaged, ignore_errors=True)
             (self.directory / checkpoint_name(step)).rename(damaged)
 
     def _prune(self, newest: int) -> None:
-        """Delete all but the newest, of which the one just written is one, whatever later ones there are."""
+        """Delete old checkpoints before the one that was just written; later ones are not deleted or counted."""
         earlier = [step for step in self.steps() if step < newest]
         for step in earlier[: max(0, len(earlier) - (self.keep - 1))]:
             shutil.rmtree(self.directory / checkpoint_name(step), ignore_errors=True)
@@ -294,7 +297,7 @@ class CheckpointStore:
 
 
 def _link_or_copy(source: str, target: str) -> None:
-    """Link a file, or copy it: some network disks have no links."""
+    """Link a file, or copy it, since some network disks do not support links."""
     try:
         os.link(source, target)
     except OSError:
@@ -311,7 +314,7 @@ def _write_synced(path: Path, data: bytes) -> None:
 def _sync_directory(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # some network file systems refuse it
+        with contextlib.suppress(OSError):  # some network file systems do not support it
             os.fsync(fd)
     finally:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""Throttling of work beside training, which needs the same memory, disk and cores."""
+"""Throttles background work, which competes with training for memory, disk and cores."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _SHARE = 0.06
-"""Share of a core's time for each thread that works; half as many threads as cores do. Two busy cores lose what it
-takes: their steps took 1.3 times as long beside 1 GB that was written at full speed, and 1.03 to 1.12 at shares of 0.07
-to 0.2."""
+"""Fraction of a core's time that each thread uses; there are half as many threads as cores.
+
+With two busy cores, steps took 1.3 times as long while 1 GB was written at full speed, and 1.03 to 1.12 times as long
+with fractions of 0.07 to 0.2.
+"""
 
 
 class Throttle:
-    """Makes a thread rest after each piece of work, until somebody waits for the work.
+    """Makes a thread pause after each piece of work, until another thread waits for the result.
 
     Args:
-        is_urgent: asked before each rest.
+        is_urgent: called before each pause; True omits it.
     """
 
     def __init__(self, is_urgent: Callable[[], bool] = lambda: False) -> None:
@@ -26,18 +28,18 @@ class Throttle:
 
     @contextmanager
     def piece(self) -> Iterator[None]:
-        """Work on one piece, in any thread."""
-        # processor time only: while the disk is waited for, nothing is taken from training
+        """Return a context for one piece of work, followed by a pause; for any thread."""
+        # only CPU time counts, because waiting for the disk does not slow down training
         began = time.thread_time()
         yield
         if not self._is_urgent():
             self._released.wait((time.thread_time() - began) * (1 / _SHARE - 1))
 
     def release(self) -> None:
-        """End the rest of this moment, and rest no more."""
+        """End the current pause, and make no further pauses."""
         self._released.set()
 
 
 FULL_SPEED = Throttle()
-"""Never rests."""
+"""Throttle without pauses."""
 FULL_SPEED.release()

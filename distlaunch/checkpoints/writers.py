@@ -1,4 +1,4 @@
-"""Writers of checkpoints: the chief alone, or all processes of a mesh together, each the shards that it holds."""
+"""Writers of checkpoints: the chief alone, or all processes of a mesh, each with its shards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from distlaunch.checkpoints.throttle import FULL_SPEED, Throttle
 from distlaunch.strategies.protocol import Parts, Program, Strategy
 from distlaunch.strategies.state import ShardSlice, State
 
-_CHECKED = 1 << 20  # elements at a time
+_CHECKED = 1 << 20  # elements per piece
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Snapshot:
     """The state that one process writes.
 
     Attributes:
-        slices: as returned by `Parts.snapshot`.
-        number: counts the snapshots, alike in all processes.
+        slices: see `Parts.snapshot`.
+        number: number of the snapshot, the same in all processes.
     """
 
     state: State
@@ -38,17 +38,17 @@ class Snapshot:
     number: int = 0
 
     def nonfinite(self, trained: Collection[str], throttle: Throttle) -> str | None:
-        """Return the name of the first value that must be finite and is not, or None."""
+        """Return the name of the first value that must be finite but is not, or None."""
         shards = {name for name, shard in self.slices.items() if shard.of in trained}
         return nonfinite_name(self.state, {*trained, *shards}, throttle)
 
 
 def nonfinite_name(state: State, trained: Collection[str], throttle: Throttle = FULL_SPEED) -> str | None:
-    """Return the name of the first value of a state that is not finite, of those that must be, or None.
+    """Return the name of the first value of a state that must be finite but is not, or None.
 
     Args:
         trained: names of the values that must be finite.
-        throttle: slows the look at them down.
+        throttle: slows the check down.
     """
     for name, value in state.items():
         if name in trained and "float" in value.dtype.name and not _is_finite(value, throttle):
@@ -57,7 +57,10 @@ def nonfinite_name(state: State, trained: Collection[str], throttle: Throttle = 
 
 
 def _is_finite(array: np.ndarray, throttle: Throttle) -> bool:
-    """Look piece by piece: a thread asks beside training, and holds the interpreter's lock for some types."""
+    """Return whether all elements are finite.
+
+    The check runs piece by piece, because for some types NumPy holds the interpreter's lock, and training would wait.
+    """
     flat = array.reshape(-1)
     for start in range(0, flat.size, _CHECKED):
         with throttle.piece():
@@ -72,11 +75,12 @@ class WriteRequest:
     """A request to write a checkpoint.
 
     Attributes:
+        best: whether the epoch is the best so far.
         trained: names of the values that must be finite.
-        on_nonfinite: called with the name of one that is not; may raise.
-        writing: to be left when this process has written what it can without others, and entered for the commit.
-        given_up: returns True when nobody waits for other processes any longer.
-        throttle: slows down how this process checks and writes.
+        on_nonfinite: called with the name of a value that is not finite; may raise an error.
+        writing: returns a context that is active while this process writes its part, and during the commit.
+        given_up: returns whether to stop waiting for other processes.
+        throttle: slows checking and writing down.
     """
 
     progress: Progress
@@ -90,29 +94,29 @@ class WriteRequest:
 
 
 class Writer(Protocol):
-    """The part of this process in writing checkpoints.
+    """Writes checkpoints, or the part of this process.
 
     Attributes:
-        takes_part: False if it has none.
+        takes_part: whether this process writes anything.
     """
 
     takes_part: bool
 
     def snapshot(self, program: Program) -> Snapshot:
-        """Return what this process has to write; every task must call it."""
+        """Return the state that this process writes; every task must call it."""
         ...
 
     def write(self, snapshot: Snapshot, request: WriteRequest) -> tuple[Path, int] | None:
-        """Write it, in any thread; the chief commits, and gets the path and the size in bytes.
+        """Write a snapshot, in any thread; the chief also commits it, and returns its path and size in bytes.
 
         Raises:
-            OSError: it cannot be written, here or elsewhere.
+            OSError: this or another process cannot write its part.
         """
         ...
 
 
 class ChiefWriter:
-    """Implements `Writer`: the chief writes everything."""
+    """Implementation of `Writer` in which the chief writes the whole state."""
 
     def __init__(self, store: CheckpointStore, *, is_chief: bool) -> None:
         self._store, self.takes_part = store, is_chief
@@ -132,11 +136,12 @@ class ChiefWriter:
 
 @dataclass(frozen=True)
 class _Report:
-    """The report of a process on its file.
+    """Report of a process about its file.
 
     Attributes:
-        nonfinite: a value that is not finite, but must be.
-        error: why it could not be written.
+        file: the file; None if it could not be written.
+        nonfinite: name of a value that must be finite but is not, or None.
+        error: reason why the file could not be written, or None.
     """
 
     file: StateFile | None
@@ -153,12 +158,12 @@ class _Report:
 
 
 class PartsWriter:
-    """Implements `Writer`: each process writes a file with its shards of the state, and the chief commits.
+    """Implementation of `Writer` in which each process writes a file with its shards of the state.
 
-    The others report to the chief when their files are on the disk. Until all have, there is no checkpoint.
+    The others report to the chief when their files are on the disk. When all have, the chief commits the checkpoint.
 
     Args:
-        key: a text that no other attempt has.
+        key: a unique text for this attempt.
     """
 
     takes_part = True
@@ -169,7 +174,7 @@ class PartsWriter:
 
     @classmethod
     def agree(cls, strategy: Strategy, store: CheckpointStore) -> Self | None:
-        """Return a writer in every process, if all hold shards and write to the same disk, or else None in all.
+        """Return a writer in every process if all hold shards and can write to the same disk, otherwise None in all.
 
         Every task must call it.
         """
@@ -229,13 +234,13 @@ class PartsWriter:
         files = [report.file for report in reports if report.file is not None]
         for file in files:
             if os.stat(folder / file.name).st_size != file.num_bytes:
-                raise OSError(f"{file.name}: another process has written it, but it has not arrived")
+                raise OSError(f"{file.name}: another process has written this file, but it is not visible here")
         path = self._store.commit(folder, files, request.progress, request.config, best=request.best)
         return path, sum(file.num_bytes for file in files)
 
 
 def _tried(action: Callable[[], Any]) -> bool:
-    """Return True if an action on the disk has succeeded."""
+    """Return whether an action on the disk has succeeded."""
     try:
         action()
     except OSError:

@@ -80,7 +80,7 @@ class Split(ABC):
         work: processing of each example, in words: `reading`, `map`, `augment`, several of them, or "".
         in_python: whether Python code of the user reads the examples.
         has_glimpse: whether the rows that processes read can be compared, by `identify_rows()`.
-        running: compares the rows that processes read; None if they are not compared.
+        running_fingerprint: compares the rows that processes read; None if they are not compared.
     """
 
     num_examples: int | None
@@ -100,7 +100,7 @@ class Split(ABC):
     work: str = ""
     in_python: bool = False
     can_compare_rows: bool = False
-    running: RunningFingerprint | None = None
+    running_fingerprint: RunningFingerprint | None = None
 
     _transforms: tuple[Callable[[Batch], Batch], ...] = ()
     _num_before_preprocessing: int = 0
@@ -206,7 +206,7 @@ class Split(ABC):
 
     def with_running_fingerprint(self, running: RunningFingerprint) -> Self:
         """Return the split with a comparison between processes while they read it."""
-        return self._with(running=running)
+        return self._with(running_fingerprint=running)
 
     def for_coordinator(self) -> Self:
         """Return the split for a coordinator whose workers read other data: without length, described by its types."""

@@ -129,8 +129,8 @@ def fewer(optimizers: int = 0, variables: int = 0) -> keras.Model:
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ({"optimizers": 1}, {}, "it has values of 2 optimizers, and the model has 1"),
-        ({}, {"optimizers": 2}, "it has values of 1 optimizers, and the model has 3"),
+        ({"optimizers": 1}, {}, "it has values of 2 optimizers, but the model has 1"),
+        ({}, {"optimizers": 2}, "it has values of 1 optimizers, but the model has 3"),
         ({"variables": 2}, {"variables": 1}, "the variable 'attribute/plain/v1', which the model does not have"),
         ({"variables": 1}, {"variables": 2}, "it does not have the variable 'attribute/plain/v1'"),
     ],
@@ -141,4 +141,4 @@ def test_a_checkpoint_that_does_not_fit_is_refused(
     monkeypatch.setattr(optimizer_models, "fewer", fewer, raising=False)
     message = _changed(tmp_path, "fewer", before, after)
     assert words in message
-    assert "changed in the config since: model.args." in message
+    assert "the config has changed since in model.args." in message

@@ -144,7 +144,7 @@ WORDS = {
     "momentum": "learning rate 0.05, as in the checkpoint; momentum 0.3 from model.function, instead of 0.9",
     "schedule": "at update 8, from compile.optimizer, instead of 0.02",
     "back_to_a_number": "resumed SGD: learning rate 0.02 from compile.optimizer, instead of InverseTimeDecay(",
-    "other_class": "Adagrad instead of SGD; 6 variables that the checkpoint does not have start anew",
+    "other_class": "Adagrad instead of SGD; 6 variables not in the checkpoint, initialized",
     "chained": "resumed SGD: learning rate 0.05 from model.function (the checkpoint's attempt began with 0.01)",
 }
 

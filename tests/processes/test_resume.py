@@ -76,7 +76,7 @@ def test_a_model_that_has_changed_is_told_and_the_run_stays_finished(job: RunDir
     rc, said = resume(job, "train.epochs=3", "model.args.units=8")
     assert rc == 3
     assert "the checkpoint of step 8 does not fit this model" in said
-    assert "changed in the config since: " in said
+    assert "the config has changed since in " in said
     assert "model.args.units: not set -> 8" in said
     assert "next" not in said  # nothing that would help
     assert job.config.read_text() == before
@@ -94,8 +94,8 @@ def test_when_all_checkpoints_are_damaged_nobody_begins_anew(job: RunDir) -> Non
     for _ in range(2):
         rc, said = resume(job, "train.epochs=3")
         assert rc == 3
-        assert "no good checkpoint is left, all are damaged: step-00000008, step-00000004" in said
-        assert "to begin anew on purpose, start a new run, or delete" in said
+        assert "all checkpoints are damaged: step-00000008, step-00000004" in said
+        assert "to train from the beginning, start a new run or delete" in said
     assert len([event for event in read_events(job.events) if isinstance(event, TrainingStarted)]) == 1
     shutil.rmtree(job.checkpoints)  # as it was told to
     rc, said = resume(job, "train.epochs=3")

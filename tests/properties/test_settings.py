@@ -152,7 +152,7 @@ EFFECTS: dict[str, Effect | tuple[Effect, ...]] = {
     ),
     "data.shuffle_buffer_bytes": (
         Trains(20, base=PIPELINE),
-        Trains(20, "said", resumed="says: data.shuffle_buffer_bytes: it has no effect"),
+        Trains(20, "said", resumed="says: data.shuffle_buffer_bytes: has no effect"),
     ),
     "data.on_error": Trains("skip", "skipped", base={"data.args": {"form": "broken"}}),
     "data.skip_limit": Trains(

@@ -250,6 +250,6 @@ def test_draws_without_a_seed_are_named(tier: str) -> None:
     name = f"{__name__}:unseeded"
     assert told() == told(**NAMES) == []
     [message] = told(map=name, augment=NAMES["augment"])
-    assert message.startswith(f"data.map: {name} draws random numbers (RandomUniform), in validation")
+    assert message.startswith(f"data.map: {name} draws random numbers (RandomUniform), also in validation")
     [message] = told(map=NAMES["map"], augment=name)
-    assert message.startswith(f"data.augment: {name} draws random numbers (RandomUniform) that nobody can draw again")
+    assert message.startswith(f"data.augment: {name} draws random numbers (RandomUniform) that cannot be reproduced")

@@ -93,7 +93,7 @@ def test_batches(case: str, name: str) -> None:
     assert "an element holds" in str(got.value)
     assert "write `batched: true`" in str(got.value)
     other = {name: pairs(), ({"train", "validation"} - {name}).pop(): data()}
-    with pytest.raises(ConfigError, match=r"leave `.batch\(...\)` out, as in the other split; .* `batched: false`"):
+    with pytest.raises(ConfigError, match=r"remove `.batch\(...\)`, as in the other split; .* `batched: false`"):
         check(other["train"], model(), other["validation"])
     check(data(), model(), batched=False, rows=False)
     check(data(), model(), batched=True)
@@ -132,7 +132,7 @@ def test_other_data_is_not_looked_at() -> None:
 
 
 def test_batches_of_streams() -> None:
-    with pytest.raises(ConfigError, match=r"leave `.batch\(...\)` out: each stream gives a part of a batch"):
+    with pytest.raises(ConfigError, match=r"remove `.batch\(...\)`, since each stream gives a part of a batch"):
         check(StreamData({at: pairs().batch(8) for at in range(2)}, 2), open_model(), streams=2)
 
 

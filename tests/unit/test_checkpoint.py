@@ -226,7 +226,7 @@ def test_when_all_are_damaged_nobody_begins_anew(tmp_path: Path) -> None:
         store.save(STATE, Progress(step=step), {})
         (tmp_path / "checkpoints" / f"step-{step:08d}" / STATE_FILE).write_bytes(b"torn")
     heard = []
-    with pytest.raises(CheckpointError, match=r"step-00000020, step-00000010.*begin anew on purpose"):
+    with pytest.raises(CheckpointError, match=r"step-00000020, step-00000010.*train from the beginning"):
         store.newest_good(lambda step, error: heard.append(step))
     assert heard == [20, 10]
     store.archive(10)

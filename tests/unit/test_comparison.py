@@ -30,14 +30,14 @@ def test_nothing_is_said_of_the_same_data() -> None:
 @pytest.mark.parametrize(
     ("before", "difference"),
     [
-        (data(8, a="1"), "8 examples in the attempt before, 9 in this one"),
-        (data(9, a="2"), "example a is not the same in the attempt before and in this one"),
-        (data(9, types="int8 ()", a="1"), "types in the attempt before: int8 (); in this one: int64 ()"),
+        (data(8, a="1"), "8 examples in the last attempt, 9 in this one"),
+        (data(9, a="2"), "example a is not the same in the last attempt and in this one"),
+        (data(9, types="int8 ()", a="1"), "types in the last attempt: int8 (); in this one: int64 ()"),
     ],
 )
 def test_what_differs_is_named(before: Event, difference: str) -> None:
     told = what_changed([before], data(a="1"))
-    assert told == f"data: the training data have changed since the attempt before: {difference}"
+    assert told == f"data: the training data has changed since the last attempt: {difference}"
 
 
 def test_data_that_workers_divide() -> None:
@@ -48,9 +48,9 @@ def test_data_that_workers_divide() -> None:
         return DataResolved(name="m:data", source="here", examples={"train": 9}, seen=seen)
 
     assert what_changed([part(2, "a")], part(2, "a")) == ""
-    assert "example 0 is not the same in the attempt before and in this" in what_changed([part(2, "a")], part(2, "b"))
+    assert "example 0 is not the same in the last attempt and in this" in what_changed([part(2, "a")], part(2, "b"))
     told = what_changed([part(2, "a")], part(3, "b"))
-    assert told.startswith("data: 3 workers divide the training data, 2 did in the attempt before, so the batches")
+    assert told.startswith("data: 3 workers divide the training data, instead of 2 in the last attempt, so the batches")
 
 
 def test_streams() -> None:
@@ -61,4 +61,4 @@ def test_streams() -> None:
     assert what_changed([streams(4, s0="a", s1="b")], streams(4, s0="a", s1="b")) == ""
     assert what_changed([streams(4, s0="a", s1="b")], streams(4, s0="a")) == "", "more workers: the chief reads fewer"
     assert "the first examples of s1 are not the same" in what_changed([streams(4, s1="b")], streams(4, s1="c"))
-    assert "streams in the attempt before: 4; in this one: 2" in what_changed([streams(4)], streams(2))
+    assert "streams in the last attempt: 4; in this one: 2" in what_changed([streams(4)], streams(2))

@@ -179,7 +179,7 @@ class Frame:
     ("x", "words"),
     [
         (Frame(), ["age int64, kind object, size float64", "return dict(frame)", "FeatureSpace", "to_numpy"]),
-        ({"a": np.array(["x", None], dtype=object)}, ["Python objects (NoneType, str)", "replace what is missing"]),
+        ({"a": np.array(["x", None], dtype=object)}, ["Python objects (NoneType, str)", "replace missing values"]),
         (np.array(["2024-01-01", "2024-01-02"], dtype="datetime64[D]"), ["datetime64[D]", "such as to float32"]),
     ],
 )

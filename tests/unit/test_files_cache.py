@@ -114,7 +114,7 @@ def test_read_only_data(data: Path) -> None:
 
 def test_a_cache_that_cannot_be_written(data: Path, kept: Path) -> None:
     kept.parent.parent.write_text("a file where the directory should be")
-    with pytest.warns(UserWarning, match=r"index of 2 files is not kept in .*; set XDG_CACHE_HOME"):
+    with pytest.warns(UserWarning, match=r"index of 2 files cannot be cached in .*; set XDG_CACHE_HOME"):
         assert read(data) == LINES
 
 

@@ -94,7 +94,7 @@ def test_what_is_left_out_and_what_is_refused(folder: Path, tmp_path: Path) -> N
     (folder / "cat" / "x.tiff").unlink()
     with pytest.raises(ConfigError, match="no such directory"):
         image_folder(folder / "none")
-    with pytest.raises(ConfigError, match="has no sub-folders"):
+    with pytest.raises(ConfigError, match="has no subfolders"):
         image_folder(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match=r"size: got \(0, 1\)"):
         image_folder(folder, size=(0, 1))

@@ -225,12 +225,12 @@ def test_json_that_is_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (['{"a": {"b": 1}}'], "'a' holds objects"),
-        (['{"a": [1]}', '{"a": [1, 2]}'], "'a' holds lists of different lengths"),
-        (['{"a": []}'], "'a' holds nothing but empty lists"),
-        (['{"a": 1}', '{"a": "x"}'], "'a' holds values of different types"),
-        (['{"a": true}', "{}"], "'a' holds true and false, and is missing in some records"),
-        (['{"a": 9223372036854775808}'], "'a' holds numbers beyond 64 bits"),
+        (['{"a": {"b": 1}}'], "'a' has objects"),
+        (['{"a": [1]}', '{"a": [1, 2]}'], "'a' has lists of different lengths"),
+        (['{"a": []}'], "'a' has only empty lists"),
+        (['{"a": 1}', '{"a": "x"}'], "'a' has values of different types"),
+        (['{"a": true}', "{}"], "'a' has true and false, and is missing in some records"),
+        (['{"a": 9223372036854775808}'], "'a' has numbers of more than 64 bits"),
     ],
 )
 def test_fields_that_make_no_tensor_may_be_left_out(tmp_path: Path, lines: list[str], message: str) -> None:
@@ -245,7 +245,7 @@ def test_fields_that_make_no_tensor_may_be_left_out(tmp_path: Path, lines: list[
     ("content", "message"),
     [
         (b'{"a": 1}\n{"a": \n', "at byte 9: the line cannot be read: it is not JSON"),
-        (b'{"a": 1}\n"good"\n', "at byte 9: the line cannot be read: it holds str; expected an object"),
+        (b'{"a": 1}\n"good"\n', "at byte 9: the line cannot be read: it is str; expected an object"),
         (b'{"a": "\xff"}\n', "it is not UTF-8"),
         (b'{"a": ' + b"[" * 100_000 + b"\n", "nested too deeply|not JSON"),
     ],

@@ -178,13 +178,13 @@ def test_what_draws_is_read_in_one_thread_and_reproduced(kind: type[Batches], ke
 @pytest.mark.parametrize(("workers", "shared"), [(1, False), (4, True)])
 def test_a_generator_of_its_own_is_named(workers: int, shared: bool) -> None:
     (note,) = split_of(OwnGenerator(workers=workers)).notes
-    assert "gives another batch 0 each time, from a generator of its own, which a resume does not set back" in note
+    assert "returns another batch 0 each time, from its own generator, which a resume cannot reset" in note
     assert ("and threads share" in note) == shared
 
 
 def test_processes_that_are_not_used_are_named() -> None:
     (note,) = split_of(PythonsGenerator(use_multiprocessing=True)).notes
-    assert note == "PythonsGenerator: use_multiprocessing has no effect: batches are read in threads"
+    assert note == "PythonsGenerator: use_multiprocessing has no effect, because batches are read in threads"
 
 
 def test_an_evaluation_always_sees_the_same() -> None:

@@ -163,8 +163,8 @@ def make_split_with(data: Any, function: Any = None, augment: Any = None, seed: 
 OTHER = np.zeros(4)
 BAD: list[tuple[Any, type[Exception], str]] = [
     (Given(0, lambda index: index), ConfigError, "its length is 0"),
-    (Given(9, lambda index: (object(), 1)), ConfigError, "example 0 holds object"),
-    (Given(9, lambda index: (1,) * (1 + index % 2)), DataError, "it has 2 parts, example 0 has 1"),
+    (Given(9, lambda index: (object(), 1)), ConfigError, "example 0 contains object"),
+    (Given(9, lambda index: (1,) * (1 + index % 2)), DataError, "it has 2 parts, but example 0 has 1"),
     (Given(9, lambda index: OTHER if index == 5 else OTHER[1:]), DataError, r"example 5 .*: its shape is \(4,\)"),
     (Given(9, lambda index: 1.5 if index else 1), ConfigError, "differ in type: int64 in the first, float32"),
     (Given(9, lambda index: 1 // (index - 5)), DataError, "example 5 cannot be read: ZeroDivisionError"),

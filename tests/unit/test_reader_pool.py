@@ -102,7 +102,9 @@ def test_a_reader_that_is_killed_is_replaced(pool: ReaderPool) -> None:
     assert pool.read(0, 11)[0][0] == 11
     (told,) = take_events()
     assert isinstance(told, Notice)
-    again = "data.processes: a process ended by signal 9 (SIGKILL) while it read example 11; another reads it again"
+    again = (
+        "data.processes: a process ended by signal 9 (SIGKILL) while it read example 11; another process reads it again"
+    )
     assert told.message == again
     with pytest.raises(DataError, match=r"^the process that reads it ended by signal 9 \(SIGKILL\), 2 times$"):
         pool.read(0, 9)

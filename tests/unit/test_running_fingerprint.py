@@ -125,7 +125,7 @@ def test_reading_begins_anew() -> None:
 
 def test_a_dataset_within_the_dataset_is_refused() -> None:
     config = Data.model_validate({"function": "unused:unused", "global_batch": 2, "args": {}})
-    with pytest.raises(ConfigError, match=r"each example holds a dataset, as `.window\(\)` makes them; add `.flat_map"):
+    with pytest.raises(ConfigError, match=r"each example contains a dataset, as after `.window\(\)`; add `.flat_map"):
         make_split(tf.data.Dataset.range(8).window(2), config, seed=0, training=True)
 
 

@@ -87,7 +87,7 @@ def test_a_map_that_fails() -> None:
 def test_the_limit() -> None:
     with pytest.raises(DataError, match=r"more than 2 examples fail \(example 1, example 2, example 3\), which"):
         read(Items({1, 2, 3}), config(skip_limit=2))
-    with pytest.raises(DataError, match="no example can be read; the latest: example "):
+    with pytest.raises(DataError, match="no example can be read; the last error: example "):
         read(np.zeros(NUMBER, np.int64), config(map=f"{__name__}:spoilt"))
 
 
@@ -103,6 +103,6 @@ def test_where_nothing_can_take_its_place() -> None:
 
 def test_samples_may_fail() -> None:
     assert read_first_readable(lambda number: 1 // number, 0, 9) == 1
-    with pytest.raises(DataError, match=r"9 examples that were tried .* all fail; the latest: integer division"):
+    with pytest.raises(DataError, match=r"all of the 9 examples .* fail; the last error: integer division"):
         read_first_readable(lambda number: 1 // 0, 0, 9)
     assert make_split(Items({0, 6, NUMBER - 1}), config(), seed=0, training=True).describe()
