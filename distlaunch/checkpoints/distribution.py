@@ -243,7 +243,7 @@ class StateServer:
         self._contents = contents
         self.secret = secrets.token_bytes(_SECRET_BYTES)
         self._listener = _listen(host)
-        self._listener.settimeout(_TURN_S)
+        self._listener.settimeout(_POLL_S)
         self.port: int = self._listener.getsockname()[1]
         self._over = threading.Event()
         self._unproven: deque[socket.socket] = deque()
@@ -269,10 +269,10 @@ class StateServer:
             except TimeoutError:
                 continue
             except OSError:  # such as too many open files, which the receiver reports
-                self._over.wait(_TURN_S)
+                self._over.wait(_POLL_S)
                 continue
             self._unproven.append(connection)
-            if len(self._unproven) > _UNPROVEN:  # limits the threads for connections without the secret
+            if len(self._unproven) > _MAX_UNPROVEN:  # limits the threads for connections without the secret
                 with contextlib.suppress(OSError, IndexError):
                     self._unproven.popleft().shutdown(socket.SHUT_RDWR)
             # one thread for each receiver, so that a slow one does not delay the others
@@ -430,7 +430,7 @@ def _bare(host: str) -> str:
 
 @functools.cache
 def this_host() -> str:
-    """Return an identifier of this host, which is the same in all of its containers, like the kernel's device numbers."""
+    """Return an identifier of this host that is the same in all its containers, as the kernel's device numbers are."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{socket.gethostname()} {uuid.getnode()}"

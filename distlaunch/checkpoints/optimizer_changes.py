@@ -1,9 +1,9 @@
 """Values of the optimizers in a checkpoint when a run resumes with other settings.
 
 A checkpoint records how each optimizer was built at the start of its attempt, before callbacks could change it. If an
-optimizer is built with another value now, the user has changed it, and the new value is used. Otherwise the stored value
-is used, which a callback may have changed. Attributes such as `momentum` are not restored, so the new ones are used in
-any case.
+optimizer is built with another value now, the user has changed it, and the new value is used. Otherwise the stored
+value, which a callback may have changed, is used. Attributes such as `momentum` are not restored, so the new ones are
+used in any case.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _STEPS = ("strategies.replica.program:ReplicaProgram._make_call.<locals>.call",
           "strategies.parameter_server.program:CoordinatorProgram._make_call.<locals>.call")  # fmt: skip
 """Functions that are passed to TensorFlow directly; the others are called by converted functions."""
 _ORDERS = ("data.split:Split.training_source.<locals>.one_pass",)
-_READS = ("data.sources.indexed:Indexed.read", "data.split:Split.load", "data.rows:_loaded.<locals>.load")
+_READS = ("data.sources.indexed:Indexed.read", "data.split:Split.load", "data.rows:_load_batches.<locals>.load")
 _TRACED = {"evaluate": (_READS, _STEPS), "predict": (_READS,), "export": ()}
 _TRACED_IN_TRAINING = (_ORDERS, _READS, _STEPS)
 """Functions that TensorFlow traces in most tasks that train, so that AutoGraph has to convert them."""
