@@ -111,9 +111,9 @@ def _load_batches(parts: tf.data.Dataset, source: Source, share: float) -> tf.da
     """
 
     def load(element: Any, *counts: tf.Tensor, calls: int) -> Any:
-        return source.load(element, limit_by_bytes=calls), *counts
+        return source.load(element, at_once=calls), *counts
 
-    calls = source.limit_by_bytes or num_cores()
+    calls = source.at_once or num_cores()
     loaded = _map_in_parallel(parts, load, calls)
     # the trace shows the size of a batch; if batches are very large, fewer are loaded at the same time
     if (fewer := limit_by_bytes(calls, *_spec_and_rows(loaded, source, share))) < calls:
