@@ -79,7 +79,7 @@ class Split(ABC):
         at_once, threads: see `Source`.
         work: processing of each example, in words: `reading`, `map`, `augment`, several of them, or "".
         in_python: whether Python code of the user reads the examples.
-        has_glimpse: whether the rows that processes read can be compared, by `identify_rows()`.
+        can_compare_rows: whether the rows that processes read can be compared, by `identify_rows()`.
         running_fingerprint: compares the rows that processes read; None if they are not compared.
     """
 

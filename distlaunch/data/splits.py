@@ -39,7 +39,7 @@ class PyData:
     """A split that is a `keras.utils.PyDataset`.
 
     Attributes:
-        again: calls the data function again, and returns a dataset whose hooks have not been called.
+        reload: calls the data function again, and returns a dataset whose hooks have not been called.
     """
 
     dataset: keras.utils.PyDataset

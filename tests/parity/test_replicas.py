@@ -63,8 +63,11 @@ IN_GRID = (
 )  # fmt: skip
 TWO_OUTPUTS = "two inputs, two outputs"
 """The trap is replicas without rows, of which two workers have none: below, and on meshes and servers."""
-# on other strategies in CI: test_jax.py, test_parameter_server.py, test_dtensor.py
-ELSEWHERE = ("mlp rmsprop, L2", "mlp L2, custom", "own train_step", "two optimizers")
+# on other strategies in CI: test_jax.py, test_parameter_server.py, test_dtensor.py; the last in one process, below
+ELSEWHERE = (
+    "mlp rmsprop, L2", "mlp L2, custom", "own train_step", "two optimizers", "own step function",
+    "BatchNorm over replicas",
+)  # fmt: skip
 REST = (*IN_GRID, *ELSEWHERE, TWO_OUTPUTS)
 OWN = [name for name in CASES if name not in REST]
 # 2, 3, 4 and 8 all occur; cases that replicas of one process share with those of two (below) are slow here

@@ -79,7 +79,7 @@ class StepKind:
         scale: the convention for losses; see the module.
         weighs_gradients: whether gradients must be weighted by the replica's rows, because a user's `train_step` has
             differentiated a loss in the convention `mean`. Keras's own step weights the loss before differentiation.
-        adding_up: how the model's values add up.
+        reductions: how the model's values add up.
         is_test: whether this is an evaluation step.
         logs: how the values that the step returns add up, by name.
     """
@@ -107,7 +107,7 @@ class ReplicaShare:
         kind: how the step treats losses.
         weight: this replica's fraction of the sum of a mask or of weights, for a mean over these instead of over rows.
         trial: set while parts of a batch are computed one after the other, to find out how values add up.
-        is_whole: whether this replica has all rows, as one device would.
+        has_all_rows: whether this replica has all rows, as one device would.
     """
 
     rows: tf.Tensor
