@@ -1,4 +1,4 @@
-"""The user's cache, where what takes long to find out is kept over runs."""
+"""The user's cache directory, which keeps results of slow computations for later runs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def cache_directory(kind: str) -> Path | None:
-    """Return the folder for a kind of things; None where the user has no home. It may not exist yet."""
+    """Return the folder for a kind of cached data, which may not exist yet, or None if the user has no home."""
     given = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(given):  # others are to be ignored, says the standard
+    if os.path.isabs(given):  # the XDG standard says to ignore relative paths
         return Path(given, "distlaunch", kind)
     home = os.path.expanduser("~")
     return Path(home, ".cache", "distlaunch", kind) if os.path.isabs(home) else None

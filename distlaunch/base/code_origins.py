@@ -1,4 +1,4 @@
-"""Tracebacks through generated code, shown with the user's lines that it was generated from."""
+"""Replaces generated code in tracebacks by the user's lines from which it was generated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Origin(NamedTuple):
 
 
 origins: dict[tuple[str, int], Origin] = {}
-"""Of lines of generated files, as far as the user has written them; `patches.tensorflow_autograph` adds to it."""
+"""Origins of lines in generated files that come from the user's code. `patches.tensorflow_autograph` fills it."""
 
 
 def format_exception(error: BaseException) -> str:
@@ -35,9 +35,9 @@ def format_exception(error: BaseException) -> str:
 
 
 def translated(text: str) -> str:
-    """Replace generated lines in a text by the user's, as in TensorFlow's list of where a node was made.
+    """Replace generated lines in a text by the user's lines, also in TensorFlow's list of a node's origin.
 
-    Lines of that list have no source text; they get theirs.
+    Lines of that list have no source text, which is added.
     """
 
     def place(match: re.Match[str]) -> str:
@@ -53,10 +53,10 @@ def translated(text: str) -> str:
 _PLACE = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in [^\n]+')  # as Python writes a frame
 _LISTED = re.compile(_PLACE.pattern + r"\n\n")  # a frame with an empty line where its source text belongs
 _OF_JAX = "JAX has removed its internal frames"
-"""A note below each error of JAX, which says nothing of the error."""
+"""A note below each error of JAX that is not about the error."""
 _AUTOGRAPH = "/tensorflow/python/autograph/"
 _FUNCTION = "tf__"
-"""Prefix that AutoGraph gives to functions; what it makes of an `if` or a loop has none."""
+"""Prefix that AutoGraph gives to functions. Functions that it makes from an `if` or a loop have no prefix."""
 
 
 def _translate(trace: traceback.TracebackException) -> None:
@@ -64,16 +64,16 @@ def _translate(trace: traceback.TracebackException) -> None:
         trace.stack = traceback.StackSummary.from_list(_without_generated(trace.stack))
     if isinstance(trace.__notes__, list):
         trace.__notes__ = [note for note in trace.__notes__ if _OF_JAX not in str(note)]
-    # exceptions of a group, too
+    # also translate the exceptions of a group
     for other in (trace.__cause__, trace.__context__, *(trace.exceptions or ())):
         if other is not None:
             _translate(other)
 
 
 def _without_generated(stack: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Return the user's frames in place of generated ones, without those of AutoGraph.
+    """Return the user's frames in place of generated frames, and leave out frames of AutoGraph.
 
-    A function of the user counts once, although each `if` and loop in it has become a function.
+    A function of the user occurs once, although AutoGraph makes a function from each `if` and loop in it.
     """
     kept: list[traceback.FrameSummary] = []
     for frame in stack:
@@ -81,9 +81,9 @@ def _without_generated(stack: Iterable[traceback.FrameSummary]) -> list[tracebac
             continue
         if frame.filename.startswith(PREFIX):
             origin = origins.get((frame.filename, frame.lineno or 0))
-            if origin is None:  # a line that only the generator knows
+            if origin is None:  # the line has no counterpart in the user's code
                 continue
-            # the body of an `if` or a loop: it takes the place of the frames of its function
+            # the body of an `if` or a loop replaces the frames of its function
             if not frame.name.startswith(_FUNCTION):
                 del kept[_whole_of(origin, kept) :]
             frame = traceback.FrameSummary(

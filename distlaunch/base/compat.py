@@ -1,7 +1,7 @@
 """The tested versions of TensorFlow, Keras and JAX, and the installed ones, read without importing them.
 
-distlaunch changes private parts of these frameworks (see `distlaunch.patches`), which any release may move.
-A version outside its range is used with a warning. A version whose parts do not fit is refused where they are needed.
+distlaunch patches private parts of these frameworks (see `distlaunch.patches`), which any release may change. A version
+outside its tested range is used with a warning. A version that lacks a needed part is refused.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ class Range(NamedTuple):
 
     Attributes:
         first: the first series, as (major, minor).
-        end: the first series after it.
+        end: the first series after the range.
     """
 
     first: tuple[int, int]
     end: tuple[int, int]
 
     def includes(self, version: str) -> bool:
-        # the series alone: a release candidate, `2.21.0rc1`, belongs to it
+        # compare only the series, so that a release candidate such as `2.21.0rc1` belongs to it
         found = re.match(r"(\d+)\.(\d+)", version)
         return found is not None and self.first <= (int(found[1]), int(found[2])) < self.end
 
@@ -39,21 +39,21 @@ TESTED = {
     "keras": Range((3, 15), (3, 16)),
     "jax": Range((0, 10), (0, 11)),
 }
-"""The bounds in pyproject.toml are the same."""
+"""The tested versions, with the same bounds as in pyproject.toml."""
 
 
 def installed(package: str) -> str | None:
     """Return the version of a package, or None if it is not installed."""
-    # as `importlib.metadata` finds it, whose import costs every command and every agent 20 ms
+    # search like `importlib.metadata`, whose import would cost every command and agent 20 ms
     metadata = re.compile(re.sub(r"[-_.]+", "[-_.]+", package) + r"-(\d.*)\.dist-info", re.IGNORECASE)
     for folder in sys.path:
         try:
             names = os.listdir(folder or ".")
-        except OSError:  # an archive, or not there
+        except OSError:  # the entry is an archive or does not exist
             continue
         if found := next(filter(None, map(metadata.fullmatch, names)), None):
             return found[1]
-    import importlib.metadata  # knows other places
+    import importlib.metadata  # also searches other places
 
     try:
         return importlib.metadata.version(package)
@@ -76,7 +76,7 @@ def untested(packages: Iterable[str]) -> list[str]:
     found = ((package, installed(package)) for package in packages)
     return [
         f"{package} {version} is installed; this distlaunch is tested with {package}{TESTED[package]}; "
-        f"if something fails or looks wrong, install a tested version: {install_command(package)}"
+        f"in case of problems, install a tested version: {install_command(package)}"
         for package, version in found
         if version is not None and not TESTED[package].includes(version)
     ]

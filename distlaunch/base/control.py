@@ -1,7 +1,8 @@
-"""The control channel of a run: a socket in its directory through which its controller takes requests.
+"""The control channel of a run: a socket in its directory on which its launcher accepts requests.
 
-Only the owner of the directory may connect (mode 0600). A connection is one request: a line of JSON, answered by a line
-of JSON. It then stays open until the controller's process has ended, so the client can wait for that.
+Only the owner of the directory may connect (mode 0600). A connection is for one request: a line of JSON that is
+answered by a line of JSON. It then stays open until the launcher's process has ended, so that the client can wait for
+that.
 """
 
 from __future__ import annotations
@@ -18,31 +19,32 @@ VERSION = 1
 Request = Literal["stop", "stop-now", "stacks"]
 REQUESTS: tuple[Request, ...] = get_args(Request)
 
-_LONGEST = 4096  # of a request and of an answer, in bytes
-_LONGEST_PATH = 100
-"""Bytes of a socket's address; the kernel takes 107."""
+_MAX_MESSAGE_BYTES = 4096
+_MAX_ADDRESS_BYTES = 100
+"""Maximum length of a socket's address; the kernel's limit is 107 bytes."""
 
 
 @contextlib.contextmanager
 def address_of(path: Path) -> Generator[str]:
     """Yield an address of the socket that is short enough for the kernel, for any run directory."""
-    if len(os.fsencode(path)) <= _LONGEST_PATH:
+    if len(os.fsencode(path)) <= _MAX_ADDRESS_BYTES:
         yield str(path)
         return
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # through the open folder: short, and the same file
+        # a short path of the same file, through the descriptor of its folder
         yield f"/proc/self/fd/{folder}/{path.name}"
     finally:
         os.close(folder)
 
 
 class Connection:
-    """A connection to a run's controller.
+    """A connection to a run's launcher.
 
     Raises:
-        FileNotFoundError, ConnectionRefusedError: nobody takes requests for the run.
-        PermissionError: it belongs to another user.
+        FileNotFoundError: no launcher accepts requests for the run.
+        ConnectionRefusedError: likewise.
+        PermissionError: the launcher belongs to another user.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,27 +57,27 @@ class Connection:
             raise
 
     def ask(self, request: Request, timeout_s: float | None) -> str:
-        """Send a request to the controller; return its objection, or an empty string if it agreed.
+        """Send a request to the launcher; return why it is refused, or an empty string if it is accepted.
 
         Raises:
-            TimeoutError: the controller has not answered in time.
-            ConnectionError: the controller has ended.
+            TimeoutError: the launcher has not answered in time.
+            ConnectionError: the launcher has ended.
         """
         self._socket.settimeout(timeout_s)
         self._socket.sendall(json.dumps({"version": VERSION, "request": request}).encode() + b"\n")
         line = read_line(self._socket)
         if not line:
-            # end of file: the kernel has closed its end
-            raise ConnectionResetError("the controller has ended")
+            # end of file: the kernel has closed the launcher's end
+            raise ConnectionResetError("the launcher has ended")
         return str(json.loads(line).get("refused", ""))
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait until the controller's process has ended; return False on timeout."""
+        """Wait until the launcher's process has ended; return False on timeout."""
         self._socket.settimeout(timeout_s)
         try:
             with contextlib.suppress(ConnectionError):
-                # the controller sends nothing more: what comes is the end of file
-                while self._socket.recv(_LONGEST):
+                # the launcher sends no more data, so `recv` returns at the end of file
+                while self._socket.recv(_MAX_MESSAGE_BYTES):
                     pass
         except TimeoutError:
             return False
@@ -91,6 +93,6 @@ class Connection:
 def read_line(connection: socket.socket) -> bytes:
     """Read a line without its line break; return a partial line if the other side closes or it gets too long."""
     data = b""
-    while not data.endswith(b"\n") and len(data) < _LONGEST and (part := connection.recv(_LONGEST)):
+    while not data.endswith(b"\n") and len(data) < _MAX_MESSAGE_BYTES and (part := connection.recv(_MAX_MESSAGE_BYTES)):
         data += part
     return data.rstrip(b"\n")

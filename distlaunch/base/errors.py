@@ -17,7 +17,7 @@ _OPERATION = re.compile(r" \[Op:\w+\].*$")
 
 
 class ExitCode(enum.IntEnum):
-    """The code that a process returns to a shell or a scheduler. `MEANINGS` has the words for users."""
+    """The exit code of a process. `MEANINGS` has the descriptions for users."""
 
     DONE = 0
     DIFFERS = 1
@@ -25,49 +25,49 @@ class ExitCode(enum.IntEnum):
     FAILED = 3
     PREEMPTED = 4
     TEMPORARY = 75  # EX_TEMPFAIL
-    INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+    INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
 MEANINGS = {
     ExitCode.DONE: "done",
     ExitCode.DIFFERS: "`verify`: a strategy does not give the numbers of one device",
-    ExitCode.USAGE: "your mistake, or what you named is not there or not permitted; nothing was trained",
-    ExitCode.FAILED: "the job fails and would fail again, or output is lost; the summary says why and what to do",
+    ExitCode.USAGE: "wrong usage or config, or a file that is missing or not accessible; nothing was trained",
+    ExitCode.FAILED: "the job failed and would fail again, or output is lost; the summary gives the cause and advice",
     ExitCode.PREEMPTED: "`train` and `run`: stopped; run again to continue",
-    ExitCode.TEMPORARY: "a cause outside the job: a host or task is lost, no space, a run that another launcher holds; "
+    ExitCode.TEMPORARY: "a cause outside the job: a lost host or task, a full disk, a run that another launcher holds; "
     "a later try may succeed",
     ExitCode.INTERRUPTED: "other commands: interrupted with Ctrl-C; 128 + the signal for other signals",
 }
-"""The one list of exit codes: `--help` and the documents show it."""
+"""Descriptions of the exit codes, shown by `--help` and in the documents."""
 
 _OUTSIDE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EIO)
 _ABSENT_ERRNOS = (
     errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG
 )  # fmt: skip
 OUTSIDE_ERRORS = tuple(os.strerror(number) for number in _OUTSIDE_ERRNOS)
-"""The words of the system for a disk that is full or does not answer."""
+"""Messages of the system for a disk that is full or does not answer."""
 
 
 def code_of_os_error(error: OSError) -> ExitCode:
-    """Return the exit code of an error of the system that ends a command."""
+    """Return the exit code for an OSError that ends a command."""
     if error.errno in _OUTSIDE_ERRNOS:
         return ExitCode.TEMPORARY
     return ExitCode.USAGE if error.errno in _ABSENT_ERRNOS and error.filename is not None else ExitCode.FAILED
 
 
-_LONGEST = 1000
-"""Characters of a key, and of the place of a value, in a message."""
-_MOST_SHOWN = 100
-"""Problems that a message lists."""
+_MAX_LENGTH = 1000
+"""Maximum number of characters of a key or a source in a message."""
+_MAX_SHOWN = 100
+"""Maximum number of problems that a message lists."""
 
 
 class Problem(NamedTuple):
-    """One mistake in a config.
+    """One problem in a config.
 
     Attributes:
-        key: where in the config, as keys and list indices, e.g. `("strategy", "kind")`.
-        message: what was received, what is allowed, what to do.
-        source: the file or override that holds the value, e.g. `run.yaml:12` or `--set`; None when unknown.
+        key: its place in the config, as keys and list indices, e.g. `("strategy", "kind")`.
+        message: the received value, the allowed values, and what to do.
+        source: the file or override that has the value, e.g. `run.yaml:12` or `--set`; None if unknown.
     """
 
     key: tuple[str | int, ...]
@@ -88,7 +88,7 @@ class Problem(NamedTuple):
 
     @staticmethod
     def from_plain(data: Mapping[str, Any]) -> Problem:
-        """Return a problem from the result of `to_plain`. Raise KeyError or TypeError if it is none."""
+        """Return a problem from the result of `to_plain`. Raise KeyError or TypeError if the data is malformed."""
         return Problem(tuple(data["key"]), str(data["message"]), data.get("source"))
 
     def __str__(self) -> str:
@@ -96,14 +96,14 @@ class Problem(NamedTuple):
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    return text if len(text) <= _MAX_LENGTH else f"{text[: _MAX_LENGTH - 3]}..."
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the first line of an error's message that says something; the name of its type if there is none."""
+    """Return the first informative line of an error's message, or the name of its type if there is none."""
     for line in str(error).splitlines():
         plain = _COLOURS.sub("", line).strip().strip("'")
-        # what Keras and TensorFlow put around the words of an operation
+        # remove the text that Keras and TensorFlow add to the message of an operation
         plain = _OPERATION.sub("", _FUNCTION.sub("", plain)).strip()
         if plain and not plain.startswith("Exception encountered when calling"):
             return plain.removesuffix(".")
@@ -111,30 +111,31 @@ def reason_of(error: BaseException) -> str:
 
 
 class DistlaunchError(Exception):
-    """An error that is shown to the user as its message alone, without a traceback."""
+    """An error that is shown to the user as a message without a traceback."""
 
     exit_code = ExitCode.FAILED
 
 
 class ConfigError(DistlaunchError, ValueError):
-    """The config is wrong. Holds every problem that was found, not only the first."""
+    """The config is wrong. The error has all problems that were found."""
 
     exit_code = ExitCode.USAGE
 
     def __init__(self, problems: list[Problem] | Problem) -> None:
         self.problems = [problems] if isinstance(problems, Problem) else list(problems)
-        more = len(self.problems) - _MOST_SHOWN
-        lines = [str(problem) for problem in self.problems[:_MOST_SHOWN]]
+        more = len(self.problems) - _MAX_SHOWN
+        lines = [str(problem) for problem in self.problems[:_MAX_SHOWN]]
         super().__init__("\n".join([*lines, *([f"and {more:,} more"] if more > 0 else [])]))
 
 
 class FrameworkError(ConfigError):
-    """The installed version of a framework lacks something that distlaunch depends on.
+    """The installed version of a framework lacks a part that distlaunch depends on.
 
-    It is reported as mistakes in the config are: nothing was trained, and trying again does not help.
+    It is reported like a problem in the config, since nothing was trained and another try would not help.
 
     Args:
         installed: the framework and its version, e.g. `keras 3.17.0`.
+        message: the missing part, and what to do.
     """
 
     def __init__(self, installed: str, message: str) -> None:
@@ -142,25 +143,25 @@ class FrameworkError(ConfigError):
 
 
 class UsageError(DistlaunchError, ValueError):
-    """The command line or the environment asks for something that cannot be done; nothing was started."""
+    """The command line or the environment cannot be used. Nothing was started."""
 
     exit_code = ExitCode.USAGE
 
 
 class RunBusyError(UsageError):
-    """The run directory belongs to a run that is still going on."""
+    """Another process works on the run."""
 
     exit_code = ExitCode.TEMPORARY
 
 
 class HostsError(UsageError):
-    """Hosts cannot be reached, or do not answer, for a reason that may pass."""
+    """Hosts cannot be reached or do not answer, for a reason that may be temporary."""
 
     exit_code = ExitCode.TEMPORARY
 
 
 class QueueBusyError(DistlaunchError):
-    """A scheduler has refused a request, or did not answer, for a reason that may pass."""
+    """A scheduler has refused a request or did not answer, for a reason that may be temporary."""
 
     exit_code = ExitCode.TEMPORARY
 
@@ -172,15 +173,15 @@ class NotStoppedError(DistlaunchError):
 
 
 class DataError(DistlaunchError):
-    """The data is not what it was, or not the same in all processes."""
+    """The data has changed since an earlier attempt, or differs between processes."""
 
 
 class NonFiniteError(DistlaunchError):
-    """A loss or a weight is not a finite number, and training cannot mend it."""
+    """A loss or a weight is not finite, and further training cannot repair that."""
 
 
 class CheckpointError(DistlaunchError):
-    """No checkpoint can be read, or the one asked for is damaged."""
+    """No checkpoint can be read, or the requested checkpoint is damaged."""
 
 
 class CheckpointWriteError(DistlaunchError):
@@ -190,7 +191,7 @@ class CheckpointWriteError(DistlaunchError):
 class StopRequested(BaseException):
     """A signal asked the job to end while it waited for hosts and no task ran.
 
-    Like KeyboardInterrupt it is no Exception, so that error handlers let it pass.
+    Like KeyboardInterrupt, it does not derive from Exception, so that error handlers do not catch it.
     """
 
     def __init__(self, number: signal.Signals) -> None:
@@ -204,10 +205,10 @@ _RUN = "run: "
 
 @contextlib.contextmanager
 def naming_run(run: str) -> Generator[None]:
-    """Make errors of the block name a run: in a log of several runs, nothing else tells whose error it is.
+    """Add the name of a run to errors raised in the block, so that a log of several runs is unambiguous.
 
     Args:
-        run: its directory, as users write it.
+        run: the directory of the run as shown to users.
     """
     try:
         yield
@@ -217,7 +218,7 @@ def naming_run(run: str) -> Generator[None]:
 
 
 def message_of(error: DistlaunchError | StopRequested | OSError) -> str:
-    """Return what users read of an error that ends a command, each line with the run that it is about."""
+    """Return the message for users of an error that ends a command, with the name of the run in each line."""
     if isinstance(error, OSError):
         text = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
     else:
@@ -228,7 +229,7 @@ def message_of(error: DistlaunchError | StopRequested | OSError) -> str:
 
 
 def about_run(run: str, text: str) -> str:
-    """Return a text whose lines begin with a run, unless they name it."""
+    """Return a text with the name of the run at the beginning of each line that does not contain it."""
     if not run:
         return text
     is_named = re.compile(rf"{re.escape(run)}(?![\w-])")

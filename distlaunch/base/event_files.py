@@ -1,4 +1,4 @@
-"""Event files: appended to by many, followed by readers, one JSON line an event."""
+"""Event files: several processes append to them and read them; each event is a JSON line."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from distlaunch.base.run_dir import RunDir
 
 E = TypeVar("E", bound=Event)
-_MOST_WAITING = 10_000
-"""Largest number of waiting step events; all others wait in any number."""
+_MAX_WAITING_STEPS = 10_000
+"""Maximum number of step events that wait for disk space. Other events are never dropped."""
 _TAIL_BYTES = 32 * 1024
 READ_BYTES = 1 << 20
-LONGEST_LINE = 16 << 20
-"""Bytes of an event; of a longer one, only its kind is written."""
+MAX_EVENT_BYTES = 16 << 20
+"""Maximum size of an event. If an event is larger, only its kind is recorded."""
 
 
 class EventWriter:
-    """Appends events to one file, as `LineWriter` does."""
+    """Appends events to one file with a `LineWriter`."""
 
     def __init__(self, path: Path, *, attempt: int, task: str) -> None:
         self.path, self._attempt, self._task = path, attempt, task
@@ -38,28 +38,28 @@ class EventWriter:
         self._mask = SecretMask(os.environ)
 
     def write(self, event: Event) -> Event:
-        """Stamp an event with time, attempt and task, mask secrets, and append it."""
+        """Append an event with the current time, the attempt and the task, and with masked secrets. Return it."""
         stamped = dataclasses.replace(
             event, time=time.time(), attempt=self._attempt, task=self._task, format_version=EVENT_FORMAT
         )
-        if len(line := stamped.to_json(self._mask)) > LONGEST_LINE:
+        if len(line := stamped.to_json(self._mask)) > MAX_EVENT_BYTES:
             text = f"an event of the kind {type(event).__name__} is not recorded: it has {len(line):,} characters"
             return self.write(Notice(level="warning", message=text))
-        self._lines.write(line, most_waiting=_MOST_WAITING if isinstance(event, StepsDone) else None)
+        self._lines.write(line, most_waiting=_MAX_WAITING_STEPS if isinstance(event, StepsDone) else None)
         return stamped
 
     @property
     def behind(self) -> bool:
-        """Return True if events wait for room on the disk."""
+        """Return True if events wait for disk space."""
         return self._lines.behind
 
     def close(self) -> None:
-        """Close the file; what could not be written is lost."""
+        """Close the file. Events that could not be written are lost."""
         self._lines.close()
 
 
 def append_events(path: Path, *events: Event, attempt: int, task: str) -> list[Event]:
-    """Append events to a file, and return them as they were written; none if the disk is full."""
+    """Append events to a file and return them as written. Return an empty list if the disk is full."""
     try:
         writer = EventWriter(path, attempt=attempt, task=task)
     except OSError:
@@ -70,16 +70,16 @@ def append_events(path: Path, *events: Event, attempt: int, task: str) -> list[E
 
 
 class EventReader:
-    """Follows an event file: each `read` returns what was appended since the last. Waits for no one."""
+    """Follows an event file. Each `read` yields the events appended since the last one, without waiting."""
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self._path = path
         self._offset = path.stat().st_size if from_end and path.exists() else 0
 
     def read(self) -> Iterator[Event]:
-        """Return the new events. Incomplete lines are left for later; lines that are no events are skipped."""
+        """Yield the new events. Incomplete lines are left for later; invalid lines are skipped."""
         try:
-            if os.stat(self._path).st_size <= self._offset:  # of a thousand files few have anything new
+            if os.stat(self._path).st_size <= self._offset:  # quick, since most of a thousand files have no new events
                 return
             with open_regular(self._path) as file:
                 file.seek(self._offset)
@@ -91,8 +91,8 @@ class EventReader:
 
 
 def parse_events(data: bytes) -> Iterator[Event]:
-    """Return the events in complete lines; lines that are no events are skipped."""
-    # a line cut at the front, as `read_tail` has it, is no JSON
+    """Yield the events in complete lines, skipping invalid lines."""
+    # the first line of `read_tail` may be incomplete, which makes it invalid
     for line in data.splitlines():
         try:
             yield Event.from_json(line.decode())
@@ -111,17 +111,17 @@ def read_all_events(run: RunDir) -> list[Event]:
 
 
 def read_all_events_of(run: RunDir, *kinds: type[Event]) -> list[Event]:
-    """Return the events of some kinds of a run; files and order are those of `read_all_events`."""
+    """Return the events of some kinds of a run, from the same files and in the same order as `read_all_events`."""
     return _in_order([read_events_of(path, *kinds) for path in run.event_files()])
 
 
 def _in_order(files: Sequence[list[Event]]) -> list[Event]:
-    # what one file holds stays in its order: a clock may have been set back
+    # events of one file keep their order even if the clock was set back
     return list(heapq.merge(*files, key=lambda event: event.time))
 
 
 def read_events_of(path: Path, *kinds: type[E]) -> list[E]:
-    """Return the events of some kinds, oldest first, without parsing the other lines, which may be many."""
+    """Return the events of some kinds, oldest first, without parsing the many other lines."""
     marks = [f'"event":"{kind.__name__}"'.encode() for kind in kinds]
     try:
         with open_regular(path) as file:
@@ -132,12 +132,12 @@ def read_events_of(path: Path, *kinds: type[E]) -> list[E]:
 
 
 def _lines(file: IO[bytes], *, partial: bool = False) -> Iterator[tuple[bytes, int]]:
-    """Yield the lines of a file from where it is, each with its length in the file, without reading all of it at once.
+    """Yield the lines of a file from its current position, each with its length in the file.
 
-    One that is longer than an event can be is empty.
+    The file is read in parts. A line that is too long for an event is replaced by an empty line.
 
     Args:
-        partial: also the rest, which may be a line that is just being written.
+        partial: whether to yield an incomplete last line, too.
     """
     rest, length, is_long = b"", 0, False
     while data := file.read(READ_BYTES):
@@ -146,14 +146,14 @@ def _lines(file: IO[bytes], *, partial: bool = False) -> Iterator[tuple[bytes, i
         for line in lines:
             yield b"" if is_long else rest, length + 1
             rest, length, is_long = line, len(line), False
-        if len(rest) > LONGEST_LINE:
+        if len(rest) > MAX_EVENT_BYTES:
             rest, is_long = b"", True
     if partial and rest:
         yield rest, length
 
 
 def read_tail(path: Path) -> list[Event]:
-    """Return the newest events of a file, oldest first: at least the last ten seconds or so of a task."""
+    """Return the newest events of a file, oldest first, usually for at least the last ten seconds of a task."""
     try:
         with open_regular(path) as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
@@ -163,19 +163,18 @@ def read_tail(path: Path) -> list[Event]:
 
 
 class LineWriter:
-    """Appends lines to one file, each with a single `write`, so that readers never see half of an earlier line.
+    """Appends lines to one file. Each line is written with a single `write`, so that lines are never mixed.
 
-    Threads may share it. A disk that is full stops nobody: lines wait in memory, and are written with the first that
-    can be.
+    Threads may share a writer. If the disk is full, lines wait in memory until a later line can be written.
     """
 
     def __init__(self, path: Path) -> None:
         make_folder(path.parent)
-        # appending: each write goes to the end, whatever other processes have written
+        # with O_APPEND, each write goes to the end, also after writes of other processes
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._waiting: list[bytes] = []
         self._lock = threading.Lock()
-        # another may have left half a line, on a disk that was full
+        # another process may have left an incomplete line on a full disk
         size = os.fstat(self._fd).st_size
         self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
 
@@ -183,7 +182,7 @@ class LineWriter:
         """Append a line.
 
         Args:
-            most_waiting: number of waiting lines from which on it is dropped; None: never.
+            most_waiting: drop the line if this many lines are waiting; None to never drop it.
         """
         with self._lock:
             if most_waiting is None or len(self._waiting) < most_waiting:
@@ -192,7 +191,7 @@ class LineWriter:
 
     @property
     def behind(self) -> bool:
-        """Return True if lines wait for room on the disk."""
+        """Return True if lines wait for disk space."""
         return bool(self._waiting)
 
     def _flush(self) -> None:
@@ -201,15 +200,15 @@ class LineWriter:
             try:
                 written = os.write(self._fd, line)
             except OSError:
-                # the disk is full: what waits is tried with the next line
+                # the disk is full: try again with the next line
                 return
-            # the rest of a line does not follow: others may have written meanwhile
+            # do not write the rest of an incomplete line, since other processes may have written after it
             self._torn = written < len(line)
             if written < len(line):
                 return
-            # only what is in the file whole is forgotten
+            # the complete line is in the file
             del self._waiting[0]
 
     def close(self) -> None:
-        """Close the file; what could not be written is lost."""
+        """Close the file. Lines that could not be written are lost."""
         os.close(self._fd)

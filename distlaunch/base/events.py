@@ -2,12 +2,12 @@
 
 Tasks append events; the launcher reads them. Progress, summaries and reports are views of events.
 
-Each line carries the number of its format. Lines of format 1 (the first version's) carry none, and hold NaN and
-Infinity bare. Since format 2 numbers that JSON does not have are named: `"nan"`, `"inf"`, `"-inf"`. Of a later format's
-lines, the kinds and fields that are known are read.
+Each line has the number of its format. Lines of format 1 have no number, and contain NaN and Infinity as such. Since
+format 2, strings stand for numbers that JSON does not have: `"nan"`, `"inf"`, `"-inf"`. In lines of later formats,
+unknown events and fields are ignored.
 
-Epochs count from 0, as Keras's callbacks count them: `epoch` is the one that an event is about, and in `Restored` and
-`TrainingStarted` the first that is trained. `epochs_done` is a number of epochs. Views show epochs from 1.
+Epochs count from 0, as in Keras's callbacks. `epoch` is the epoch of an event; in `Restored` and `TrainingStarted`, it
+is the first epoch to train. `epochs_done` is a number of epochs. Views show epochs from 1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NAMES = frozenset({
     "task", "failed_task", "restarted_task", "status", "level", "strategy", "loop", "split", "format", "shapes", "mesh",
     "variables",
 })  # fmt: skip
-"""Fields with names that are no user's text."""
+"""Fields whose values are names, not texts of the user."""
 _MOST_DEVICES = 1_000_000
 _VARIABLE: dict[str, Any] = {"name": str, "shape": list[int], "parts": list[dict[str, Any]]}
 _PART: dict[str, Any] = {"task": str, "bytes": int}
@@ -50,10 +50,10 @@ class Event:
     """Base of all events.
 
     Attributes:
-        time: seconds since the epoch.
-        attempt: which start of the run's processes this belongs to.
-        task: who reports, e.g. `worker:0`; `launcher` for the launcher itself.
-        format_version: of the line that it was read from, or is written to.
+        time: seconds since 1970.
+        attempt: the number of the attempt.
+        task: the reporting task, e.g. `worker:0`, or `launcher` for the launcher itself.
+        format_version: the format of the line from which the event was read, or to which it is written.
     """
 
     kinds: ClassVar[dict[str, type[Event]]] = {}
@@ -64,16 +64,16 @@ class Event:
     format_version: int = 1  # lines of format 1 have no such field
 
     def __init_subclass__(cls) -> None:
-        Event.kinds[cls.__name__] = cls  # by the name that files have
+        Event.kinds[cls.__name__] = cls  # by the name in event files
 
     def check(self) -> None:
-        """Raise ValueError if what was read does not fit together."""
+        """Raise ValueError if fields that were read contradict each other."""
 
     def to_json(self, mask: SecretMask | None = None) -> str:
         """Return a line, without its break.
 
         Args:
-            mask: for secrets in texts; names stay as they are, whatever they are called.
+            mask: masks secrets in texts. Names are not masked.
         """
         data = dataclasses.asdict(self)
         if mask is not None:
@@ -82,13 +82,13 @@ class Event:
 
     @staticmethod
     def from_json(line: str) -> Event:
-        """Parse a line. Raise ValueError if it is no event; unknown fields are ignored."""
+        """Parse a line, ignoring unknown fields. Raise ValueError if it is not an event."""
         try:
             data = json.loads(line)
             cls = Event.kinds[data.pop("event")]
             if is_dict(logs := data.get("logs")):
                 data["logs"] = {name: strict_json.number(value) for name, value in logs.items()}
-            # a later version may have written more
+            # a later version may have written more fields
             wanted = _types_of(cls)
             known = {name: value for name, value in data.items() if name in wanted}
             if wrong := next((name for name, value in known.items() if not fits(value, wanted[name])), None):
@@ -96,7 +96,7 @@ class Event:
             event = cls(**known)
             event.check()
             return event
-        # a TypeError: a field is missing; the parser follows each level of nesting
+        # TypeError: a field is missing; RecursionError: the JSON is nested too deeply
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise ValueError(f"not an event: {line[:80]!r}") from error
 
@@ -111,10 +111,12 @@ class TaskStarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class DataResolved(Event):
-    """The origin of a dataset, and its numbers of examples (None: unknown).
+    """The origin of a dataset.
 
     Attributes:
-        seen: by split, its types and hashes of some examples, in JSON; what a later attempt finds must be the same.
+        examples: the number of examples of each split; None if unknown.
+        seen: a fingerprint of each split in JSON: its types, and hashes of some examples. A later attempt must find the
+            same fingerprints.
     """
 
     name: str
@@ -138,16 +140,21 @@ class TrainingStarted(Event):
     steps_per_epoch: int | None
     parameters: int
     optimizer: str = ""
-    """Its class and learning rate, such as `SGD, learning rate 0.01`; several are joined by ` + `."""
+    """Class and learning rate of the optimizer, such as `SGD, learning rate 0.01`; several are joined by ` + `."""
     loss: str = ""
     """Name of the compiled loss; empty if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepsDone(Event):
-    """Progress. `step` counts global batches since the run began, `step_in_epoch` those of this epoch.
+    """Progress of training.
 
-    `logs` are running values over the epoch so far; `seconds` is what the last `steps` steps took.
+    Attributes:
+        step: number of steps since the run began.
+        step_in_epoch: number of steps in this epoch.
+        steps: number of steps in the last call.
+        seconds: duration of the last call.
+        logs: values over the epoch so far.
     """
 
     epoch: int
@@ -160,9 +167,9 @@ class StepsDone(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleSkipped(Event):
-    """A training example, e.g. `example 17`, fails and is left out (`data.on_error: skip`); each task reports its own.
+    """A training example, e.g. `example 17`, has failed and is left out (`data.on_error: skip`).
 
-    The reason has the user's line.
+    Each task reports the examples that it reads. The reason names the line of the user's code.
     """
 
     example: str
@@ -171,23 +178,30 @@ class ExampleSkipped(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StepsTimed(Event):
-    """Times of a task's steps: sums over this attempt, without the first call, which compiles.
+    """Times of a task's steps, as sums over this attempt without the first call, which compiles.
 
-    Every task that computes steps reports its own, every few seconds and at the end; the latest counts. Rates in
-    between are differences of two. A server's worker has steps of its own; of other tasks, each takes part in every
-    step.
+    Each task that computes steps reports its times every few seconds and at the end; the latest event counts. Compute
+    rates from the difference of two events. Workers of parameter servers make different steps; all other tasks take
+    part in every step.
 
     Attributes:
-        steps: that were timed; `seconds` is what they took, `examples` the task's share of theirs.
-        input_s: in `seconds`, the time in which there was nothing to compute, because the next batch was not there.
-        step_median_s, step_p99_s: of the latest 1,000 steps.
-        cpu_s: processor time that the process used meanwhile; `cores`: how many it may use.
-        work: what is done to each example by itself: `reading`, `map`, `reading and map`; empty: nothing.
-        made: examples to which that was done, `threads` at a time; `made_s` is the sum of what each took.
-        batches_s: what making batches took, reading and mapping of their examples included.
-        reads_ahead: batches are made while steps are computed, not between them.
-        from_pipeline: what making a batch does not take is spent in the `tf.data` pipeline of the data function.
-        in_python: Python code of the user's reads, in so many `processes` beside this one, or in its threads (0).
+        steps: number of timed steps.
+        seconds: duration of these steps.
+        examples: number of examples in these steps that the task has computed.
+        input_s: the part of `seconds` in which the task waited for the next batch.
+        step_median_s: median duration of the latest 1,000 steps.
+        step_p99_s: 99th percentile of the duration of the latest 1,000 steps.
+        cpu_s: processor time of the process during these steps.
+        cores: number of cores that the process may use.
+        work: the work done for each single example: `reading`, `map`, `reading and map`; empty if there is none.
+        made: number of examples for which that work was done.
+        made_s: sum of the durations of that work.
+        batches_s: time for making batches, including reading and mapping their examples.
+        threads: number of threads that do that work.
+        reads_ahead: True if batches are made during steps, not between them.
+        from_pipeline: True if the rest of `input_s` is spent in the `tf.data` pipeline of the data function.
+        in_python: True if the user's Python code reads examples.
+        processes: number of additional processes that read; 0 if threads of this process read.
     """
 
     steps: int
@@ -211,7 +225,7 @@ class StepsTimed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class EpochEnded(Event):
-    """An epoch is over; validation values carry the prefix `val_`."""
+    """An epoch has ended. Validation values have the prefix `val_`."""
 
     epoch: int
     step: int
@@ -221,7 +235,12 @@ class EpochEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(Event):
-    """A checkpoint is committed; `seconds` is what writing took, during `stalled_s` training stood still for it."""
+    """A checkpoint is complete.
+
+    Attributes:
+        seconds: time for writing it.
+        stalled_s: time in which training waited for it.
+    """
 
     step: int
     path: str
@@ -232,7 +251,7 @@ class CheckpointSaved(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFailed(Event):
-    """A checkpoint could not be written, or a damaged one was passed over; training goes on."""
+    """A checkpoint could not be written, or a damaged one was skipped. Training continues."""
 
     step: int
     reason: str
@@ -257,16 +276,17 @@ class Evaluated(Event):
 
     @property
     def of_evaluator(self) -> bool:
-        """Return True if the event comes from the evaluator beside training, not from the run's own tasks."""
+        """Return True if the event comes from the evaluator task, not from `distlaunch evaluate`."""
         return self.task.startswith("evaluator:")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported(Event):
-    """An export is written; `signature` gives its inputs and outputs: `serve(x: float32[?,28,28]) -> float32[?,10]`.
+    """An export was written.
 
     Attributes:
-        step: of the weights.
+        signature: its inputs and outputs, such as `serve(x: float32[?,28,28]) -> float32[?,10]`.
+        step: the step of the weights.
     """
 
     format: str
@@ -277,7 +297,7 @@ class Exported(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportFailed(Event):
-    """Training is done, but some of what it should export is not there; `distlaunch export` tries it again."""
+    """Training is done, but an export has failed. `distlaunch export` can make it later."""
 
     step: int
     reason: str
@@ -285,10 +305,12 @@ class ExportFailed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted(Event):
-    """Predictions are written; `shapes` are those of the arrays in the file, by name.
+    """Predictions were written.
 
     Attributes:
-        step: of the checkpoint; None: an export has predicted, and `split` names what it was given.
+        step: the step of the checkpoint; None for predictions of an export.
+        split: the split, or the input of an export.
+        shapes: the shapes of the arrays in the file, by name.
     """
 
     step: int | None
@@ -299,7 +321,7 @@ class Predicted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Notice(Event):
-    """Something the user should know that is no failure; `level` is `info` or `warning`."""
+    """A message for the user that is not a failure; `level` is `info` or `warning`."""
 
     level: str
     message: str
@@ -307,7 +329,12 @@ class Notice(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class JobFailed(Event):
-    """The last attempt of a job has failed: the exit code of the launcher, and the step that was reached."""
+    """The last attempt of a job has failed.
+
+    Attributes:
+        exit_code: the exit code of the launcher.
+        step: the last step of the attempt.
+    """
 
     exit_code: int
     step: int
@@ -315,7 +342,7 @@ class JobFailed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskFailed(Event):
-    """The launcher's finding about the task that failed first."""
+    """The launcher's description of the task that failed first."""
 
     failed_task: str
     host: str
@@ -325,7 +352,7 @@ class TaskFailed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRestarted(Event):
-    """The launcher has started a task again, while the others went on; `reason` reads after the task's name."""
+    """The launcher has restarted a task while the others continued. `reason` is a predicate for the task's name."""
 
     restarted_task: str
     host: str
@@ -334,15 +361,16 @@ class TaskRestarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class VariablesPlaced(Event):
-    """The placement of variables, or of their rows, on tasks, including those of the optimizer.
+    """The placement of variables of the model and the optimizer on tasks or devices.
 
     Attributes:
         variables: each as `{"name": "model/dense/kernel", "shape": [784, 128], "dtype": "float32", "parts": [{"task":
-            "ps:0", "rows": [0, 392], "bytes": 200704}, ...]}`; `rows` is None for a variable that is not split. On a
-            mesh each part is a device (`device:0`), with `bounds` of every dimension, and `layout` names their axes.
-        mesh: `{"axes": ["batch", "model"], "shape": [4, 2], "devices": [0, 1, ...], "inputs": ["batch"]}`: devices in
-            the order of the mesh, the last axis fastest; `inputs` has the axis of each dimension of the inputs. None
-            for strategies without a mesh.
+            "ps:0", "rows": [0, 392], "bytes": 200704}, ...]}`. `rows` is None for a variable that is not split. On a
+            mesh, each part is for a device (`device:0`) and has the `bounds` of each dimension; `layout` has the mesh
+            axis of each dimension.
+        mesh: `{"axes": ["batch", "model"], "shape": [4, 2], "devices": [0, 1, ...], "inputs": ["batch"]}`. Devices are
+            in the order of the mesh, in which the last axis changes fastest. `inputs` has the axis of each dimension of
+            the inputs. None for strategies without a mesh.
     """
 
     variables: list[dict[str, Any]]
@@ -365,12 +393,13 @@ class RunEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CommandStarted(Event):
-    """The first line that a command prints with `--json`; in no file.
+    """The first line that a command prints with `--json`. It is not in event files.
 
     Attributes:
         run: the run directory.
-        number: of the run among those of its name; None: not known.
-        config: what the command was given: a config file or a run.
+        name: the name of the run.
+        number: the number of the run among the runs with this name; None if unknown.
+        config: the config file or run given to the command.
     """
 
     run: str
@@ -381,11 +410,11 @@ class CommandStarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CommandEnded(Event):
-    """The last line that a command prints with `--json`; in no file.
+    """The last line that a command prints with `--json`. It is not in event files.
 
     Attributes:
-        status: as in RunEnded.
-        reason: why it failed, as standard error has it; empty: it did not.
+        status: a status of RunEnded.
+        reason: the error message on standard error; empty if the command did not fail.
     """
 
     status: str
@@ -394,7 +423,7 @@ class CommandEnded(Event):
 
 
 def _check_placement(variables: Sequence[Mapping[str, Any]], mesh: Mapping[str, Any] | None) -> None:
-    """Raise ValueError if data is not what the event VariablesPlaced has."""
+    """Raise ValueError if the fields of a VariablesPlaced event are malformed."""
     if mesh is not None:
         _require(mesh, _MESH)
         sizes = mesh["shape"]

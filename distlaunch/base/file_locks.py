@@ -1,4 +1,4 @@
-"""Locks of files. Some disks of clusters refuse each: Lustre without `flock`, NFS without its lockd."""
+"""Locks files. Some network disks do not support that: Lustre without `flock`, NFS without lockd."""
 
 from __future__ import annotations
 

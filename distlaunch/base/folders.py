@@ -1,4 +1,4 @@
-"""Makes the folders of runs, which are their owner's alone. It imports only `os`: heartbeats of scripts wait for it."""
+"""Creates the folders of runs, accessible only to their owner. It imports only `os`, so that scripts start fast."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _MODE = 0o700
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
-    """Make a folder, and those around it that are missing, for this user alone, whatever the umask.
+    """Create a folder and its missing parents with access for this user only, whatever the umask.
 
     Raises:
-        OSError: it cannot be made, or is no folder.
+        OSError: the folder cannot be created, or is not a folder.
     """
     try:
         os.mkdir(path, _MODE)

@@ -1,6 +1,6 @@
 """Heartbeats of a task, in a small file that the task rewrites in place and the launcher reads.
 
-Counters only: the reader timestamps changes with its own clock, so the clocks of two machines need not agree.
+The file has only counters. The reader timestamps changes with its own clock, so the clocks of hosts need not agree.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal
 
 from distlaunch.base.folders import make_folder
 
-BEAT_S = 0.25  # several in the time after which a task counts as frozen (`heartbeats.py`)
+BEAT_S = 0.25  # much shorter than the time after which a task counts as frozen (`heartbeats.py`)
 FORMAT = struct.Struct("<QQq??")  # beats, calls, step, saving, writing; the same bytes on every machine
 NO_STEP = -1
 
@@ -31,20 +31,20 @@ class Heartbeat:
         self._beats = self._calls = 0
         self._saving = self._writing = False
         self._memory: mmap.mmap | None = None
-        # the beating thread, the one that trains and the one that writes checkpoints change the values
+        # the heartbeat thread, the training thread and the thread that writes checkpoints change the values
         self._lock = threading.Lock()
         self._file = -1
-        """Written to where the disk has no files in memory."""
+        """The file, written to if its disk does not support memory mapping."""
         with suppress(OSError):
             make_folder(os.path.dirname(path))
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
             os.posix_fallocate(self._file, 0, FORMAT.size)  # a hole would kill the task on a full disk
-            # a write into memory, which waits for no disk
+            # writing to mapped memory does not wait for the disk
             self._memory = mmap.mmap(self._file, FORMAT.size)
             os.close(self._file)
-        # 0 beats means no file; see `Heartbeats._frozen`
+        # 0 beats would mean that there is no file; see `Heartbeats._frozen`
         self._change(beats=1)
-        # a thread of its own beats while a step takes long; it stops when the interpreter's lock is held for good
+        # the thread also beats during a long step; it stops if another thread never releases the interpreter's lock
         # not `threading`: a program that joins all of its threads would wait for this one forever
         _thread.start_new_thread(self._beat, ())
 
@@ -56,11 +56,14 @@ class Heartbeat:
         self._change(step=step)
 
     def saving(self) -> AbstractContextManager[None]:
-        """Mark the block as one in which this task alone writes something."""
+        """Return a context manager for a block in which this task writes files without the others."""
         return self._marked("saving")
 
     def writing(self) -> AbstractContextManager[None]:
-        """Mark the block as one in which a thread writes beside training; another thread may leave it."""
+        """Return a context manager for the time in which a thread writes files during training.
+
+        It may be exited in another thread.
+        """
         return self._marked("writing")
 
     @contextmanager

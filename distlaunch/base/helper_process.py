@@ -1,6 +1,6 @@
-"""Runs a helper process: it gets its request in argv, and answers with JSON in a file.
+"""Runs a helper process, which gets its request in argv and writes its answer as JSON to a file.
 
-Such a process imports a framework, or deliberately does not; the caller waits, and all failures are reported alike.
+Helper processes import a framework in place of the caller, which waits for them. All failures are reported alike.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from distlaunch.base.plain_types import is_dict
 from distlaunch.base.secret_mask import SecretMask
 
 ANSWER = "{answer}"
-"""Stands in argv for the file that the process writes its answer to."""
+"""Placeholder in argv for the file to which the process writes its answer."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Answer:
 
     Attributes:
         code: the exit code; -N for signal N.
-        value: the answer; None if there is none. What is in `message` and `problems` is without secrets, too.
-        output: the lines that the process printed, without empty ones and without secrets of its variables.
+        value: the answer, with masked secrets in `message` and `problems`; None if there is no answer.
+        output: the lines that the process printed, except empty lines, with masked secrets.
     """
 
     code: int
@@ -37,7 +37,7 @@ class Answer:
 
     @property
     def how_it_ended(self) -> str:
-        """Describe the end of a process; the text follows its name."""
+        """Return a predicate for the process, such as `ended with exit code 1`."""
         return (
             f"was ended by {signal.Signals(-self.code).name}" if self.code < 0 else f"ended with exit code {self.code}"
         )
@@ -57,17 +57,17 @@ def run_helper(
     """Run a process to its end, and return its answer.
 
     Args:
-        argv: the command, with `ANSWER` where the path of the answer belongs.
-        shows_output: whether its standard output goes to that of this process.
+        argv: the command, with `ANSWER` in place of the path of the answer.
+        shows_output: whether the process inherits standard output.
 
     Raises:
-        TimeoutError: it has not ended in time.
+        TimeoutError: the process has not ended in time.
     """
-    # the answer is a file: libraries print what they like to standard output
+    # the answer is in a file, since libraries may print to standard output
     with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
         answer_file, log = Path(folder) / "answer.json", Path(folder) / "log"
         command = [str(answer_file) if word == ANSWER else word for word in argv]
-        # output goes to a file: a pipe that nobody reads would hold the process up
+        # output goes to a file, since a pipe without a reader would block the process
         with log.open("wb") as file:
             output = None if shows_output else file
             try:
@@ -81,10 +81,10 @@ def run_helper(
         output = tuple(line for line in said.splitlines() if line.strip())
         try:
             answer = json.loads(answer_file.read_text(encoding="utf-8"))
-        # it has ended before it answered
+        # the process has ended without an answer
         except (OSError, ValueError):
             answer = None
     if is_dict(answer):
-        # for people; all else are names and numbers
+        # mask texts for users; the other fields are names and numbers
         answer |= {name: mask.inside(answer[name]) for name in ("message", "problems") if name in answer}
     return Answer(done.returncode, answer, output)

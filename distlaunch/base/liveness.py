@@ -1,4 +1,4 @@
-"""Liveness of a task, as its launcher reads it from the file of a `Heartbeat`."""
+"""The liveness of a task, which its launcher reads from the file of a `Heartbeat`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Liveness(NamedTuple):
     """The last report of a task.
 
     Attributes:
-        beats: grows while the process runs, also while a step takes long.
-        calls: checks for a stop request, one before each graph call. Tasks that work in lockstep have equally many, but
-            for one that the others wait for.
-        step: global batches done; None before the first is begun.
-        saving: it writes something by itself, and its training waits for that.
-        writing: a thread of it writes something beside training.
+        beats: a counter that grows while the process runs, also during a long step.
+        calls: number of graph calls begun. In lockstep, all tasks have the same number, except a task for which the
+            others wait.
+        step: number of finished steps; None before the first step begins.
+        saving: True while the task writes files without the others, and its training waits for that.
+        writing: True while a thread of the task writes files during training.
     """
 
     beats: int = 0
@@ -30,17 +30,17 @@ class Liveness(NamedTuple):
 
     @property
     def has_to_finish(self) -> bool:
-        """Return True if the task writes something that it can finish without its peers."""
+        """Return True if the task writes files and can finish that without its peers."""
         return self.saving or self.writing
 
 
 def read_liveness(path: Path) -> Liveness:
-    """Read the liveness of a task from a file; without a file, the task has not started."""
+    """Read the liveness of a task from a file. Return zeros if the task has not written it yet."""
     try:
         beats, calls, step, saving, writing = FORMAT.unpack(read_regular(path))
-    # no file yet, or one that is just being made
+    # there is no file yet, or it is just being created
     except (OSError, struct.error):
         return Liveness()
-    if not beats:  # zeros: it has its size, and nothing is written yet
+    if not beats:  # space for the file is allocated, but nothing has been written
         return Liveness()
     return Liveness(beats, calls, None if step == NO_STEP else step, saving, writing)

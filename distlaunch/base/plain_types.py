@@ -1,4 +1,4 @@
-"""Checks the types of plain data that JSON has given; by hand, since agents do without pydantic."""
+"""Checks the types of plain data from JSON. Agents do not import pydantic, so that they start fast."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LARGEST = 2**63
 
 
 def is_dict(value: Any) -> TypeGuard[dict[Any, Any]]:
-    """Return True for a dict; type checkers then know of its keys and values that they are of any type."""
+    """Return True for a dict. Type checkers then treat its keys and values as Any."""
     return isinstance(value, dict)
 
 
@@ -37,7 +37,7 @@ def fits(value: Any, kind: Any) -> bool:
         return (is_list(value) or is_tuple(value)) and all(fits(each, arguments[0]) for each in value)
     if origin is dict:
         return is_dict(value) and all(fits(each, arguments[1]) for each in value.values())
-    # in Python a truth value is a number, and numbers have no end
+    # in Python, True is an int, and ints are unlimited
     if kind in (int, float) and isinstance(value, int):
         return not isinstance(value, bool) and abs(value) < _LARGEST
     if kind is float:

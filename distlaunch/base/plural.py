@@ -1,4 +1,4 @@
-"""Numbers of things in sentences, and lists of them."""
+"""Formats counts and lists in sentences."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 def count(how_many: int, noun: str) -> str:
     """Return a number with its noun: `1 step`, `1,234 steps`."""
-    plural = "es" if noun.endswith(("ss", "batch")) else "s"  # but "epochs"
+    plural = "es" if noun.endswith(("ss", "batch")) else "s"  # not all nouns in "ch": "epochs"
     return f"{how_many:,} {noun}{'' if how_many == 1 else plural}"
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:
-    """Join words as `a, b, c`; if they are more than `most`, as `a, b and 1,234 more`."""
+    """Join words as `a, b, c`, or as `a, b and 1,234 more` if there are more than `most`."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 

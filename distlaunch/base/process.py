@@ -1,4 +1,4 @@
-"""The services of a task's process for the code that runs in it."""
+"""The services that a task's process offers to the code that runs in it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from distlaunch.base.events import Event
 
 @dataclass(frozen=True)
 class Process:
-    """The services of a task, made once at its start.
+    """The services of a task, created once at its start.
 
     Attributes:
-        emit: where events go.
-        should_stop: whether this process was asked to stop; asked before each call of the program that trains or
-            evaluates.
-        on_connected: called when all processes have found each other; TensorFlow has set its signal handlers by then.
-        on_step: called with the number of global batches done.
-        on_meeting: called before each other call in which all tasks wait for each other.
-        saving: entered while this process writes something by itself and training waits for it: the last checkpoint, or
-            what callbacks keep.
-        writing: entered while a thread writes a checkpoint beside training.
-        is_stopping: whether this process was asked to stop; unlike `should_stop`, any thread may ask at any time.
-        clock: seconds.
+        emit: records an event.
+        should_stop: returns True if this process was asked to stop. Called before each call of the training or
+            evaluation function.
+        on_connected: called when all processes have connected, after TensorFlow has set its signal handlers.
+        on_step: called with the number of finished steps.
+        on_meeting: called before any other call in which all tasks wait for each other.
+        saving: entered while this process writes files without the others and training waits for it: the last
+            checkpoint, or files of callbacks.
+        writing: entered while a thread writes a checkpoint during training.
+        is_stopping: returns True if this process was asked to stop. Unlike `should_stop`, any thread may call it at any
+            time.
+        clock: returns monotonic seconds.
     """
 
     emit: Callable[[Event], None]

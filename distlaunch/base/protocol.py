@@ -1,38 +1,38 @@
-"""Environment variables and numbers that launcher and workers share, besides argv, files, signals and exit codes."""
+"""Environment variables and constants that the launcher and the tasks share."""
 
 from __future__ import annotations
 
 LIFELINE_FD = "DISTLAUNCH_LIFELINE_FD"
-"""Number of an inherited file descriptor; at its end of file the launcher is gone and the task's process group ends."""
+"""Variable with the number of an inherited file descriptor. Its end of file means that the launcher is gone."""
 
 MODULES_FOLDER = "DISTLAUNCH_MODULES_FOLDER"
-"""A variable of tasks: where the modules of the config lie, of a run that is used elsewhere."""
+"""Variable with the folder of the config's modules, for tasks of a run that is used from another directory."""
 
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
-"""Environment variables of each task that make its output appear at once."""
+"""Variables of each task that turn off buffering of its output."""
 
 SAFE_MODULE = ("-P", "-m")
-"""Options of Python for our modules: no folder of the user is on the path, whose `random.py` could shadow Python's."""
+"""Options of Python for modules of distlaunch. Without `-P`, a `random.py` of the user could shadow Python's module."""
 
 SCRIPT_ENTRY = "import sys; sys.flags.safe_path or sys.path.pop(0); from distlaunch.tasks.script import main; main()"
-"""Code that runs a script as a task. Not `python -m`, whose `runpy` takes 3 ms to import; not `-P`, which the script
-would see. Python itself puts the current directory first for `-c`."""
+"""Code for `python -c` that runs a script as a task. `python -m` would take 3 ms longer, and the script could detect
+`-P`. For `-c`, Python puts the current directory first in `sys.path`, so the code removes it."""
 
 ATTEMPT, RUN_DIR, TASK = "DISTLAUNCH_ATTEMPT", "DISTLAUNCH_RUN_DIR", "DISTLAUNCH_TASK"
 """Variables that `distlaunch run` sets for scripts: number of restarts, run directory, `worker:1`."""
 
 JAX_COORDINATOR, JAX_BIND = "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS"
 JAX_PROCESSES, JAX_PROCESS = "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
-"""JAX reads the first two by itself; all, where `distlaunch.patches.jax_clusters` is installed."""
+"""Variables of a JAX cluster. JAX itself reads the first two; `distlaunch.patches.jax_clusters` adds the others."""
 
 EVENT_FORMAT = 2
 """Format of the lines of event files; see `distlaunch.base.events`."""
 
 READ_MODES = ("evaluate", "predict", "export")
-"""Use what a run has trained. Several may do so at a time, also while it trains."""
+"""Modes that use the trained model of a run. Several may run at the same time, also during training."""
 
 HELD_ENV, HELD_CODE = "DISTLAUNCH_HELD_CODE", 76
-"""A batch job asks its launcher to end with this code instead of 75 if another launcher holds the run."""
+"""Variable by which a batch job sets the exit code, 76, of its launcher if another launcher holds the run."""
 
 RUN_MODES = ("train", "run")
-"""Modes for which a run directory is made; all others use an existing run."""
+"""Modes for which a run directory is created. All other modes use an existing run."""

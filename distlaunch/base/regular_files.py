@@ -1,4 +1,4 @@
-"""Reads files of a run that anybody may have put there: pipes and devices would block, and huge files fill memory."""
+"""Reads files of a run safely: refuses pipes and devices, which could block, and files that are too large."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ import stat
 from pathlib import Path
 from typing import Any
 
-MOST_BYTES = 64 << 20
-"""Largest size of a record: metadata, a plan, an error."""
+MAX_RECORD_BYTES = 64 << 20
+"""Maximum size of a record: metadata, a plan, an error."""
 
 
 class NotRegularError(OSError):
-    """Raised where a path leads to a folder, a pipe or a device."""
+    """A path leads to a folder, a pipe or a device."""
 
 
 def open_regular(path: str | Path, buffering: int = -1) -> Any:
     """Open a file for reading bytes.
 
     Args:
-        buffering: as of `open`.
+        buffering: see `open`.
 
     Raises:
-        NotRegularError: it is no regular file.
+        NotRegularError: the path is not a regular file.
         OSError: it cannot be opened.
     """
-    # without waiting: opening a named pipe would wait for a writer
+    # O_NONBLOCK, since opening a named pipe would wait for a writer
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise NotRegularError(errno.EINVAL, "is no regular file", str(path))
+        raise NotRegularError(errno.EINVAL, "is not a regular file", str(path))
     return os.fdopen(fd, "rb", buffering)
 
 
-def read_regular(path: str | Path, most: int = MOST_BYTES) -> bytes:
-    """Return what a file holds.
+def read_regular(path: str | Path, most: int = MAX_RECORD_BYTES) -> bytes:
+    """Return the content of a file.
 
     Args:
-        most: bytes that it may have.
+        most: maximum size in bytes.
 
     Raises:
-        OSError: it cannot be read, is no regular file, or is larger.
+        OSError: the file cannot be read, is not a regular file, or is too large.
     """
     with open_regular(path) as file:
         data = file.read(most + 1)
@@ -51,12 +51,12 @@ def read_regular(path: str | Path, most: int = MOST_BYTES) -> bytes:
     return data
 
 
-def read_json(path: str | Path, most: int = MOST_BYTES) -> Any:
-    """Return what a file of JSON holds.
+def read_json(path: str | Path, most: int = MAX_RECORD_BYTES) -> Any:
+    """Return the content of a JSON file.
 
     Raises:
-        OSError: as of `read_regular`.
-        ValueError: it is no JSON, or nested too deeply.
+        OSError: see `read_regular`.
+        ValueError: the file is not valid JSON, or is nested too deeply.
     """
     try:
         return json.loads(read_regular(path, most))

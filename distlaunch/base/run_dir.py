@@ -28,22 +28,22 @@ EXPORTS = {
 """File name of each format in the folder of exports."""
 
 _IDENTITY = "run.json"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\Z")  # no folder, no option of a command, and no hidden file
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\Z")  # not a path, an option of a command or a hidden file
 BestName = Literal["best"]
 BEST: BestName = "best"
 """Name of the checkpoint of the best epoch."""
-_LONGEST_PATH = 4096
-_RESERVE_BYTES = 32 * 1024  # a few events, among them the last values of all metrics
+_MAX_PATH_LENGTH = 4096
+_RESERVE_BYTES = 32 * 1024  # enough for a few events, including the last values of all metrics
 # eight digits, or more from step 100,000,000 on
 _CHECKPOINT = re.compile(r"step-(\d{8,})\Z")
-_MOST_BYTES = 64 * 1024
+_MAX_IDENTITY_BYTES = 64 * 1024
 
 
 def check_run_name(name: str, source: str = "") -> None:
     """Raise UsageError if no run directory can have this name.
 
     Args:
-        source: the option or key that gives it.
+        source: the option or key that has the name.
     """
     if not _NAME.match(name):
         short = f"{name[:60]}..." if len(name) > 60 else name
@@ -63,22 +63,22 @@ def steps_of(checkpoints: Path) -> list[int]:
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Write a file such that readers see the old one or the complete new one, even after a crash.
+    """Write a file so that readers see either the old or the complete new content, even after a crash.
 
     Args:
-        mode: permissions of the file, less those that the umask takes.
+        mode: permissions of the file, to which the umask is applied.
     """
     make_folder(path.parent)
-    # in the same folder: a rename is atomic within one file system
+    # use the same folder, since a rename is atomic only within one file system
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    # one that a killed process has left, or a link that leads elsewhere
+    # remove the file of a killed process, or a link to another place
     temporary.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         with os.fdopen(os.open(temporary, flags, mode), "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
-            # before the rename: else a crash may leave an empty file under the final name
+            # flush to disk before the rename: otherwise a crash may leave an empty file under the final name
             os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
@@ -87,11 +87,11 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
 
 
 class RunDir:
-    """Paths of one run. Making the object touches nothing; `claim` and `lock` do.
+    """The paths in one run directory. Creating this object changes nothing on disk; `claim` and `lock` do.
 
     Layout: run.json, config.yaml, plan.json, environment.json, events.jsonl, attempts/N/config.yaml, attempts/N/TASK/,
     checkpoints/, compiled/, preprocessing/, tensorboard/, export/, predictions/, report.html, launcher.log.
-    Of `submit` also job.sh (what was submitted), job.json (to which queue) and job.exit (how the job has ended).
+    `submit` adds job.sh (the batch script), job.json (the job and its queue) and job.exit (the job's exit code).
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -119,7 +119,11 @@ class RunDir:
         self.control = self.path / ".control"
 
     def preprocessing(self, key: str) -> Path:
-        """Return the path of the preprocessing layer of the run; `key` identifies how it was made."""
+        """Return the path of a preprocessing layer.
+
+        Args:
+            key: identifies how the layer was made.
+        """
         return self.path / "preprocessing" / f"{key}.keras"
 
     def predictions(self, split: str, step: int) -> Path:
@@ -130,8 +134,8 @@ class RunDir:
         """Return the path of the export in one format."""
         return self.export / EXPORTS[kind]
 
-    def own(self, path: str) -> Path:
-        """Resolve a path that the user gives for a file of the run; relative ones start here."""
+    def resolve(self, path: str) -> Path:
+        """Resolve a path that the user gives for a file of the run. Relative paths start in the run directory."""
         return self.path / os.path.expanduser(path)
 
     @property
@@ -142,15 +146,15 @@ class RunDir:
         return self.has_config() or self.plan.is_file()
 
     def has_config(self) -> bool:
-        """Return True for a run of a config, False for one of a script."""
+        """Return True for a run of a config, False for a run of a script."""
         return self.config.is_file()
 
     def attempt_config(self, attempt: int) -> Path:
-        """Return the config of an attempt; `config` is that of the latest."""
+        """Return the config of an attempt. `config` is that of the latest attempt."""
         return self._attempts / str(attempt) / "config.yaml"
 
     def attempt_plan(self, attempt: int) -> Path:
-        """Return the plan of an attempt; `plan` is that of the latest training."""
+        """Return the plan of an attempt. `plan` is that of the latest training."""
         return self._attempts / str(attempt) / "plan.json"
 
     def task(self, attempt: int, task: str) -> TaskDir:
@@ -158,7 +162,7 @@ class RunDir:
         return TaskDir(self._attempts / str(attempt) / task.replace(":", "-"))
 
     def attempt_events(self, attempt: int) -> Path:
-        """Return the event file of an evaluation, prediction or export; `events` has those of training."""
+        """Return the event file of an evaluation, prediction or export. `events` has the events of training."""
         return self._attempts / str(attempt) / "events.jsonl"
 
     def attempt_compiled(self, attempt: int) -> Path:
@@ -183,16 +187,16 @@ class RunDir:
 
     def event_files(self) -> list[Path]:
         """Return all event files of the run, including those of evaluations, predictions and exports."""
-        own = (self.attempt_events(number) for number in self.attempts())
-        return [self.events, *(path for path in own if path.exists())]
+        others = (self.attempt_events(number) for number in self.attempts())
+        return [self.events, *(path for path in others if path.exists())]
 
     @contextlib.contextmanager
     def claim_attempt(self) -> Generator[int]:
-        """Make the directory of the next attempt, and give its number; it is removed if nothing is put into it."""
+        """Create the directory of the next attempt and yield its number. Remove the directory if it stays empty."""
         while True:
             path = self._attempts / str(self.next_attempt())
             try:
-                # `mkdir` and not a look first: of two launchers one gets the number
+                # if two launchers try this number, `mkdir` succeeds for only one of them
                 make_folder(self._attempts)
                 path.mkdir(mode=0o700)
                 break
@@ -201,7 +205,7 @@ class RunDir:
         try:
             yield int(path.name)
         finally:
-            with contextlib.suppress(OSError):  # it has been used
+            with contextlib.suppress(OSError):  # the directory is not empty
                 path.rmdir()
 
     def may_be_written(self) -> bool:
@@ -222,11 +226,11 @@ class RunDir:
     def tasks(self, attempt: int) -> dict[str, TaskDir]:
         """Return the files of the tasks of an attempt, by names such as `worker:1`."""
         found = sorted(path for path in (self._attempts / str(attempt)).glob("*-*") if path.is_dir())
-        # a job's name has no `-`, so the last one is that of the index
+        # the last `-` separates the job's name from the index
         return {":".join(path.name.rsplit("-", 1)): TaskDir(path) for path in found}
 
     def secrets(self) -> dict[str, str]:
-        """Return the values of variables in the config, by name, as the run has kept them for restarts."""
+        """Return the values of the config's secret variables, by name, which the run keeps for restarts."""
         try:
             known = read_json(self._secrets)
         except (OSError, ValueError):
@@ -234,19 +238,23 @@ class RunDir:
         return {name: value for name, value in known.items() if isinstance(value, str)} if is_dict(known) else {}
 
     def keep_secrets(self, variables: Mapping[str, str]) -> None:
-        """Keep the values of variables until the run is done, for this user alone."""
+        """Store the values of secret variables until the run is done, readable for this user only."""
         if variables:
             write_atomically(self._secrets, json.dumps(dict(variables), indent=2) + "\n", mode=0o600)
         else:
             self.forget_secrets()
 
     def forget_secrets(self) -> None:
-        """Delete what `keep_secrets` has written: the run is done."""
+        """Delete the secrets that `keep_secrets` has stored."""
         with contextlib.suppress(OSError):
             self._secrets.unlink(missing_ok=True)
 
     def kept_checkpoint(self, written: str) -> Path | None:
-        """Return the current path of a checkpoint that is kept: the run may have been moved."""
+        """Return the current path of a checkpoint, or None if it was deleted.
+
+        Args:
+            written: the path at which it was written. The run may have been moved since.
+        """
         path = self.checkpoints / Path(written).name
         return path if path.exists() else None
 
@@ -259,7 +267,10 @@ class RunDir:
         return (self.checkpoints / BEST).is_dir()
 
     def best_checkpoint(self) -> tuple[int, Path] | None:
-        """Return step and folder of the best epoch's checkpoint, or None; the folder of its step if that is kept."""
+        """Return the step and folder of the best epoch's checkpoint, or None.
+
+        If the checkpoint of that step is the same, return its folder.
+        """
         best = self.checkpoints / BEST
         try:
             meta = read_regular(best / "meta.json")
@@ -268,7 +279,7 @@ class RunDir:
             return None
         other = self.checkpoints / checkpoint_name(step)
         with contextlib.suppress(OSError):
-            # a resumed run may have written the same step again, with other weights
+            # compare the contents, since a resumed run may have written the same step with other weights
             if read_regular(other / "meta.json") == meta:
                 return step, other
         return step, best
@@ -337,22 +348,22 @@ class RunDir:
 
     def may_be_queued(self) -> bool:
         """Return True if the run has a submitted job that has not reported its end."""
-        # one that has stopped, or has met a cause outside of it, may be queued again
+        # a job that was stopped or has failed temporarily may be requeued
         return self.job_exit_code() in (None, ExitCode.PREEMPTED, ExitCode.TEMPORARY)
 
     def reserve_room(self) -> None:
-        """Take some room on the disk, so that the run's end can be recorded when the disk is full."""
-        with contextlib.suppress(OSError):  # it is full already
+        """Reserve some disk space, so that the run's end can be recorded even when the disk is full."""
+        with contextlib.suppress(OSError):  # the disk is already full
             self._reserve.write_bytes(os.urandom(_RESERVE_BYTES))
 
     def release_room(self) -> None:
-        """Give the room of `reserve_room` back."""
+        """Free the disk space of `reserve_room`."""
         with contextlib.suppress(OSError):
             self._reserve.unlink(missing_ok=True)
 
     def finished(self) -> bool:
         """Return True if the run reached its planned end and no later attempt has continued it."""
-        # here: agents, which each host waits for, do without
+        # imported here, since agents do not need these modules and should start fast
         from distlaunch.base.event_files import read_events_of
         from distlaunch.base.events import RunEnded, TrainingStarted
         from distlaunch.base.run_files.run_facts import RunFacts
@@ -367,33 +378,33 @@ class RunDir:
         return Identity.read(self._identity)
 
     def identity(self) -> Identity | None:
-        """Return the recorded identity, or None also if the folder was renamed or copied."""
+        """Return the recorded identity, or None if it is unknown or the folder was renamed or copied."""
         found = self.recorded_identity()
         return found if found is not None and found.folder == self.path.name else None
 
     @staticmethod
     def claim(runs_dir: Path | str, name: str) -> RunDir:
-        """Make a new run directory: NAME, or NAME-2, NAME-3, ... with the next free number.
+        """Create a new run directory: NAME, or NAME-2, NAME-3, ... with the next free number.
 
-        Raises UsageError if the directory cannot be made.
+        Raises UsageError if the directory cannot be created.
         """
         check_run_name(name)
         for identity in _next_identities(runs_dir, name):
             run = RunDir(Path(runs_dir) / identity.folder)
             try:
-                # `mkdir` and not a look first: of two launchers one gets the name
-                # its config may hold secrets that `${NAME}` stood for
+                # if two launchers try this name, `mkdir` succeeds for only one of them
+                # only the owner may read the directory, since the config may contain secrets
                 run.path.mkdir(mode=0o700, parents=True)
             except FileExistsError:
                 if not run.path.is_dir():
                     raise UsageError(
-                        f"cannot make the run directory {run.path}: a file of that name is in the way"
+                        f"cannot create the run directory {run.path}: there is a file with this name"
                     ) from None
                 continue
             except OSError as error:
                 if code_of_os_error(error) is ExitCode.TEMPORARY:
                     raise
-                raise UsageError(f"cannot make the run directory {run.path}: {error.strerror}") from None
+                raise UsageError(f"cannot create the run directory {run.path}: {error.strerror}") from None
             try:
                 run.write_json(run.path / _IDENTITY, identity.to_plain())
             except BaseException:
@@ -410,17 +421,17 @@ class RunDir:
         """Remove a claimed directory in which nothing was started."""
         if self.exists():
             return
-        own = (self._lock, self._identity)
-        # a claim that somebody has put something into keeps its name and number
+        claim_files = (self._lock, self._identity)
+        # keep a directory into which another file was put
         with contextlib.suppress(OSError):
-            if {path.name for path in self.path.iterdir()} <= {path.name for path in own}:
-                for path in own:
+            if {path.name for path in self.path.iterdir()} <= {path.name for path in claim_files}:
+                for path in claim_files:
                     path.unlink(missing_ok=True)
                 self.path.rmdir()
 
     @staticmethod
     def unclaimed(runs_dir: Path | str, name: str) -> RunDir:
-        """Return the directory that `claim` would make now."""
+        """Return the directory that `claim` would create now."""
         folders = (Path(runs_dir) / identity.folder for identity in _next_identities(runs_dir, name))
         return RunDir(next(folder for folder in folders if not folder.exists()))
 
@@ -428,16 +439,19 @@ class RunDir:
     def named(runs_dir: Path | str, name: str) -> list[RunDir]:
         """Return the readable runs of configs with that name, newest first.
 
-        The folder and the run's own record must agree: a run that was renamed or copied is reached by its path only.
+        Runs that were renamed or copied are left out: the name of the folder must agree with the recorded identity.
         """
         found = [(identity.number, run) for run, identity in _runs_called(runs_dir, name) if run.has_config()]
-        # by number, not by time: a later run has a higher one
+        # later runs have higher numbers, so times are not needed
         return [run for _, run in sorted(found, key=lambda each: each[0], reverse=True)]
 
     def lock(self, *, notebook: bool = False) -> contextlib.AbstractContextManager[None]:
-        """Held by the launcher for as long as it works on the run; the system drops it if the launcher dies.
+        """Return a context manager that holds the lock of the run. The system releases the lock if this process dies.
 
-        Raises RunBusyError if another process holds it.
+        Entering it raises RunBusyError if another process holds the lock.
+
+        Args:
+            notebook: whether this process is a notebook rather than a launcher.
         """
         return lock_run(self._lock, notebook=notebook)
 
@@ -452,8 +466,8 @@ class RunDir:
 
 
 def _path(text: object) -> Path | None:
-    """Return a path from a record, or None if it is no path."""
-    if not isinstance(text, str) or "\0" in text or len(text) > _LONGEST_PATH:
+    """Return the path in a recorded text, or None if it is not a valid path."""
+    if not isinstance(text, str) or "\0" in text or len(text) > _MAX_PATH_LENGTH:
         return None
     try:
         os.fsencode(text)
@@ -464,10 +478,10 @@ def _path(text: object) -> Path | None:
 
 def _runs_called(runs_dir: Path | str, name: str) -> Iterator[tuple[RunDir, Identity]]:
     pattern = re.compile(re.escape(name) + r"(-[0-9]+)?")
-    with contextlib.suppress(OSError):  # there is no such directory yet, or it is closed to this user
+    with contextlib.suppress(OSError):  # the directory does not exist yet, or cannot be read
         for entry in os.listdir(runs_dir):
             run = RunDir(Path(runs_dir) / entry)
-            # the pattern first: a folder of ten thousand runs of other names costs nothing
+            # test the name first, so that thousands of runs with other names take no time
             if pattern.fullmatch(entry) and run.is_readable():
                 identity = run.identity()
                 if identity is not None and identity.name == name:
@@ -475,15 +489,15 @@ def _runs_called(runs_dir: Path | str, name: str) -> Iterator[tuple[RunDir, Iden
 
 
 def _next_identities(runs_dir: Path | str, name: str) -> Iterator[Identity]:
-    """Yield the identities that a new run of a name may get, in the order in which they are tried."""
+    """Yield the possible identities of a new run with this name, in the order in which to try them."""
     newest = max((identity.number for _, identity in _runs_called(runs_dir, name)), default=0)
     return (Identity(name, number) for number in itertools.count(newest + 1))
 
 
 class Identity(NamedTuple):
-    """The name under which a run was started, and how many runs of that name there were by then, itself included.
+    """The name of a run, and its number among the runs with this name, counting from 1.
 
-    The name of a folder alone does not give them: `exp-2` is the second run called `exp`, or the first called `exp-2`.
+    The name of the folder does not determine them: `exp-2` is the second run called `exp`, or the first called `exp-2`.
     """
 
     name: str
@@ -496,13 +510,13 @@ class Identity(NamedTuple):
 
     @staticmethod
     def read(path: Path) -> Identity | None:
-        """Return what `to_plain` has written, or None if there is no such file or it holds something else."""
+        """Read an identity that `to_plain` has returned, or return None if the file is missing or malformed."""
         try:
-            plain = read_json(path, _MOST_BYTES)
+            plain = read_json(path, _MAX_IDENTITY_BYTES)
             name, number = plain["name"], plain["number"]
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        # `type`: True is an int, too
+        # compare the type, since True is an instance of int
         return Identity(name, number) if isinstance(name, str) and type(number) is int and number > 0 else None
 
     def to_plain(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Finds secrets by the names of variables and keys: logs, events and error.json have `***` in their place."""
+"""Finds secrets by the names of variables and keys, and replaces them by `***` in logs, events and error.json."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 from distlaunch.base.plain_types import is_dict, is_list, is_tuple
 
 MASKED_ENV = "DISTLAUNCH_MASKED"
-"""Values, as a list in JSON, that a task must not print, whatever its variables are called."""
+"""Variable with a JSON list of values that a task must not print."""
 REFERENCES_ENV = "DISTLAUNCH_REFERENCES"
-"""Names of the variables, separated by commas, that the config of a task refers to."""
+"""Variable with the names, separated by commas, of the variables to which the config of a task refers."""
 
 _SURE = re.compile(
     r"PASSW(OR)?D|PASSPHRASE|(^|_)(SECRETS?|TOKENS?|CREDENTIALS?|((API|ACCESS|PRIVATE|SECRET|ENCRYPTION)_?KEY))(_|$)",
@@ -24,7 +24,7 @@ _SURE = re.compile(
 _LIKELY = re.compile(r"(^|_)(PASS|PGPASS|COOKIES?|DSN|WEBHOOK|CONNECTION_STRING|AUTH|KEY$)(_|$)", re.IGNORECASE)
 _PATH_NAME = re.compile(r"_(FILE|PATH|DIR|SOCK)$|^GOOGLE_APPLICATION_CREDENTIALS$", re.IGNORECASE)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|-")
-"""Where `apiKey` and `api-key` have a `_` in names of variables."""
+"""Places in `apiKey` and `api-key` where names of variables have a `_`."""
 _PLAIN = re.compile(r"[A-Za-z]+([_.-]([A-Za-z]+|[0-9]{1,3}))*|[0-9]{1,12}")
 """Words such as `val_accuracy`, and numbers."""
 _SPECIAL_TOKEN = re.compile(r"<.*>|\[.*\]")
@@ -32,30 +32,32 @@ _SPECIAL_TOKEN = re.compile(r"<.*>|\[.*\]")
 _CREDENTIALS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^\s/@:]*)(?::([^\s/]*))?@")
 _OPTION = re.compile(r"--?([A-Za-z][\w-]*)")
 _PAIR = re.compile(r"""(?<![\w.-])([\w.-]++)["']?\s*+[:=]\s*+("[^"]*"|'[^']*'|[^\s,{}\[\]"']++)""")
-"""A key and its value, inside an argument such as `{api_key: VALUE}`. Nothing is tried twice: arguments may be long."""
+"""A key and its value in an argument such as `{api_key: VALUE}`. The pattern never backtracks, since arguments may be
+long."""
 _UNQUOTED = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-~"
 _QUOTED = re.compile(rb"%([0-9A-Fa-f]{2})")
 _COMMON = b"ZQXJVKYUWHGOBFMPLNRDCSATIE@=+9876543)(,/:_-210qzxjkvbywgpfumdclhsnriaote .\n"
-"""Characters in the order in which logs have more of them; those that are missing are rarer still."""
+"""Characters in order of their frequency in logs, rarest first. Characters that are not listed are rarer still."""
 _FEW_BYTES = 1024
-"""Data up to this length is searched for each secret at once."""
+"""Data up to this length is searched directly for each secret."""
 SHORTEST = 8
-"""Length from which on a value is masked: shorter ones, such as `true`, are in many texts for other reasons."""
+"""Minimum length of a masked value. Shorter values such as `true` also occur in other contexts."""
 MASK = "***"
 _MASK = MASK.encode()
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether whatever a variable or key of this name holds is a secret."""
+    """Return True if each value of a variable or key with this name is a secret."""
     name = _CAMEL.sub("_", name)
     return bool(_SURE.search(name)) and not _PATH_NAME.search(name)
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return whether the value of a variable is a secret as a whole.
+    """Return True if the complete value of a variable is a secret.
 
     Args:
-        name: of the variable. Of some names, such as `SORT_KEY`, a value that is a plain word is none.
+        name: the name of the variable. With a name such as `SORT_KEY`, a plain word is not a secret.
+        value: the value of the variable.
     """
     if _PATH_NAME.search(name) or len(value) < SHORTEST or _is_path(value):
         return False
@@ -63,7 +65,7 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def is_secret_at(key: Iterable[str | int], value: Any) -> bool:
-    """Return whether a value of a config is a secret, by its key or the keys around it."""
+    """Return True if a value of a config is a secret, judged by its key and the keys of its sections."""
     if not isinstance(value, str) or not is_distinctive(value) or _SPECIAL_TOKEN.fullmatch(value):
         return False
     names = [_CAMEL.sub("_", part) for part in key if isinstance(part, str)]
@@ -71,12 +73,12 @@ def is_secret_at(key: Iterable[str | int], value: Any) -> bool:
 
 
 def is_distinctive(value: str) -> bool:
-    """Return whether a text that equals a secret is that secret: it is long enough, and no plain word."""
+    """Return True if a text is long enough and no plain word, so that an equal text is the same secret."""
     return len(value) >= SHORTEST and not _PLAIN.fullmatch(value)
 
 
 def has_credentials(value: str) -> bool:
-    """Return whether a value holds a URL with a password."""
+    """Return True if a value contains a URL with a password."""
     return any(credentials_in(value))
 
 
@@ -88,11 +90,11 @@ def without_credentials(text: str) -> str:
 
 
 def masked_arguments(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Return a command's arguments without secrets.
+    """Return a command's arguments with masked secrets.
 
-    These are those of variables, what options with secret names are given, and passwords in URLs.
-    `--set model.args.api_key=VALUE`, `--set=model.args={api_key: VALUE}`, `--api-key=VALUE` and `--api-key VALUE` are
-    known.
+    Secrets are the values of secret variables, the values of options with secret names, and passwords in URLs. The
+    forms `--set model.args.api_key=VALUE`, `--set=model.args={api_key: VALUE}`, `--api-key=VALUE` and `--api-key VALUE`
+    are recognized.
     """
     mask, shown, option = SecretMask(environ), list[str](), ""
     for argument in arguments:
@@ -104,7 +106,7 @@ def masked_arguments(arguments: Sequence[str], environ: Mapping[str, str]) -> li
         elif is_secret_at([option], argument) and not named:
             argument = MASK
         else:
-            # the whole was none: in `--set=KEY=VALUE` another begins behind the first `=`
+            # in `--set=KEY=VALUE`, another pair begins after the first `=`
             argument = _PAIR.sub(_masked_pair, name if not equals else value)
             argument = f"{name}={argument}" if equals else argument
         option = key if named and not equals else ""
@@ -119,28 +121,27 @@ def _masked_pair(found: re.Match[str]) -> str:
 
 
 class SecretMask:
-    """Replaces secrets in texts that come in pieces.
+    """Masks secrets in a stream of text.
 
-    A secret is found as it is, as it stands in JSON, quoted for a URL, and in base64, also with something before it,
-    as in `user:value`.
+    A secret is found in plain text, in JSON, quoted for a URL, and in base64, also with a prefix as in `user:value`.
 
     Args:
-        environ: variables, of which those that look secret count, and passwords in URLs.
-        values: more secrets.
+        environ: variables. Values of variables with secret names and passwords in URLs are secrets.
+        values: additional secrets.
     """
 
     def __init__(self, environ: Mapping[str, str], values: Iterable[str] = ()) -> None:
         forms = {form for value in {*secrets_of(environ), *values} for form in _forms(value)}
-        # of one that begins like another the longer first
+        # longer forms first, since one may begin with another
         self._forms = sorted(forms, key=len, reverse=True)
         self._rarest_first = [(form, sorted(set(form), key=_COMMON.find)) for form in self._forms]
-        # the beginnings of all forms: what data ends with may go on
+        # the beginnings of all forms: data may end in the middle of a secret
         self._starts = {form[:length] for form in self._forms for length in range(1, len(form))}
         self._longest = len(self._forms[0]) - 1 if self._forms else 0
         self._kept = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Return the part that can be shown. A possible beginning of a secret is held back until more comes."""
+        """Return the part that can be shown. A possible beginning of a secret is held back until the next call."""
         if not self._forms:
             return data
         data = self._masked(self._kept + data if self._kept else data)
@@ -149,19 +150,19 @@ class SecretMask:
         return data[: len(data) - length] if length else data
 
     def flush(self) -> bytes:
-        """Return what was held back, at the end of the data."""
+        """Return the data that was held back, at the end of the stream."""
         kept, self._kept = self._kept, b""
         return kept
 
     def whole(self, text: str) -> str:
-        """Return a complete text with secrets masked."""
+        """Return a complete text with masked secrets."""
         if not self._forms:
             return text
         how = "surrogatepass"
         return self._masked(text.encode(errors=how)).decode(errors=how)
 
     def inside(self, value: Any) -> Any:
-        """Return plain data with masked texts; keys of mappings stay."""
+        """Return plain data with masked texts. Keys of mappings are not masked."""
         if not self._forms:
             return value
         if isinstance(value, str):
@@ -179,14 +180,14 @@ class SecretMask:
         return re.compile(b"[" + b"".join(re.escape(form[:1]) for form in self._forms) + b"]")
 
     def _masked(self, data: bytes) -> bytes:
-        # a pattern of all forms is slow, and few texts need it
+        # a pattern of all forms is slow, and few texts contain a secret
         return self._pattern.sub(_MASK, data) if self._is_in(data) else data
 
     def _is_in(self, data: bytes) -> bool:
-        """Return whether data has a secret.
+        """Return True if data contains a secret.
 
-        A search for one byte is several times as fast as one for a text, and mostly tells of several forms that they
-        are not there.
+        Searching for a single byte is several times as fast as searching for a text. If a rare byte is missing, all
+        forms with this byte are excluded.
         """
         if len(data) <= _FEW_BYTES:
             return any(form in data for form in self._forms)
@@ -227,7 +228,7 @@ def _listed(text: str) -> list[str]:
 
 
 def credentials_in(value: str) -> Iterator[str]:
-    """Yield the passwords of the URLs in a text, as they stand there and as they are meant."""
+    """Yield the passwords of the URLs in a text, both quoted and unquoted."""
     for found in _CREDENTIALS.finditer(value) if "://" in value else ():
         user, password = found[1], found[2]
         # `https://TOKEN@host`
@@ -240,16 +241,16 @@ def credentials_in(value: str) -> Iterator[str]:
 
 
 def _is_path(value: str) -> bool:
-    """Return whether a value only says where a secret is."""
+    """Return True if a value is the path of a file."""
     if value.startswith(("./", "../", "~")):
         return True
-    # many keys begin with `/` as well
+    # secrets may also begin with `/`, so check that the first folder exists
     first = value.lstrip("/").partition("/")[0]
     return value.startswith("/") and os.path.lexists(f"/{first[:255]}")
 
 
 def _quoted(value: bytes, also: bytes) -> bytes:
-    """Return a value as URLs have it; by hand, since agents start faster without `urllib`."""
+    """Return a value quoted for a URL. `urllib` is not used, since agents start faster without it."""
     return b"".join(bytes([each]) if each in _UNQUOTED + also else b"%%%02X" % each for each in value)
 
 
@@ -265,9 +266,9 @@ def _forms(value: str) -> Iterator[bytes]:
     yield from (text.encode(errors="surrogateescape") for text in texts)
     for quoted in (_quoted(plain, b""), _quoted(plain, b"/"), _quoted(plain, b" ").replace(b" ", b"+")):
         yield quoted
-        # some libraries write `%2f`
+        # some libraries write lower-case escapes such as `%2f`
         yield _QUOTED.sub(lambda found: found[0].lower(), quoted)
-    # in base64 each three bytes are four letters, so what it looks like depends on how many come before
+    # base64 codes three bytes as four letters, so the form depends on the number of preceding bytes
     for before in range(3):
         coded = b2a_base64(bytes(before) + plain, newline=False)
         first, end = -(-before * 8 // 6), (before + len(plain)) * 8 // 6

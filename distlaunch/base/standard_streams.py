@@ -1,4 +1,4 @@
-"""Standard streams that were closed when a command was started, are full, or whose reader has gone."""
+"""Handles standard streams that are closed, cannot be written, or have lost their reader."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any, cast
 def open_missing_streams() -> None:
     """Open the null device for each standard stream that is closed.
 
-    Otherwise the next file or socket would get its number, and receive what is printed; and Python has None in its
-    place, which cannot be flushed.
+    Otherwise the next opened file or socket would get the number of the stream and receive its output. Python would
+    have None in place of the stream, which cannot be flushed.
     """
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
         except OSError:
-            # the lowest number that is free, which is this one
+            # `open` returns the lowest free number, which is that of the stream
             os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(fd, True)
-    # a name that is not UTF-8, or a letter that the terminal's encoding does not have, is no reason to fail
+    # do not fail because of names that are not UTF-8, or characters that the terminal's encoding does not have
     stdout: Any = sys.stdout
     if isinstance(stdout, io.TextIOWrapper) and stdout.errors == "strict":
         stdout.reconfigure(errors="backslashreplace")
@@ -32,7 +32,7 @@ def open_missing_streams() -> None:
 
 
 class _Output(io.FileIO):
-    """A descriptor for output that accepts everything. What cannot be written is dropped, and the reason is kept."""
+    """An output file that never raises. It drops data that cannot be written and keeps the first error."""
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd, "w", closefd=False)
@@ -48,14 +48,14 @@ class _Output(io.FileIO):
 
 
 def keep_going_without_readers() -> None:
-    """Make errors of standard output and standard error harmless to what is printing.
+    """Ignore errors when writing to standard output and standard error.
 
-    A reader that has gone, as in `distlaunch schema | head`, or a full disk must not change what a command does.
-    `output_error` returns what was lost.
+    A closed pipe, as in `distlaunch schema | head`, or a full disk must not change what a command does. `output_error`
+    returns the first error.
     """
     for name in ("stdout", "stderr"):
         stream: Any = getattr(sys, name)
-        # a stream that a test has put in its place is its own affair
+        # leave streams alone that a test has replaced
         if isinstance(stream, io.TextIOWrapper) and stream is getattr(sys, f"__{name}__"):
             stream.flush()
             setattr(sys, name, _with_raw(cast(io.TextIOWrapper, stream), _Output(stream.fileno())))
@@ -75,7 +75,7 @@ def output_error() -> OSError | None:
 
 
 def reader_has_gone() -> bool:
-    """Return True if standard output is a pipe whose reader has closed it, as far as a write has shown."""
+    """Return True if a write to standard output has failed because its reader has closed the pipe."""
     error = output_error()
     return error is not None and error.errno == errno.EPIPE
 

@@ -1,4 +1,4 @@
-"""JSON without bare NaN and Infinity, which Python writes and standard readers reject: strings stand for them."""
+"""JSON with strings in place of NaN and Infinity, which Python writes as such and standard readers reject."""
 
 from __future__ import annotations
 

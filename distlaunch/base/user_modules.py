@@ -1,9 +1,9 @@
-"""Finds modules in the user's folders without letting them take the place of libraries' own.
+"""Finds modules in the user's folders without letting them shadow modules of libraries.
 
-A folder of the user's may hold `random.py` or `keras.py`, which nobody imports. At the front of `sys.path`, where
-Python puts the folder of a script, it would break the libraries that import these names. Processes of distlaunch
-therefore start with `python -P` and add the user's folders here: at the end of the path for everybody, but before all
-other entries for imports that the user's own files make.
+A folder of the user may contain a file such as `random.py` or `keras.py`. If the folder were at the front of
+`sys.path`, where Python puts the folder of a script, libraries that import these names would break. Therefore processes
+of distlaunch start with `python -P` and add the user's folders here. For imports by libraries, the folders come last;
+for imports by the user's files, they come first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from distlaunch.base.protocol import MODULES_FOLDER
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _IMPORTERS = ("<frozen importlib", os.path.dirname(importlib.abc.__file__ or "importlib") + os.sep)
-"""Prefixes of files between an import statement and a finder."""
+"""Prefixes of the files of stack frames between an import statement and a finder."""
 
 
 class _UserFinder(importlib.abc.MetaPathFinder):
@@ -30,7 +30,7 @@ class _UserFinder(importlib.abc.MetaPathFinder):
     def __init__(self) -> None:
         self.folders: list[str] = []
         self.asked_for: str | None = None
-        """A module that the config names, which no file of the user's imports."""
+        """A module that the config names, so that it is found first although no file of the user imports it."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -38,7 +38,7 @@ class _UserFinder(importlib.abc.MetaPathFinder):
         if path is not None or not (fullname == self.asked_for or self._is_users(_importing_file())):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, self.folders)
-        # a folder without `__init__.py` counts only where no library has the name
+        # a folder without `__init__.py` counts only if no library has the same name
         return None if spec is None or spec.origin is None else spec
 
     def _is_users(self, file: str) -> bool:
@@ -62,16 +62,16 @@ _AFTER: list[Callable[[], None]] = []
 
 
 def modules_folder() -> Path | None:
-    """Return the folder in which a task looks for modules before its directory; None: there is no other."""
+    """Return the folder in which a task looks for modules before its working directory, or None if there is none."""
     folder = os.environ.get(MODULES_FOLDER)
     return Path(folder) if folder else None
 
 
 def begin_program(program: str) -> None:
-    """Make this process, a task, look like one that runs a program of the user's in the current directory.
+    """Set up `sys.argv` and the module folders of this task as for a program of the user in the current directory.
 
     Args:
-        program: the file or module; it becomes the whole of `sys.argv`, which the user's code may parse.
+        program: the file or module. It becomes the only element of `sys.argv`, which the user's code may parse.
     """
     sys.argv = [program]
     if (folder := modules_folder()) is not None:
@@ -80,21 +80,21 @@ def begin_program(program: str) -> None:
 
 
 def after_user_code(call: Callable[[], None]) -> None:
-    """Call this whenever a module or function of the user's has run while the job was being set up."""
+    """Register a function to call after each module or function of the user that runs during the setup of a job."""
     _AFTER.append(call)
 
 
 def user_code_has_run() -> None:
-    """Undo what the user's code may have changed in this process that the job depends on."""
+    """Call the registered functions, which undo changes of the user's code to the state of this process."""
     for call in _AFTER:
         call()
 
 
 def add_folder(folder: str | Path) -> None:
-    """Let modules be imported from a folder of the user's, where no library has the same name."""
+    """Make the modules in a folder of the user importable."""
     folder = os.path.abspath(folder)
     if _FINDER not in sys.meta_path:
-        # behind the finders of built-in and frozen modules, before that of `sys.path`
+        # after the finders of built-in and frozen modules, before the finder of `sys.path`
         place = sys.meta_path.index(importlib.machinery.PathFinder) if importlib.machinery.PathFinder in sys.meta_path \
             else len(sys.meta_path)  # fmt: skip
         sys.meta_path.insert(place, _FINDER)
@@ -105,12 +105,12 @@ def add_folder(folder: str | Path) -> None:
 
 
 def added_folders() -> list[str]:
-    """Return the folders added so far, for another process."""
+    """Return the added folders, for another process."""
     return list(_FINDER.folders)
 
 
 def import_users(name: str) -> ModuleType:
-    """Import a module that the config names, from the user's folders if it is there."""
+    """Import a module that the config names, preferably from the user's folders."""
     before, _FINDER.asked_for = _FINDER.asked_for, name.partition(".")[0]
     try:
         return importlib.import_module(name)
@@ -119,7 +119,7 @@ def import_users(name: str) -> ModuleType:
 
 
 def add_package_of(file: Path) -> None:
-    """Let a file import its neighbours, and the package that it belongs to by its own name."""
+    """Make the modules beside a file importable, and also the package that contains the file."""
     add_folder(file.parent)
     root = package_root(file)
     if root is not None:
@@ -127,7 +127,7 @@ def add_package_of(file: Path) -> None:
 
 
 def package_root(file: Path) -> Path | None:
-    """Return the folder that holds the package of a file; None where the file is in no package."""
+    """Return the folder that contains the package of a file, or None if the file is in no package."""
     folder = file.parent
     if not (folder / "__init__.py").is_file():
         return None
@@ -137,7 +137,7 @@ def package_root(file: Path) -> Path | None:
 
 
 def hidden_by(name: str) -> tuple[Path, str] | None:
-    """Return the file in the folders added so far that a loaded module of the same name hides, and that module's."""
+    """Return the user's file that a loaded module with the same name hides, and the file of that module."""
     top = name.partition(".")[0]
     loaded = sys.modules.get(top)
     if loaded is None:

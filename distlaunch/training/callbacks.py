@@ -235,7 +235,7 @@ def arguments_in(run: RunDir, factory: Any, args: Mapping[str, Any]) -> dict[str
     path = found.get(argument)
     # an address of object storage, such as gs://, is passed to Keras
     if isinstance(path, str) and "://" not in path:
-        absolute = run.own(path)
+        absolute = run.resolve(path)
         found[argument] = str(absolute)
         if argument == "filename" and absolute.is_relative_to(run.path):
             make_folder(absolute.parent)  # other callbacks make their folders themselves

@@ -132,8 +132,8 @@ def test_the_owner_is_the_one_that_a_file_gets_here_now(folder: Path, monkeypatc
     """On a disk that takes root for somebody else, its runs are root's own."""
     run = make_run(folder, 1, uid=OTHER)
     assert ownership_of(run.path).owner == f"user {OTHER}"
-    real = ownership.as_made_now
-    monkeypatch.setattr(ownership, "as_made_now", lambda path: (OTHER, real(path)[1]))
+    real = ownership.owner_of_new_files
+    monkeypatch.setattr(ownership, "owner_of_new_files", lambda path: (OTHER, real(path)[1]))
     assert ownership_of(run.path) == Ownership()
 
 
@@ -199,7 +199,7 @@ def test_what_a_config_that_is_a_link_leads_to_counts(folder: Path) -> None:
 
 def test_a_disk_without_permissions_cannot_be_judged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(folder, 1, mode=0o777)
-    monkeypatch.setattr(ownership, "as_made_now", lambda path: (os.geteuid(), False))
+    monkeypatch.setattr(ownership, "owner_of_new_files", lambda path: (os.geteuid(), False))
     notes = list[str]()
     found = find_run(folder / "runs", "job", {}, notes.append)
     assert found is not None

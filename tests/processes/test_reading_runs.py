@@ -73,7 +73,7 @@ def test_the_exports_of_training_exclude_others(tmp_path: Path) -> None:
         wait_until(run.has_config, timeout_s=60)
         with lock_run(run.export_lock("weights")):
             (tmp_path / "go").touch()
-            wait_until(lambda: "which writes the run's export as weights" in read(run.events), timeout_s=60)
+            wait_until(lambda: "which is writing the run's export as weights" in read(run.events), timeout_s=60)
             refused = run_command("export", "--format", "keras", "runs/job", cwd=tmp_path)
             assert refused.code == 75
             owner = owner_of(run.export_lock("keras"))

@@ -111,7 +111,7 @@ def test_large_files_of_events_are_not_read_at_once(tmp_path: Path) -> None:
 
 
 def test_a_line_without_end_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_files, "LONGEST_LINE", 5000)
+    monkeypatch.setattr(event_files, "MAX_EVENT_BYTES", 5000)
     monkeypatch.setattr(event_files, "READ_BYTES", 1000)
     path = tmp_path / "events.jsonl"
     path.write_text(f"{_line(1)}\n{'x' * 100_000}\n{_line(2)}\n")
@@ -133,7 +133,7 @@ def test_a_line_without_end_is_passed_over(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_what_is_written_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_files, "LONGEST_LINE", 5000)
+    monkeypatch.setattr(event_files, "MAX_EVENT_BYTES", 5000)
     writer = EventWriter(tmp_path / "events.jsonl", attempt=0, task="worker:0")
     writer.write(VariablesPlaced(variables=[{"name": "x" * 10_000}]))
     writer.close()

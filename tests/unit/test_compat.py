@@ -45,7 +45,7 @@ def test_an_untested_version_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     tested = f"keras{TESTED['keras']}"
     assert untested(frameworks("tensorflow")) == [
         f"keras 9.1.2 is installed; this distlaunch is tested with {tested}; "
-        f"if something fails or looks wrong, install a tested version: pip install '{tested}'"
+        f"in case of problems, install a tested version: pip install '{tested}'"
     ]
 
 

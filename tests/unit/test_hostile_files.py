@@ -87,7 +87,7 @@ def test_a_lock_that_leads_elsewhere_is_not_written(tmp_path: Path, kind: str) -
         lock.mkdir()
     else:
         lock.symlink_to(other if kind == "link" else tmp_path / "new")
-    with pytest.raises(UsageError, match="no regular file; remove it"), lock_run(lock):
+    with pytest.raises(UsageError, match="not a regular file; remove it"), lock_run(lock):
         pytest.fail("it was taken")
     assert owner_of(lock) is None
     assert other.read_text() == "precious"

@@ -50,7 +50,7 @@ def test_a_lock_that_is_waited_for(lock_file: Path) -> None:
             lock_when_free(lock_file, "the export", told.append, lambda seconds: True),
         ):
             pass
-    assert told == [f"waiting for process {os.getpid()}, which writes the export"] * 2
+    assert told == [f"waiting for process {os.getpid()}, which is writing the export"] * 2
     assert len(waited) == 2
     assert owner_of(lock_file) is None
 

@@ -1,6 +1,6 @@
-"""Finds out whether a run is this user's own: going on with one runs the code that its config names.
+"""Checks that a run to be resumed belongs to this user, since resuming it executes the code that its config names.
 
-Where several users can write to a folder of runs, one could put a run there that another goes on with.
+Otherwise, if several users can write to a folder of runs, one of them could plant a run that another user resumes.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from pathlib import Path
 from distlaunch.base.errors import UsageError
 
 TRUST_ENV = "DISTLAUNCH_TRUST"
-"""Folders, separated by colons, whose runs count as one's own whoever has made them."""
+"""Variable with folders, separated by colons, whose runs are trusted, whoever owns them."""
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_FOLLOWED = ("checkpoints", "config.yaml")
-"""May be a link of the user's own; what it leads to counts as well."""
+_FOLLOWED_LINKS = ("checkpoints", "config.yaml")
+"""Files of a run that may be links, whose targets are checked as well."""
 
 
 @dataclass(frozen=True)
 class Ownership:
-    """Whose run a directory is.
+    """The result of a check of a run's owner.
 
     Attributes:
-        owner: another user whose it is; empty: it is this user's own, or trusted.
-        problem: why it must not be gone on with although it is this user's own; empty: nothing.
-        note: what cannot be judged; empty: nothing.
+        owner: the name of another user who owns the run; empty if this user owns it, or if it is trusted.
+        problem: why this user's run must not be resumed; empty if it may be resumed.
+        note: a message if permissions cannot be checked; empty if they can.
     """
 
     owner: str = ""
@@ -40,11 +40,11 @@ class Ownership:
 
 
 def ownership_of(path: Path, trusted: tuple[Path, ...] = ()) -> Ownership:
-    """Return whose run it is, and whether others can change what is in it."""
+    """Return who owns a run, and whether others can change its files."""
     place = Path(os.path.realpath(path))
     if any(place.is_relative_to(folder) for folder in trusted):
         return Ownership()
-    mine, keeps_modes = as_made_now(path.parent)
+    mine, keeps_modes = owner_of_new_files(path.parent)
     if (other := _other_owner(path, place, mine)) is not None:
         return Ownership(owner=user_name(other))
     if not keeps_modes:
@@ -53,49 +53,53 @@ def ownership_of(path: Path, trusted: tuple[Path, ...] = ()) -> Ownership:
 
 
 def check_ownership(path: Path, shown: str, trusted: tuple[Path, ...] = ()) -> str:
-    """Return a note on a run that is to be gone on with, or an empty string.
+    """Return a note about a run that is to be resumed, or an empty string.
+
+    Args:
+        shown: the path of the run in messages.
+        trusted: folders whose runs are trusted.
 
     Raises:
-        UsageError: it is another user's, or others can write to it.
+        UsageError: the run belongs to another user, or others can write to it.
     """
     found = ownership_of(path, trusted)
-    advice = f"or, if you share runs with those who can, set {TRUST_ENV} to the folder that it is in"
+    advice = f"or, if you trust these users, set {TRUST_ENV} to the folder that contains the run"
     if found.owner:
         raise UsageError(
-            f"{shown} belongs to {found.owner}, and going on with it would run that user's code as you; "
-            f"copy it with `cp -r`, after a look at it, {advice}"
+            f"{shown} belongs to {found.owner}, and resuming it would execute that user's code as you; "
+            f"check it and copy it with `cp -r`, {advice}"
         )
     if found.problem:
         raise UsageError(
-            f"{shown}: {found.problem}, so what is in it may be theirs, and going on with it would run their code as "
-            f"you; look at it, and then write `chmod -R go-w {shown}`, {advice}"
+            f"{shown}: {found.problem}, so it may contain their code, and resuming it would execute that code as you; "
+            f"check it and run `chmod -R go-w {shown}`, {advice}"
         )
     return found.note
 
 
 def user_name(uid: int) -> str:
-    """Return the name of a user, or the number of one without a name."""
+    """Return the name of a user, or `user NUMBER` if there is no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return f"user {uid}"
 
 
-def as_made_now(folder: Path) -> tuple[int, bool]:
-    """Return the owner that a file gets here, and whether it keeps its mode.
+def owner_of_new_files(folder: Path) -> tuple[int, bool]:
+    """Return the owner that a new file gets in a folder, and whether it keeps its permissions.
 
-    On a disk that takes root for somebody else, and in containers, that is not this process's user.
+    The owner differs from the user of this process in containers, and on network disks that map root to another user.
     """
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             status = os.fstat(file.fileno())
             return status.st_uid, not status.st_mode & _OTHERS
-    except OSError:  # nothing can be made here
+    except OSError:  # no file can be created here
         return os.geteuid(), True
 
 
 def _other_owner(path: Path, place: Path, mine: int) -> int | None:
-    # the run may be a link, which must be one's own as well
+    # the run may be a link, which must also belong to this user
     for each in (os.lstat(path), os.stat(place)):
         if each.st_uid != mine:
             return each.st_uid
@@ -103,10 +107,10 @@ def _other_owner(path: Path, place: Path, mine: int) -> int | None:
 
 
 def _problems(place: Path, mine: int) -> Iterator[str]:
-    """Yield how others could have changed what is in a run."""
+    """Yield ways in which others could have changed the files of a run."""
     if _is_reachable(place.parent):
         yield from _below(place, "", mine)
-    for name in _FOLLOWED:
+    for name in _FOLLOWED_LINKS:
         link = place / name
         if link.is_symlink() and link.exists():
             target = Path(os.path.realpath(link))
@@ -115,7 +119,7 @@ def _problems(place: Path, mine: int) -> Iterator[str]:
 
 
 def _is_reachable(folder: Path) -> bool:
-    """Return whether others can enter a folder."""
+    """Return True if others can enter a folder."""
     return all(os.stat(each).st_mode & (stat.S_IXGRP | stat.S_IXOTH) for each in (folder, *folder.parents))
 
 
@@ -127,23 +131,23 @@ def _below(path: Path, name: str, mine: int) -> Iterator[str]:
         return
     if _is_open(status):
         yield f"others can write to {name or 'it'} (mode {stat.S_IMODE(status.st_mode):04o})"
-    # below a folder that others cannot enter they reach nothing
+    # others cannot reach the contents of a folder that they cannot enter
     if stat.S_ISDIR(status.st_mode) and status.st_mode & (stat.S_IXGRP | stat.S_IXOTH):
         with contextlib.suppress(PermissionError):
             for inner in sorted(os.listdir(path)):
-                with contextlib.suppress(FileNotFoundError):  # just deleted
+                with contextlib.suppress(FileNotFoundError):  # the file has just been deleted
                     yield from _below(path / inner, f"{name}/{inner}" if name else inner, mine)
 
 
 def _is_open(status: os.stat_result) -> bool:
-    """Return whether somebody else can write to a file or folder."""
+    """Return True if another user can write to a file or folder."""
     if status.st_mode & stat.S_IWOTH:
         return True
     return bool(status.st_mode & stat.S_IWGRP) and not _is_private_group(status.st_gid, status.st_uid)
 
 
 def _is_private_group(gid: int, uid: int) -> bool:
-    """Return whether a group has no member but a user, as the first group of a user has in many systems."""
+    """Return True if a user is the only member of a group, as for the first group of a user on many systems."""
     try:
         group, user = grp.getgrgid(gid), pwd.getpwuid(uid)
     except KeyError:
@@ -152,7 +156,7 @@ def _is_private_group(gid: int, uid: int) -> bool:
 
 
 def folders_in(text: str) -> tuple[Path, ...]:
-    """Return the folders of a list such as `PATH` has."""
+    """Return the folders in a list separated by colons."""
     return tuple(Path(os.path.realpath(os.path.expanduser(part))) for part in text.split(":") if part)
 
 

@@ -1,4 +1,4 @@
-"""The state of a run, computed from its events: the one place that knows what each event changes."""
+"""The state of a run, computed from its events."""
 
 from __future__ import annotations
 
@@ -35,14 +35,17 @@ class AttemptFacts:
     """Facts about an attempt so far.
 
     Attributes:
-        hosts: where each task was started last.
-        up: tasks that have reported since they were started last.
+        hosts: the host on which each task was last started.
+        up: tasks that have reported since their last start.
         has_data: whether the chief has read its data.
-        step: global batches since the run began; the same place is `step_in_epoch` steps after `epochs_done` epochs.
+        training: the start of training, if it has begun.
+        step: number of steps since the run began.
+        epochs_done: number of complete epochs at that step.
+        step_in_epoch: number of steps since the last complete epoch.
         logs: the newest values.
-        restarts: how often each task was started again while the others went on.
-        timed: how the time of each task's steps has gone.
-        stopped_after_failure: somebody called the next attempt off; the last `ended` says how.
+        restarts: how many times each task was restarted while the others continued.
+        timed: the newest step times of each task.
+        stopped_after_failure: True if the job was stopped after the attempt had failed. `ended` then has that end.
         has_result: whether it has evaluated, predicted or exported.
         last_at: the time of its newest event.
     """
@@ -90,7 +93,7 @@ class AttemptFacts:
             case RunEnded():
                 self.ended = event
                 self.stopped_after_failure = self.failed is not None and event.status in ("stopped", "interrupted")
-                # the launcher may know less than the task has reported
+                # the launcher's event may be behind the last report of the task
                 self.step, self.epochs_done = max(self.step, event.step), max(self.epochs_done, event.epochs_done)
                 self.logs = event.logs or self.logs
             case Evaluated() | Predicted() | Exported():
@@ -105,18 +108,18 @@ class AttemptFacts:
 
 @dataclass
 class RunFacts:
-    """A run so far, all its attempts.
+    """The facts about a run so far, with all of its attempts.
 
     Attributes:
         now: the attempt of the newest event.
-        epochs: in the order in which they ended; what was done twice is there twice, as in `checkpoints`.
-        evaluations: the run's own; `sidecar` is the newest of the evaluator beside training.
-        skipped: examples that were left out, by any task that has reported it here.
-        exports: where each format was written last.
-        export_failure: why the last export failed; empty if none did, or another has been written since.
+        epochs: epochs in the order of their ends. An epoch that was trained twice occurs twice, as in `checkpoints`.
+        evaluations: results of `distlaunch evaluate`.
+        sidecar: the newest result of the evaluator task.
+        skipped: examples that were left out, as reported in these events.
+        exports: the path of the last export in each format.
+        export_failure: why the last export failed; empty if none failed, or if a later one succeeded.
         ended: the newest end of any attempt.
-        finished: the run came to its planned end, and no later attempt has taken it on from there, be it without a
-            word.
+        finished: True if the run reached its planned end and no later attempt has started training.
     """
 
     attempts: dict[int, AttemptFacts] = field(default_factory=dict)
@@ -174,7 +177,7 @@ class RunFacts:
 
     @property
     def start(self) -> TrainingStarted | None:
-        """Return the last start of training, ignoring attempts on a finished run that changed nothing."""
+        """Return the last start of training. For a finished run, ignore later attempts, which changed nothing."""
         last = self.ended.attempt if self.ended and self.finished else max(self.attempts, default=0)
         starts = (self.attempts[number].training for number in sorted(self.attempts, reverse=True) if number <= last)
         return next((start for start in starts if start is not None), None)

@@ -1,6 +1,6 @@
-"""The lock of a run. The process that works on the run holds it, and writes its own identity into it.
+"""The lock of a run. The process that works on the run holds the lock, and writes its identity into the file.
 
-Where a disk has no locks, the identity alone counts, as long as its process lives, and touches the file.
+On a disk without locks, only the identity counts, as long as its process lives and touches the file.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from distlaunch.base.file_locks import lock
 NOTEBOOK = "notebook"
 
 _TRIES = 3
-_MOMENT_S = 0.02
-_TURN_S = 0.2
+_RETRY_S = 0.02
+_POLL_INTERVAL_S = 0.2
 TOUCH_S, _FRESH_S = 10.0, 60.0
 """On disks without locks: interval at which the file is touched, and time for which that counts, in seconds."""
 
@@ -33,9 +33,9 @@ class Owner(NamedTuple):
     """The owner of a lock.
 
     Attributes:
-        pid: 0: it has not written it yet.
-        host: empty: not known.
-        notebook: it is a process of the user's own, which does more than to launch.
+        pid: the process ID; 0 if the owner has not written it yet.
+        host: the name of the host; empty if unknown.
+        notebook: True if the owner is a notebook of the user rather than a launcher.
     """
 
     pid: int = 0
@@ -66,17 +66,17 @@ class Owner(NamedTuple):
 @contextlib.contextmanager
 def lock_run(path: Path, *, notebook: bool = False) -> Generator[None]:
     """Hold the lock; the system releases it if this process dies. Raise RunBusyError if another process holds it."""
-    # a task that inherited it would hold the lock after the launcher's death
-    fd = _opened(path, os.O_RDWR | os.O_CREAT)
+    # children must not inherit the descriptor: they would hold the lock after the launcher's death
+    fd = _open_lock_file(path, os.O_RDWR | os.O_CREAT)
     try:
-        has_locks = _take(fd, path)
-        # only now: until it is held, the file names somebody else
+        has_locks = _acquire(fd, path)
+        # write only while holding the lock: before that, the file names another owner
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(Owner(os.getpid(), socket.gethostname(), notebook)).encode(), 0)
-        with contextlib.nullcontext() if has_locks else _touched(fd):
+        with contextlib.nullcontext() if has_locks else _touching(fd):
             yield
     finally:
-        # gives the lock up
+        # closing the file releases the lock
         os.close(fd)
 
 
@@ -84,12 +84,12 @@ def lock_run(path: Path, *, notebook: bool = False) -> Generator[None]:
 def lock_when_free(
     path: Path, what: str, say: Callable[[str], None], gives_up: Callable[[float], bool]
 ) -> Generator[None]:
-    """Hold a lock as `lock_run` does, but wait while another process holds it.
+    """Hold a lock like `lock_run`, but wait while another process holds it.
 
     Args:
-        what: it writes meanwhile, in words.
-        say: called before the wait.
-        gives_up: called with the seconds waited so far.
+        what: words for the thing that the other process writes.
+        say: called with a message before the wait.
+        gives_up: called with the seconds waited so far; returns True to stop waiting.
 
     Raises:
         RunBusyError: another process still holds it.
@@ -104,29 +104,33 @@ def lock_when_free(
                 if not who:
                     owner = owner_of(path)
                     who = owner.description if owner is not None else "another process"
-                    say(f"waiting for {who}, which writes {what}")
+                    say(f"waiting for {who}, which is writing {what}")
                 if gives_up(time.monotonic() - began):
                     raise RunBusyError(f"{who} was still writing {what}") from None
-                time.sleep(_TURN_S)
+                time.sleep(_POLL_INTERVAL_S)
         yield
 
 
-def _opened(path: Path, flags: int) -> int:
-    """Return a descriptor of the lock. Raises UsageError if it leads to another file, which would be overwritten."""
+def _open_lock_file(path: Path, flags: int) -> int:
+    """Return a descriptor of the lock file. Raise UsageError if it is a link or not a regular file."""
     try:
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-            raise UsageError(f"{path}: is a link, or no regular file; remove it, or use another run") from None
+            raise UsageError(f"{path} is a link, or not a regular file; remove it, or use another run") from None
         raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise UsageError(f"{path}: is no regular file; remove it, or use another run")
+        raise UsageError(f"{path} is not a regular file; remove it, or use another run")
     return fd
 
 
-def _take(fd: int, path: Path) -> bool:
-    """Whether it is held; else the disk has no locks, and nobody else works on the run. Raises RunBusyError."""
+def _acquire(fd: int, path: Path) -> bool:
+    """Acquire the lock; return False if the disk has no locks and no other process works on the run.
+
+    Raises:
+        RunBusyError: another process works on the run.
+    """
     for left in reversed(range(_TRIES)):
         try:
             if lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB):
@@ -139,13 +143,13 @@ def _take(fd: int, path: Path) -> bool:
         if not left:
             message = f"{path.parent}: this run is still running ({owner.description}); `distlaunch stop` ends it"
             raise RunBusyError(message) from None
-        time.sleep(_MOMENT_S)  # `owner_of` of somebody who only looks holds it for an instant
+        time.sleep(_RETRY_S)  # another process may hold the lock only for an instant, in `owner_of`
     raise AssertionError
 
 
 @contextlib.contextmanager
-def _touched(fd: int) -> Generator[None]:
-    """Meanwhile the file is fresh; afterwards it names nobody."""
+def _touching(fd: int) -> Generator[None]:
+    """Touch the file regularly within the block, and empty it afterwards."""
     over = threading.Event()
 
     def touch() -> None:
@@ -169,7 +173,7 @@ def _read(fd: int) -> Owner:
 
 
 def _is_alive(pid: int) -> bool:
-    import psutil  # only where it is needed: it costs 20 ms
+    import psutil  # imported here, since it takes 20 ms
 
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -178,7 +182,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _named_owner(fd: int) -> Owner | None:
-    """Whom the file names, unless that process is gone."""
+    """Return the owner in the file, or None if its process is gone."""
     owner = _read(fd)
     if not owner.pid or time.time() - os.fstat(fd).st_mtime > _FRESH_S:
         return None
@@ -186,13 +190,13 @@ def _named_owner(fd: int) -> Owner | None:
 
 
 def owner_of(path: Path) -> Owner | None:
-    """Who holds the lock now; None: nobody, whatever the file says."""
+    """Return the process that holds the lock now, or None if it is free."""
     try:
-        fd = _opened(path, os.O_RDONLY)
+        fd = _open_lock_file(path, os.O_RDONLY)
     except (OSError, UsageError):
         return None
     try:
-        # shared: several may look at the same time
+        # use a shared lock, since several processes may test the lock at the same time
         return None if lock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB) else _named_owner(fd)
     except BlockingIOError:
         return _read(fd)

@@ -21,9 +21,10 @@ class Submission(NamedTuple):
     """A job that was submitted to train a run.
 
     Attributes:
-        engine: whose queue it is in.
-        time: seconds since the epoch.
-        cluster: of several that the queue's commands know; empty: the usual one.
+        engine: the engine whose queue has the job.
+        job: the number of the job.
+        time: when it was submitted, in seconds since 1970.
+        cluster: the cluster of the job if the queue has several; empty for the default cluster.
     """
 
     engine: str
@@ -33,13 +34,13 @@ class Submission(NamedTuple):
 
     @staticmethod
     def read(path: Path) -> Submission | None:
-        """What `to_plain` has made of it; None: there is none."""
+        """Read a submission that `to_plain` has returned, or return None if the file is missing or malformed."""
         try:
             plain: dict[str, Any] = read_json(path)
             made = Submission(plain["engine"], plain["job"], plain["time"], plain.get("cluster", ""))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-        # they become arguments of the queue's commands
+        # check the texts, since they become arguments of the queue's commands
         texts: tuple[Any, ...] = (made.engine, made.job, made.cluster)
         fit = all(isinstance(text, str) and _TEXT.fullmatch(text) for text in texts) and made.engine and made.job
         return made if fit and fits(made.time, float) and 0 <= made.time < _LATEST else None
@@ -49,11 +50,11 @@ class Submission(NamedTuple):
 
 
 class JobState(NamedTuple):
-    """How a submitted job stands.
+    """The state of a submitted job.
 
     Attributes:
-        word: what the queue calls it, such as `PENDING`; empty: the queue has forgotten the job.
-        why: its reason to wait, as the queue reports it.
+        word: the queue's name of the state, such as `PENDING`; empty if the queue has forgotten the job.
+        why: the reason why it is pending, as the queue reports it.
     """
 
     phase: Phase

@@ -1,4 +1,4 @@
-"""Writes error.json, the reason why a task has failed: by the task itself, or by the launcher in its place."""
+"""Writes error.json, the reason why a task has failed. The task writes it, or the launcher if the task cannot."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def write_exception(files: TaskDir, error: BaseException, *, step: int | None = 
     """Record an exception that the task has not caught.
 
     Args:
-        step: global batches done then; None before the first step.
-        user_error: its message says all there is to say.
+        step: number of finished steps; None before the first step.
+        user_error: whether the message explains the error completely, so that no traceback is shown.
     """
     data = {
         "kind": "exception",
@@ -38,7 +38,7 @@ def write_exception(files: TaskDir, error: BaseException, *, step: int | None = 
 
 
 def write_problems(files: TaskDir, problems: Sequence[Problem]) -> None:
-    """Record mistakes in the config that appear only when things are built."""
+    """Record problems in the config that only a task can find."""
     _write_own(files, {"kind": "config", "problems": [problem.to_plain() for problem in problems]})
 
 
@@ -46,13 +46,13 @@ def write_signal(files: TaskDir, code: int, step: int | None, host: str, *, oom:
     """Record the signal that killed a task. Raise OSError if it cannot be written.
 
     Args:
-        oom: whether the kernel has killed for memory; None: not known.
+        oom: whether the kernel's OOM killer ended it; None if unknown.
     """
     number = -code
     data = {
         "kind": "signal",
         "signal": signal.Signals(number).name if number in set(signal.Signals) else str(number),
-        # the kernel's OOM killer sends no other signal
+        # the OOM killer only sends SIGKILL
         "out_of_memory": oom if number == signal.SIGKILL else False,
     }
     _write(files, data, step, host)
@@ -72,7 +72,7 @@ def write_stall(files: TaskDir, step: int | None, host: str, *, frozen: bool) ->
     """Record that a task hung and was ended. Raise OSError if it cannot be written.
 
     Args:
-        frozen: it showed no sign of life at all.
+        frozen: whether it sent no heartbeats.
     """
     _write(files, {"kind": "stall", "frozen": frozen}, step, host)
 
@@ -80,7 +80,7 @@ def write_stall(files: TaskDir, step: int | None, host: str, *, frozen: bool) ->
 def _write_own(files: TaskDir, data: dict[str, Any], step: int | None = None) -> None:
     try:
         _write(files, data, step, socket.gethostname())
-    except OSError as error:  # a full disk; the launcher still reads what is printed
+    except OSError as error:  # a full disk; print the error, so that the launcher reads it
         print(f"{files.error_json} cannot be written: {error.strerror}", file=sys.stderr)
         print(data.get("message") or data["problems"], file=sys.stderr)
 

@@ -1,6 +1,6 @@
-"""The orders of `distlaunch verify` to a worker, and the worker's records. Launcher and worker share them.
+"""The orders of `distlaunch verify` to a worker, and the records that the worker returns.
 
-A trial trains a config's model for a few steps under one strategy, from given weights, and records every step.
+A trial trains a config's model for a few steps under one strategy, from given weights, and records each step.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ class TrialOrder:
     """The order for a trial.
 
     Attributes:
-        reference: draws the weights that all others start from, and measures the model's own rounding noise.
-        dense: compares with the reference's run with dense gradients, too.
-        synchronized: BatchNormalization takes the statistics of the whole batch, whatever the model says.
-        without: layers, classes or variables; the layers that they name are called with `training=False`. In both the
-            trial and its reference this shows whether a deviation comes from there.
-        layers: records what each layer puts out, and each variable's gradient, at every step.
+        reference: whether this is the trial on one device, which draws the initial weights of all trials and measures
+            the model's rounding noise.
+        dense: whether to compare also with the reference's run with dense gradients.
+        synchronized: whether BatchNormalization uses the statistics of the global batch, whatever the model sets.
+        without: names of layers, classes or variables. Their layers are called with `training=False`, in the trial and
+            in its reference, to find out whether a deviation comes from them.
+        layers: whether to record the output of each layer and the gradient of each variable at each step.
     """
 
     steps: int
@@ -50,15 +51,15 @@ class Series:
     """The results of a run of some steps.
 
     Attributes:
-        logs: the values of each step alone.
-        gradients: norm of the gradients of each step, one for each optimizer; empty if not known.
-        weights: for each variable the largest deviation of a final weight from the reference's, relative to the
-            variable's largest; None for the reference.
+        logs: the values of each single step.
+        gradients: norm of the gradients of each step, for each optimizer; empty if unknown.
+        weights: for each variable, the largest deviation of a final weight from that of the reference, relative to the
+            largest weight of the variable. None for the reference.
         first_gradients: norm of each variable's gradient in the first step.
-        outputs: of each step, what each layer put out, in the order in which they are computed: number of values, sum,
-            sum of magnitudes, sum of squares, sum of squared projections; empty unless asked for.
-        variables: of each step, the norm of each variable's gradient, in the order of the variables; empty unless
-            asked for.
+        outputs: for each step and each layer, in the order of computation, statistics of its output: number of values,
+            sum, sum of magnitudes, sum of squares, sum of squared projections. Empty unless requested.
+        variables: for each step, the norm of each variable's gradient, in the order of the variables. Empty unless
+            requested.
     """
 
     logs: list[dict[str, float]]
@@ -74,17 +75,17 @@ class ModelFacts:
     """Properties of a model and its data that may explain a deviation.
 
     Attributes:
-        batch_norm: layers that normalise by their replica's rows.
-        own_batch_norm: the same, but not Keras's: classes that are called so.
+        batch_norm: Keras layers that normalise with the statistics of the rows of their replica.
+        own_batch_norm: layers of the user's classes that do the same, recognised by the names of the classes.
         embeddings: trained Embedding layers, whose gradients are sparse on one TensorFlow device.
         random: layers that draw random numbers in training.
-        own_step: the step function, or the model's method, that trains instead of Keras's.
-        random_ops: operations of the data pipeline that draw other numbers in each process.
-        own_losses: the sum of the losses that the model adds (regularisation), with the first weights.
-        mixes_rows: `model` or `loss`: what computes something else for a part of a batch than for the same rows of the
-            whole.
-        own_state: other variables than weights that the layers change in training.
-        other_examples: the data pipeline gives other examples each time it is read.
+        own_step: the user's step function or model method that trains instead of that of Keras.
+        random_ops: operations of the data pipeline that draw different numbers in each process.
+        own_losses: the sum of the losses that the model adds (regularisation), with the initial weights.
+        mixes_rows: `model` or `loss` if that gives other results for rows of a part of a batch than for the same rows
+            of the whole batch.
+        own_state: variables other than weights that layers change in training.
+        other_examples: True if the data pipeline gives different examples each time it is read.
     """
 
     batch_norm: Sequence[str] = ()
@@ -101,16 +102,16 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Record:
-    """The record of a trial. Facts, rows and noise are the reference's.
+    """The record of a trial. Only the reference has facts, rows and noise.
 
     Attributes:
-        shards: the data pipeline takes a part of the examples by itself, as for one of several workers.
-        rows: examples of each step's batch.
-        noise: runs on one device that differ in rounding only.
-        noise_source: `permuted`: the examples within each batch; `rounded`: the first weights in their last digit; or
-            both; `none`: one device does not repeat its own numbers, so nobody can say.
-        dense: the reference's: the same steps with dense gradients, if it has others; a trial's: its own series,
-            compared with that.
+        shards: True if the data pipeline itself takes a shard of the examples, as for one of several workers.
+        rows: number of examples in each step's batch.
+        noise: runs on one device that differ only in rounding.
+        noise_source: `permuted` if the examples within each batch were permuted, `rounded` if the initial weights were
+            changed in the last digit, or both. `none` if one device does not repeat its numbers.
+        dense: for the reference, the same steps with dense gradients if it has sparse ones. For a trial, its series
+            compared with that of the reference.
         examples: a checksum of the first batches.
     """
 
