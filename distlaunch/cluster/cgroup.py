@@ -14,11 +14,11 @@ def read_cgroup(name: str) -> str:
 
 
 def oom_kills() -> int | None:
-    """Return the number of kills for lack of memory in this process's cgroup, or None if unknown."""
+    """Return how many processes the OOM killer has ended in the cgroup of this process, or None if unknown."""
     try:
         text = read_cgroup("memory.events")
     except OSError:
         return None
-    # not `oom`, which also counts when a limit was met and nobody killed
+    # `oom` would also count the times when a limit was reached without killing a process
     match = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
     return int(match[1]) if match else None

@@ -1,7 +1,7 @@
-"""The cores that this process may use, and how tasks that compute at the same time share those of a host.
+"""Determines the cores of this process, and divides the cores of a host among tasks that compute at the same time.
 
-Without a share, each task starts threads for all cores. Measured on 2 cores with TensorFlow 2.21, a CNN, steps of
-`multi_worker_mirrored` with shares beside steps without: 0.88 of the time with 2 tasks, 0.85 with 4, 0.87 with 8.
+Without limits, each task starts threads for all cores. Measured with TensorFlow 2.21, a CNN and `multi_worker_mirrored`
+on 2 cores: with limits, a step takes 0.88 of the time with 2 tasks, 0.85 with 4, and 0.87 with 8.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from pathlib import Path
 from distlaunch.cluster.cgroup import read_cgroup
 
 POOL_SIZES = ("TF_NUM_INTRAOP_THREADS", "NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""The pools that compute: TensorFlow's, XLA's, OpenMP's, OpenBLAS's, MKL's. Not `TF_NUM_INTEROP_THREADS`: operations
-that wait for other tasks take its threads, and with too few of them the tasks wait for each other for ever."""
+"""Variables for the sizes of thread pools that compute, of TensorFlow, XLA, OpenMP, OpenBLAS and MKL.
+
+`TF_NUM_INTEROP_THREADS` is not limited: operations that wait for other tasks occupy threads of this pool, and with too
+few threads the tasks would wait for each other forever.
+"""
 NODES = Path("/sys/devices/system/node")
 Cores = frozenset[int]
 _ANY: Cores = frozenset()
@@ -28,7 +31,7 @@ def num_visible_cores() -> int:
 
 
 def num_cores() -> int:
-    """Return the number of cores of this process, which is a share where tasks share a machine."""
+    """Return the number of cores of this process, which may be a share of the machine's cores."""
     share = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
     return int(share) if share.isdigit() and int(share) else num_visible_cores()
 
@@ -37,7 +40,7 @@ def pool_sizes(num_tasks: int) -> dict[str, str]:
     """Return the environment variables that limit each task to its share of the cores; empty if there is no limit."""
     seen = num_visible_cores()
     share = max(1, min(seen, _quota() or seen) // max(1, num_tasks))
-    # with no variables a task behaves as it does without the launcher
+    # without these variables, a task behaves as if started without the launcher
     return {} if share == seen else dict.fromkeys(POOL_SIZES, str(share))
 
 
@@ -54,35 +57,35 @@ def _quota() -> int | None:
 
 
 class NumaShares:
-    """Deals the NUMA nodes of this host out to its tasks, neighbours to the same one: memory is then that of the node.
+    """Assigns the NUMA nodes of this host to its tasks, so that each task uses memory of its node.
 
     Source: sysfs-devices-node in Linux's documentation of the kernel's interfaces.
 
     Args:
-        num_computing: how many tasks share the cores; those that come after them get any.
+        num_computing: number of tasks that share the cores. Further tasks are not bound to cores.
     """
 
     def __init__(self, num_computing: int) -> None:
-        nodes = node_cores(NODES)  # only Linux shows them, and there a process knows its cores
+        nodes = node_cores(NODES)  # not empty only on Linux, where `sched_getaffinity` exists
         usable = frozenset(os.sched_getaffinity(0)) if nodes else _ANY
-        self._shares = shares(num_computing, nodes, usable, os.cpu_count() or 1)
+        self._shares = numa_shares(num_computing, nodes, usable, os.cpu_count() or 1)
         self._numbers: dict[str, int] = {}
 
     def of(self, task: str, env: Mapping[str, str]) -> Cores:
-        """Return the cores of a task, the same ones after a restart; empty for all that this process may use."""
+        """Return the cores of a task, which stay the same after a restart; empty for all cores of this process."""
         number = self._numbers.setdefault(task, len(self._numbers))
         if env.get("CUDA_VISIBLE_DEVICES", "-1") not in ("", "-1"):
-            return _ANY  # which node its GPUs are at is not known here
+            return _ANY  # the node of the task's GPUs is unknown
         return self._shares[number] if number < len(self._shares) else _ANY
 
 
-def shares(num_tasks: int, nodes: Collection[Cores], usable: Cores, num_cores: int) -> list[Cores]:
+def numa_shares(num_tasks: int, nodes: Collection[Cores], usable: Cores, num_cores: int) -> list[Cores]:
     """Return the cores of each task; empty if nodes cannot be shared equally, or this process is bound to cores.
 
     Args:
         nodes: the cores of each node.
-        usable: those that this process may use.
-        num_cores: how many the host has.
+        usable: the cores that this process may use.
+        num_cores: number of cores of the host.
     """
     nodes = [cores & usable for cores in nodes if cores & usable]
     if len(usable) < num_cores or len(nodes) < 2 or num_tasks % len(nodes) or len({*map(len, nodes)}) > 1:
@@ -100,14 +103,14 @@ def node_cores(folder: Path) -> list[Cores]:
 
 
 def bind(pid: int, cores: Cores) -> None:
-    """Bind a process that has just been started to cores, before it has threads; no cores do nothing."""
+    """Bind a new process to cores before it creates threads. Do nothing if `cores` is empty."""
     if cores:
-        with contextlib.suppress(OSError):  # it has ended, or a core is gone: it runs anywhere
+        with contextlib.suppress(OSError):  # the process has ended, or a core is no longer available
             os.sched_setaffinity(pid, cores)
 
 
 def _parse(text: str) -> Cores:
-    """Parse a list of cores such as `0-3,8`; a node with memory only has none."""
+    """Parse a list of cores such as `0-3,8`, which is empty for a node that only has memory."""
     cores: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")

@@ -29,10 +29,10 @@ def describe_environment(
     """Return the content of environment.json.
 
     Args:
-        config_folder: from which paths in the config start; None: the current directory.
-        run: from which the paths of its code are known relatively, too, if it is moved.
-        modules_folder: in which modules were looked for first; None: the current directory.
-        environ: has the secrets that the command is shown without.
+        config_folder: the folder from which paths in the config start; None for the current directory.
+        run: the run, whose paths are recorded so that it can be moved together with its code.
+        modules_folder: the folder that is searched first for modules; None for the current directory.
+        environ: environment variables, whose secrets are masked in the command.
     """
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -46,6 +46,6 @@ def describe_environment(
         "python": platform.python_version(),
         "cpus": num_visible_cores(),
         "gpus": list(gpus),
-        # read from metadata: an import would take seconds
+        # read the versions from metadata, since imports would take seconds
         "packages": {name: version for name in _PACKAGES if (version := installed(name))},
     }

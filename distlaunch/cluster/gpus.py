@@ -1,6 +1,6 @@
 """The GPUs of this machine, found without a framework, and each worker's share of them.
 
-All commands count GPUs here, so that what `validate` accepts is what `train` starts.
+All commands count GPUs with this module, so that `train` can start each config that `validate` accepts.
 """
 
 from __future__ import annotations
@@ -17,23 +17,26 @@ from distlaunch.base.errors import UsageError
 from distlaunch.base.plural import count
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-QUERY_TIMEOUT_S = 10.0  # for a driver that hangs
+QUERY_TIMEOUT_S = 10.0  # limit for a driver that hangs
 LIBRARY = "libnvidia-ml.so.1"
-"""NVML, NVIDIA's management library; it comes with the driver."""
+"""NVML, NVIDIA's management library, which comes with the driver."""
 CUDA = "libcuda.so.1"
 DEVICES = "dev/nvidia[0-9]*"
-"""Below `/`; the driver's own CUDA library and these are what a framework needs to see a GPU."""
+"""Device files below `/`. A framework needs them and the driver's CUDA library to see a GPU."""
 
 
 class Gpu(NamedTuple):
-    """A GPU by its number in NVML, as in `nvidia-smi -L`, and the parts (MIG) that it is split into."""
+    """A GPU with its number in NVML, as in `nvidia-smi -L`, and its MIG parts."""
 
     number: str
     uuid: str = ""
     parts: tuple[str, ...] = ()
 
     def is_named(self, name: str) -> bool:
-        """Return True if an entry of CUDA_VISIBLE_DEVICES names this GPU or a part; CUDA accepts prefixes of UUIDs."""
+        """Return True if an entry of CUDA_VISIBLE_DEVICES names this GPU or a part of it.
+
+        CUDA accepts prefixes of UUIDs.
+        """
         if name.isdigit():
             return int(name) == int(self.number)
         # the older name of a part is MIG-GPU-UUID/INSTANCE/INSTANCE
@@ -42,16 +45,16 @@ class Gpu(NamedTuple):
 
 
 def find_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the visible GPUs as CUDA_VISIBLE_DEVICES names them: those of the driver that the variable selects.
+    """Return the GPUs of the driver that CUDA_VISIBLE_DEVICES selects, in the form of this variable.
 
-    Without a driver there are none, whatever the variable lists: TensorFlow and JAX see none either. Where there is one
-    that cannot be asked, there are those that the variable lists.
+    Without a driver, return none, whatever the variable lists: TensorFlow and JAX see none either. If the driver does
+    not answer, return the GPUs that the variable lists.
     """
     selected = environ.get(VISIBLE)
-    # `-1` or nothing: no GPU, and no question to the driver
+    # `-1` or an empty list selects no GPU, so the driver is not queried
     if selected is not None and not _names(selected):
         return ()
-    driver = ask_driver()
+    driver = query_driver()
     present = driver and driver.gpus
     if selected is None:
         return _all_names(present or ())
@@ -60,28 +63,28 @@ def find_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 def driver_version() -> str:
     """Return the version of the GPU driver, or an empty string if there is none."""
-    driver = ask_driver()
+    driver = query_driver()
     return driver.version if driver else ""
 
 
 class _Driver(NamedTuple):
-    """The GPUs are none, and the version is empty, if it does not run."""
+    """The GPUs and version of the driver. Both are empty if the driver does not run."""
 
     gpus: tuple[Gpu, ...] = ()
     version: str = ""
 
 
 @functools.cache
-def ask_driver() -> _Driver | None:
-    """Return the GPUs of the driver, or None if it does not answer."""
-    if not _can_open(LIBRARY):  # before pynvml, whose import would cost every command 20 ms
+def query_driver() -> _Driver | None:
+    """Return the GPUs and version of the driver, or None if it does not answer."""
+    if not _can_open(LIBRARY):  # avoids importing pynvml, which would take 20 ms in every command
         return _without_nvml()
     answers: list[_Driver | None] = []
-    # a driver that hangs must not hold the command up
+    # query in a thread, since a driver that hangs must not block the command
     asking = threading.Thread(target=lambda: answers.append(_present()), name="nvml", daemon=True)
     asking.start()
     asking.join(QUERY_TIMEOUT_S)
-    # the thread is left behind: nothing can end a call into the driver
+    # a call into a driver that hangs cannot be ended, so the thread is abandoned
     return answers[0] if answers else None
 
 
@@ -92,18 +95,18 @@ def _present() -> _Driver | None:
         pynvml.nvmlInit()
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_FunctionNotFound):  # pyright: ignore
         return _without_nvml()
-    except pynvml.NVMLError:  # the module is not loaded, or of another version than the library
+    except pynvml.NVMLError:  # the kernel module is not loaded, or does not match the version of the library
         return _Driver()
     try:
         return _Driver(tuple(_gpus(pynvml)), _text(pynvml.nvmlSystemGetDriverVersion()))
-    except pynvml.NVMLError:  # a GPU is lost, so nobody knows how CUDA would number the others
+    except pynvml.NVMLError:  # a GPU is lost, so it is unknown how CUDA would number the others
         return _Driver()
     finally:
         pynvml.nvmlShutdown()
 
 
 def _without_nvml() -> _Driver | None:
-    """Find GPUs without NVML: containers with NVIDIA_DRIVER_CAPABILITIES=compute have CUDA and the devices only."""
+    """Look for a driver without NVML. Containers with NVIDIA_DRIVER_CAPABILITIES=compute have only CUDA and devices."""
     return None if any(Path("/").glob(DEVICES)) and _can_open(CUDA) else _Driver()
 
 
@@ -129,7 +132,7 @@ def _parts(nvml: Any, gpu: Any) -> Iterator[str]:
     for place in range(most):
         try:
             part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, place)
-        except (nvml.NVMLError_NotFound, nvml.NVMLError_NoPermission):  # empty, or another container's
+        except (nvml.NVMLError_NotFound, nvml.NVMLError_NoPermission):  # not in use, or used by another container
             continue
         yield _uuid(nvml, part)
 
@@ -139,16 +142,20 @@ def _uuid(nvml: Any, device: Any) -> str:
 
 
 def _text(found: bytes | str) -> str:
-    return found.decode() if isinstance(found, bytes) else str(found)  # bytes: a package of the same name, years old
+    return found.decode() if isinstance(found, bytes) else str(found)  # an old package of the same name returns bytes
 
 
 def _all_names(gpus: Sequence[Gpu]) -> tuple[str, ...]:
-    """Return the names of all devices; a GPU that is split counts as its parts."""
+    """Return the names of all devices. A GPU with MIG parts is replaced by its parts."""
     return tuple(name for gpu in gpus for name in (gpu.parts or [gpu.number]))
 
 
 def _selected(listed: str, present: Sequence[Gpu] | None) -> tuple[str, ...]:
-    """Return the selected devices as CUDA does: the list ends at an unknown entry. `present`: None if unknown."""
+    """Return the selected devices. As in CUDA, the list ends before the first unknown entry.
+
+    Args:
+        present: the GPUs of the driver; None if unknown.
+    """
     names: list[str] = []
     for name in _names(listed):
         if present is not None and not any(gpu.is_named(name) for gpu in present):
@@ -158,7 +165,7 @@ def _selected(listed: str, present: Sequence[Gpu] | None) -> tuple[str, ...]:
 
 
 def _names(listed: str) -> list[str]:
-    """Return the entries up to the first that cannot name a device: `-1`, nothing, another word."""
+    """Return the entries before the first one that cannot name a device: `-1`, an empty entry, another word."""
     names: list[str] = []
     for entry in (part.strip() for part in listed.split(",")):
         if not (re.fullmatch(r"[0-9]+", entry) or entry.startswith(("GPU-", "MIG-"))):
@@ -168,13 +175,13 @@ def _names(listed: str) -> list[str]:
 
 
 def share_gpus(gpus: Sequence[str], num_workers: int, per_worker: int | None) -> list[tuple[str, ...]]:
-    """Return the GPUs of each worker, in order, the same number for each; none if there are no GPUs.
+    """Return the GPUs of each worker, in order, with the same number for each.
 
     Args:
-        per_worker: number of GPUs of each; None: an equal share.
+        per_worker: number of GPUs of each worker; None for an equal share.
 
     Raises:
-        UsageError: there are GPUs, but not enough of them.
+        UsageError: there are GPUs, but too few.
     """
     if not gpus:
         return [()] * num_workers

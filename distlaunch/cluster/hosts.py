@@ -17,10 +17,10 @@ _MOST_SLOTS = 10_000
 
 
 class TooFewSlotsError(UsageError):
-    """The hosts cannot take as many workers.
+    """The hosts do not have enough slots for the workers.
 
     Args:
-        slots: how many they can take.
+        slots: the number of slots that they have.
     """
 
     def __init__(self, message: str, slots: int) -> None:
@@ -33,9 +33,10 @@ class Host:
     """A host that can be reached by ssh.
 
     Attributes:
-        name: as ssh knows it: a name, an address, or an alias of ssh's own config.
-        slots: how many workers it takes; None: one for each of its GPUs, or one.
-        python, folder: the interpreter and the working directory there; empty: as on the controller's host.
+        name: a host name, an address, or an alias in ssh's config.
+        slots: the maximum number of workers on the host; None for one per GPU, or one without GPUs.
+        python: the interpreter on the host; empty for the same path as on the launcher's host.
+        folder: the working directory on the host; empty for the same path as on the launcher's host.
     """
 
     name: str
@@ -52,7 +53,7 @@ class Host:
 
 
 def parse_host(text: str) -> Host:
-    """Parse `user@host:port slots=2`. Raise ValueError with the mistake."""
+    """Parse `user@host:port slots=2`. Raise ValueError with a message if the text is invalid."""
     first, *settings = text.split()
     match = _ADDRESS.match(first)
     if match is None:
@@ -83,7 +84,7 @@ def parse_host(text: str) -> Host:
 
 
 def hosts_problems(texts: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Return which entries are no hosts or duplicates, with the mistake of each."""
+    """Yield the index of each entry that is invalid or a duplicate, with a message."""
     seen: set[str] = set()
     for number, text in enumerate(texts):
         try:
@@ -106,11 +107,11 @@ def hostfile_lines(text: str) -> list[tuple[int, str]]:
 
 
 def hostfile_problems(path: str) -> list[str]:
-    """Return the mistakes in a hostfile, with their lines."""
+    """Return the problems in a hostfile, with their lines."""
     try:
         lines = hostfile_lines(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        return [f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}"]
+        return [f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}"]
     if not lines:
         return [f"{path} names no host; {EXAMPLE}"]
     wrong = hosts_problems([text for _, text in lines])
@@ -120,10 +121,10 @@ def hostfile_problems(path: str) -> list[str]:
 def place_tasks(jobs: Mapping[str, int], slots: Sequence[int], names: Sequence[str]) -> list[int]:
     """Return the index of the host of each process, in the order of `jobs`.
 
-    Workers fill the slots of the first host, then those of the next. A chief or coordinator is beside the first worker,
-    and parameter servers are dealt out in turn: neither takes a slot, unless the chief is the only kind of worker.
+    Workers fill the slots of the first host, then those of the next. A chief or coordinator runs on the first host, and
+    parameter servers are distributed over all hosts in turn. Only workers take slots.
 
-    Raises TooFewSlotsError.
+    Raises TooFewSlotsError if the workers need more slots.
     """
     workers = jobs.get("worker", 0)
     free = [number for number, count in enumerate(slots) for _ in range(count)]

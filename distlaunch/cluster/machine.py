@@ -1,4 +1,4 @@
-"""This machine, as a command finds it at its start."""
+"""The environment and devices of this machine at the start of a command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distlaunch.cluster.tf_config import from_tf_config
 
 @dataclass(frozen=True)
 class Machine:
-    """The environment and the devices of this machine, each looked for once.
+    """The environment and the devices of this machine. Each is determined once.
 
     Attributes:
         environ: environment variables of the command.
@@ -28,7 +28,7 @@ class Machine:
         return cls(dict(os.environ))
 
     def with_variables(self, variables: Mapping[str, str]) -> Machine:
-        """Return this machine with more environment variables, or with other values of them."""
+        """Return this machine with added or changed environment variables."""
         return Machine({**self.environ, **variables}) if variables else self
 
     def without_variables(self, names: Collection[str]) -> Machine:

@@ -1,4 +1,4 @@
-"""Ports for tasks on this machine: free ones, held until the tasks have bound them."""
+"""Finds and reserves ports for tasks on this machine, until the tasks have bound them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OTHER_PORTS = "choose another one, or write `ports: auto`"
 
 
 class ReservedPorts:
-    """Ports that nobody else gets. `release` after the tasks have bound them, or are gone."""
+    """Reserved ports. Call `release` when the tasks have bound them or have ended."""
 
     def __init__(self, numbers: Sequence[int], sockets: Sequence[socket.socket]) -> None:
         self.numbers = tuple(numbers)
@@ -30,9 +30,9 @@ class ReservedPorts:
 
 
 def pick_ports(count: int) -> ReservedPorts:
-    """Return free ports, found and held in one step by the kernel, so that no other process gets the same.
+    """Reserve free ports. The kernel finds and binds each port in one step, so that no other process gets it.
 
-    Where a port server hands out the machine's ports (`PORTSERVER_ADDRESS`), it is asked.
+    If there is a port server (`PORTSERVER_ADDRESS`), use the ports that it assigns.
     """
     sockets: list[socket.socket] = []
     try:
@@ -40,7 +40,7 @@ def pick_ports(count: int) -> ReservedPorts:
             sockets.append(hold(number))
     except OSError as error:
         ReservedPorts((), sockets).release()
-        raise UsageError(f"found only {len(sockets)} free ports on this machine, {count} are needed: {error}") from None
+        raise UsageError(f"found only {len(sockets)} of {count} free ports on this machine: {error}") from None
     return ReservedPorts([each.getsockname()[1] for each in sockets], sockets)
 
 
@@ -56,12 +56,16 @@ def _from_server(count: int) -> Iterator[int]:
 
 
 def reserve_ports(numbers: Sequence[int]) -> ReservedPorts:
-    """Hold exactly these ports. Raise UsageError that names those in use and, if known, the processes that use them."""
+    """Reserve the given ports.
+
+    Raises:
+        UsageError: ports are in use. The message names them, and the processes that use them if known.
+    """
     sockets: list[socket.socket] = []
     busy: list[str] = []
     for number in numbers:
         try:
-            # `hold` alone would succeed beside another socket with SO_REUSEPORT
+            # `hold` would also succeed if another socket uses the port with SO_REUSEPORT
             _check_free(number)
             sockets.append(hold(number))
         except OSError as error:
@@ -92,7 +96,7 @@ def find_holder(port: int) -> str | None:
     """Return the process that listens on a port, such as `process 4711 (python)`, or None if it is not visible."""
     import psutil
 
-    # another user's process, or one that has just ended, cannot be looked into
+    # a process of another user cannot be inspected, and a process may just have ended
     with contextlib.suppress(psutil.Error):
         for number, pid in _listeners():
             if number == port and pid is not None:
@@ -107,7 +111,7 @@ def listening_ports() -> set[int]:
 
 def _listeners() -> list[tuple[int, int | None]]:
     """Return the port of each listening socket and its process, if visible."""
-    import psutil  # only where it is needed: it costs 20 ms
+    import psutil  # imported here, since it takes 20 ms
 
     try:
         found: list[Any] = psutil.net_connections("tcp")
@@ -124,11 +128,11 @@ def _check_free(port: int) -> None:
 
 
 def hold(port: int) -> socket.socket:
-    """Return a socket bound to a port, which this process and its tasks can share. Raise OSError if it is in use."""
+    """Return a socket bound to a port that tasks can bind, too. Raise OSError if the port is in use."""
     reserved = _socket()
     try:
-        # Bound, so that nobody else gets it, and shared with the task, which binds it the same way. Never listening:
-        # the kernel would hand this socket a share of the task's connections.
+        # The socket is bound, so that no other process gets the port. The task binds it as well, also with
+        # SO_REUSEPORT. The socket never listens, since the kernel would give it some of the task's connections.
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         reserved.bind(("", port))
     except OSError:
@@ -138,7 +142,7 @@ def hold(port: int) -> socket.socket:
 
 
 def _socket() -> socket.socket:
-    """Return a socket for all addresses of the machine, of both families if it has both."""
+    """Return a socket for all addresses of the machine, for IPv4 and, if available, IPv6."""
     if socket.has_ipv6:
         with contextlib.suppress(OSError):
             both = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)

@@ -1,8 +1,8 @@
-"""Proxies of the environment: tasks of a job reach each other without them.
+"""Makes tasks of a job connect to each other without a proxy.
 
-gRPC sends connections to an HTTP proxy if the environment names one, to 127.0.0.1 too. TensorFlow's servers and JAX's
-coordination service then wait for each other until a timeout. It reads `no_grpc_proxy`, and `no_proxy` where that is
-not set; unlike curl it does not know NO_PROXY. Source: gRPC's doc/environment_variables.md.
+If the environment names an HTTP proxy, gRPC uses it for all connections, even to 127.0.0.1. TensorFlow's servers and
+JAX's coordination service then wait for each other until a timeout. gRPC reads exceptions from `no_grpc_proxy`, or from
+`no_proxy` if that is not set. Unlike curl, it ignores NO_PROXY. Source: gRPC's doc/environment_variables.md.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from distlaunch.base.protocol import JAX_COORDINATOR
 
 _READ_BY_GRPC = ("grpc_proxy", "https_proxy", "http_proxy")
 _EXCEPTIONS = ("no_grpc_proxy", "no_proxy", "NO_PROXY")
-"""Lists of hosts that are reached without a proxy. gRPC reads the first of the first two that is set."""
+"""Variables with hosts for which no proxy is used. gRPC reads the first of the first two variables that is set."""
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def direct_paths(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable by which a task reaches the other tasks without a proxy; empty where none is set.
+    """Return the variable that makes a task reach the other tasks without a proxy; empty if there is no proxy.
 
     Args:
-        environ: the environment of the task, with TF_CONFIG or JAX's coordinator if it has any.
+        environ: the environment of the task, including TF_CONFIG or JAX's coordinator.
     """
     if not any(environ.get(name) for name in _READ_BY_GRPC):
         return {}
@@ -33,11 +33,11 @@ def direct_paths(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _peers(environ: Mapping[str, str]) -> list[str]:
-    """Return the hosts of all tasks, each once."""
+    """Return the distinct hosts of all tasks."""
     addresses = [environ[JAX_COORDINATOR]] if JAX_COORDINATOR in environ else []
     try:
         cluster = json.loads(environ.get("TF_CONFIG", "{}"))["cluster"]
         addresses += [str(address) for listed in cluster.values() for address in listed]
     except (ValueError, LookupError, TypeError, AttributeError):
-        pass  # no TF_CONFIG, or one of a form that its reader refuses
+        pass  # there is no TF_CONFIG, or it is malformed, which its reader reports
     return list(dict.fromkeys(address.rpartition(":")[0].strip("[]") for address in addresses))

@@ -25,12 +25,12 @@ class Task:
         return f"{self.job}:{self.index}"
 
     def to_plain(self) -> dict[str, Any]:
-        """As in TF_CONFIG."""
+        """Return the task in the form of TF_CONFIG."""
         return {"type": self.job, "index": self.index}
 
     @staticmethod
     def parse(text: str) -> Task:
-        """Parse the result of `str`. Raise UsageError if it names no task."""
+        """Parse the result of `str`. Raise UsageError if it is not a task."""
         job, _, index = text.partition(":")
         if job not in JOBS or not index.isdigit():
             raise UsageError(f"task {text!r}: expected JOB:INDEX with one of {', '.join(JOBS)}, e.g. worker:0")
@@ -45,10 +45,10 @@ class Place:
     """The place where a process of a job runs.
 
     Attributes:
-        host: its name; empty: this machine.
-        address: `host:port` by which the other tasks reach it; empty: none of them needs to.
-        gpus: all that the job may use on the host, as CUDA_VISIBLE_DEVICES names them.
-        python: the host's interpreter; empty: that of this process.
+        host: the name of the host; empty for this machine.
+        address: the `host:port` at which other tasks reach the process; empty if it needs none.
+        gpus: all GPUs that the job may use on the host, in the form of CUDA_VISIBLE_DEVICES.
+        python: the interpreter on the host; empty for that of this process.
     """
 
     host: str = ""
@@ -93,7 +93,7 @@ class ClusterSpec:
         return max(1, hosts.count(self.address(task).rpartition(":")[0]))
 
     def to_plain(self) -> dict[str, list[str]]:
-        """As in TF_CONFIG."""
+        """Return the cluster in the form of TF_CONFIG."""
         return {job: list(addresses) for job, addresses in self.jobs.items() if addresses}
 
     def tf_config(self, task: Task) -> str:
@@ -102,7 +102,7 @@ class ClusterSpec:
 
 
 def places_of(tasks: Sequence[Task], places: Sequence[Place], cluster: ClusterSpec | None = None) -> dict[Task, Place]:
-    """Return the place of each task: that of its address, or the next one left; else this machine."""
+    """Return the place of each task: the place with its address, else the next unused place, else this machine."""
     left, found = list(places), dict[Task, Place]()
     addresses = {} if cluster is None else {task: cluster.address(task) for task in tasks if task in cluster.tasks}
     for task, address in addresses.items():

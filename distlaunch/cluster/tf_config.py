@@ -1,4 +1,4 @@
-"""Reads TF_CONFIG: the cluster that it describes, and which of its tasks this process is."""
+"""Reads TF_CONFIG: the cluster, and the task that this process is."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class ThisTask:
 
     Attributes:
         job: `worker`, `chief` (the coordinator of parameter servers), `ps` or `evaluator`.
-        index: counts the tasks of the job.
-        is_chief: whether it writes checkpoints; one task of each run does.
-        num_workers: tasks that compute; 1 for a process of its own.
+        index: the index of the task among the tasks of the job.
+        is_chief: whether the task writes checkpoints. Each run has one such task.
+        num_workers: number of tasks that compute; 1 without a cluster.
     """
 
     job: str
@@ -30,17 +30,17 @@ class ThisTask:
 
 
 def this_task() -> ThisTask:
-    """Return which task this process is, from the TF_CONFIG that its launcher has set."""
+    """Return the task that this process is, according to TF_CONFIG."""
     text = os.environ.get("TF_CONFIG")
     spec, task = from_tf_config(text) if text else (ClusterSpec({}), Task("worker", 0))
-    # beside parameter servers the chief deals out steps; otherwise it is one of those that compute
+    # with parameter servers, the chief only assigns steps; otherwise it computes like a worker
     computing = ("worker",) if spec.jobs.get("ps") else ("worker", "chief")
     number = sum(len(spec.jobs.get(job, ())) for job in computing)
     return ThisTask(task.job, task.index, task == spec.chief, max(number, 1))
 
 
 def from_tf_config(text: str) -> tuple[ClusterSpec, Task]:
-    """Parse TF_CONFIG. Raise UsageError with the mistake in it."""
+    """Parse TF_CONFIG. Raise UsageError with a message if it is invalid."""
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
@@ -53,14 +53,14 @@ def from_tf_config(text: str) -> tuple[ClusterSpec, Task]:
             f"received {text[:120]!r}"
         )
     if "master" in cluster or task.get("type") == "master":
-        raise UsageError("TF_CONFIG: unknown job 'master', which is what TensorFlow 1 calls the chief; write 'chief'")
+        raise UsageError("TF_CONFIG: unknown job 'master', the name of the chief in TensorFlow 1; write 'chief'")
     jobs = {str(job): _addresses(str(job), addresses) for job, addresses in cluster.items()}
     spec = ClusterSpec(jobs)
     job, index = task.get("type"), task.get("index")
     # JSON's true is an int in Python
     if job not in JOBS or not isinstance(index, int) or isinstance(index, bool):
         raise UsageError(f"TF_CONFIG: task must be a job of {', '.join(JOBS)} and an index; received {task!r}")
-    # an evaluator takes no part in the cluster, so TensorFlow gives it no address there
+    # an evaluator is not part of the cluster, so it has no address in TF_CONFIG
     if job != "evaluator" and not 0 <= index < len(jobs.get(job, ())):
         raise UsageError(
             f"TF_CONFIG: task {job}:{index} is not in the cluster, which has {len(jobs.get(job, ()))} {job} address(es)"

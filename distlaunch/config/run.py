@@ -125,7 +125,7 @@ class Data(Section):
     @property
     def batch(self) -> int:
         """The global batch size, once it is known: for a `keras.utils.PyDataset`, after it has been read."""
-        assert self.global_batch is not None, "the config says it, or the data have been read"
+        assert self.global_batch is not None, "known from the config or the data"
         return self.global_batch
 
     @property
@@ -250,10 +250,12 @@ class Validation(Section):
     """null: all of it, every example counted once."""
 
 
-_BESIDE: dict[str, Any] = {
+_ASYNC_FIELD: dict[str, Any] = {
     "async": (bool, Field(True, description="Write while training continues; false: training waits for the commit."))
 }
-_Async = create_model("_Async", __base__=Section, **_BESIDE)  # `async` is a keyword, so no class body can declare it
+_Async = create_model(
+    "_Async", __base__=Section, **_ASYNC_FIELD
+)  # `async` is a keyword, so no class body can declare it
 
 
 class Best(Section):

@@ -1,4 +1,4 @@
-"""The ports that the tasks of a plan open, and who reaches them: anyone who does can do what the tasks can."""
+"""Describes the ports that the tasks of a plan open and who can reach them, since anyone who can controls the tasks."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from collections.abc import Iterable, Sequence
 
 from distlaunch.base.plural import listed
 
-_NO_LOGIN = "TensorFlow and JAX ask nobody who connects for a password"
+_NO_LOGIN = "TensorFlow and JAX do not authenticate connections"
 
 
 def exposure(addresses: Iterable[str], hosts: Sequence[str], *, isolated: bool) -> str:
     """Return a sentence on the ports of tasks.
 
     Args:
-        addresses: of the tasks that others connect to.
-        hosts: names of the hosts that they run on; empty: this machine.
+        addresses: addresses of the tasks to which others connect.
+        hosts: names of the hosts of these tasks; empty for this machine.
         isolated: see `cluster.isolate`.
     """
-    # a port that is picked at the start has words in its place
+    # a port that is picked at the start has a text instead of a number
     ports = list(dict.fromkeys(address.rpartition(":")[2].strip("()") for address in addresses))
     if not ports:
         return "none: no task connects to another"
     shown = _ranges(ports)
     if isolated:
-        return f"{shown}, which only tasks of this job reach (cluster.isolate)"
+        return f"{shown}, reachable only by tasks of this job (cluster.isolate)"
     if hosts:
         return (
-            f"{shown} on {listed(list(hosts))}, open to the users of these hosts and to every host that reaches them: "
+            f"{shown} on {listed(list(hosts))}, open to users of these hosts and to all hosts that can reach them: "
             f"{_NO_LOGIN}"
         )
     return (
-        f"{shown}, open to the users of this machine and to every host that reaches it: {_NO_LOGIN}; "
-        "`cluster: {isolate: true}` closes them"
+        f"{shown}, open to users of this machine and to all hosts that can reach it: {_NO_LOGIN}; "
+        "use `cluster: {isolate: true}` to close them"
     )
 
 

@@ -35,9 +35,9 @@ class ScriptJob:
     """A program and the tasks that run it.
 
     Attributes:
-        kind: how `program` is run: a file or a module by Python, or as it is.
-        chief: one more task, which leads the workers; with parameter servers there always is one.
-        jax: processes of JAX, which get no TF_CONFIG.
+        kind: whether `program` is a Python file, a Python module or another program.
+        chief: whether to add a chief, which leads the workers. With parameter servers there always is one.
+        jax: whether the tasks are JAX processes, which get no TF_CONFIG.
     """
 
     kind: Kind
@@ -59,7 +59,7 @@ class ScriptJob:
 
     @property
     def slots(self) -> dict[str, int]:
-        """The tasks as hosts take them: a chief without parameter servers computes, so it takes a worker's slot."""
+        """The number of tasks of each job that need slots. A chief without parameter servers counts as a worker."""
         return self.counts if self.ps else {"worker": self.num_computing}
 
     @property
@@ -87,9 +87,9 @@ def plan_script(
     """Return the plan of an attempt. Raise UsageError if there are too few GPUs for the workers.
 
     Args:
-        places: one for each task, in the order of `counts`, the evaluator last.
+        places: a place for each task, in the order of `counts`, with the evaluator last.
         environ: variables that the tasks inherit.
-        engine: as of `LaunchPlan`.
+        engine: see `LaunchPlan`.
     """
     tasks = [Task(name, index) for name, count in job.counts.items() for index in range(count)]
     everyone = [*tasks, EVALUATOR] if job.evaluator else tasks
@@ -99,14 +99,14 @@ def plan_script(
     plans: list[TaskPlan] = []
     for task in everyone:
         files = run.task(attempt, str(task))
-        # without parameter servers a worker trains by itself, and ends by itself
+        # without parameter servers, workers train and end by themselves
         serves = job.ps > 0 and task.job in ("worker", "ps")
         env = {
             **(_jax_variables(job, task, addresses[0]) if job.jax else _tensorflow_variables(cluster, task)),
             **({VISIBLE: ",".join(shares[task])} if task in shares else {}),
             **{RUN_DIR: str(run.path), ATTEMPT: str(attempt), TASK: str(task)},
             **UNBUFFERED,
-            # servers print pages of settings otherwise
+            # otherwise servers print pages of settings
             **({LOG_LEVEL: "1"} if serves and LOG_LEVEL not in environ else {}),
         }
         address = cluster.address(task) if task in cluster.tasks else None
@@ -128,10 +128,10 @@ def _argv(job: ScriptJob, task: Task, attempt: int, files: TaskDir, python: str)
     python = python or sys.executable
     if job.kind == "program":
         return (python if job.program == sys.executable else job.program, *job.arguments)
-    own = [f"--task-dir={files.path}", f"--attempt={attempt}", f"--task={task}", f"--kind={job.kind}"]
-    own += ["--jax-processes=yes"] * job.jax
-    # `--`: the script's own options are not ours
-    return (python, "-c", SCRIPT_ENTRY, *own, "--", job.program, *job.arguments)
+    options = [f"--task-dir={files.path}", f"--attempt={attempt}", f"--task={task}", f"--kind={job.kind}"]
+    options += ["--jax-processes=yes"] * job.jax
+    # `--` separates these options from those of the script
+    return (python, "-c", SCRIPT_ENTRY, *options, "--", job.program, *job.arguments)
 
 
 def _tensorflow_variables(cluster: ClusterSpec, task: Task) -> dict[str, str]:
@@ -143,7 +143,7 @@ def _jax_variables(job: ScriptJob, task: Task, address: str) -> dict[str, str]:
     processes, number = str(job.workers), str(task.index)
     return {
         JAX_COORDINATOR: address,
-        JAX_BIND: address,  # by itself JAX would listen to the whole network
+        JAX_BIND: address,  # otherwise JAX would listen on all network interfaces
         JAX_PROCESSES: processes,
         JAX_PROCESS: number,
         "KERAS_DISTRIBUTION_JOB_ADDRESSES": address,
@@ -153,10 +153,10 @@ def _jax_variables(job: ScriptJob, task: Task, address: str) -> dict[str, str]:
 
 
 def _gpu_shares(job: ScriptJob, tasks: Sequence[Task], gpus: Sequence[str]) -> dict[Task, Sequence[str]]:
-    """Return the GPUs of each task of a host. A task that is missing sees all of them."""
+    """Return the GPUs of each task of a host. A task that is missing from the result sees all GPUs."""
     if not gpus or job.num_tasks == 1:
         return {}
-    # a chief beside workers trains as they do; a coordinator of parameter servers does not
+    # a chief trains like the workers, but not a coordinator of parameter servers
     trainers = [task for task in tasks if task.job == "worker" or (task.job == "chief" and not job.ps)]
     shares = dict(zip(trainers, share_gpus(gpus, len(trainers), None), strict=True)) if len(trainers) > 1 else {}
     if len(trainers) == 1:

@@ -1,4 +1,4 @@
-"""The launch plan as data: `distlaunch plan` prints it, `train` executes the same object."""
+"""The launch plan as data. `distlaunch plan` prints it, and `train` executes the same object."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from distlaunch.config.run import RunConfig
 from distlaunch.plan.exposure import exposure
 
 Mode = Literal["train", "evaluate", "predict", "export", "verify", "run"]
-"""`run`: of somebody's script, which reports no steps."""
+"""What the tasks of an attempt do; `run` is for a user's script, which reports no steps."""
 
 NO_GPU = ("-1",)  # no device, for CUDA
 WAIT_FOR_CHIEF = ("--wait-for-chief",)
-"""Option for a server with a launcher of its own: after SIGTERM it serves until the chief elsewhere has ended."""
+"""Option for a server that has a separate launcher: after SIGTERM, it serves until the chief has ended."""
 
 REMOVED_ENV = ("TF_CONFIG",)
-"""Not handed down from the launcher's environment: a task gets its own or none."""
+"""Variables that tasks do not inherit from the launcher."""
 READ_LATE = ("TF_CONFIG", RUN_DIR, ATTEMPT, TASK, MODULES_FOLDER, VISIBLE, *REUSE_ENV, *POOL_SIZES)
-"""Variables of a task that frameworks read when they look for devices, open a port or make threads, and not when they
-are imported. OpenBLAS, which does, is set again: see `tasks.threads`."""
+"""Variables of a task that frameworks read when they look for devices, open a port or create threads, not when they are
+imported. OpenBLAS reads its variable when it is imported, so it is set again: see `tasks.threads`."""
 
 
 USES = ("evaluate", "predict", "export")
-"""Modes of tasks that do not train: less is made ready for them."""
+"""Modes of tasks that use a trained model, and import fewer modules ahead."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,11 @@ class TaskPlan:
     """The plan of one process: its command, additional environment variables, and files.
 
     Attributes:
-        serves: the task works for a coordinator, until it is stopped: a worker or ps of parameter servers.
-        unsupervised: a program that knows nothing of distlaunch: it is up as soon as it runs, and reports no events.
-        host: where it runs; empty: on this machine.
-        preload: what can be imported before it starts; None: it gets a fresh process.
+        address: the address at which other tasks reach it; None if it needs none.
+        serves: whether the task is a worker or ps that serves a coordinator until it is stopped.
+        unsupervised: whether the task is a program that does not report events. It counts as up when it runs.
+        host: the host of the task; empty for this machine.
+        preload: imports that can be made before the task starts; None to start a fresh process.
     """
 
     task: Task
@@ -74,7 +75,10 @@ class TaskPlan:
     preload: Preload | None = None
 
     def to_plain(self) -> dict[str, Any]:
-        """TF_CONFIG is without its `cluster`, which is the plan's: a thousand tasks would have a million addresses."""
+        """Return the JSON form of this task. TF_CONFIG has no `cluster`, which is stored once in the plan.
+
+        Otherwise the plan of a thousand tasks would have a million addresses.
+        """
         known = {"TF_CONFIG": {"task": self.task.to_plain()}} if "TF_CONFIG" in self.env else {}
         return {
             "task": str(self.task),
@@ -92,10 +96,10 @@ class LaunchPlan:
     """The plan of all processes that this launcher starts for one attempt.
 
     Attributes:
-        chief: the task that writes checkpoints and the run's events; it may run under another launcher.
+        chief: the task that writes checkpoints and the run's events. Another launcher may start it.
         elsewhere: addresses of the cluster's tasks that other launchers start.
-        cluster: what TF_CONFIG says to the tasks; empty where none gets it.
-        engine: where the tasks run: a kind of `engine:`, or `tf_config` for one task of a cluster that was given.
+        cluster: the cluster in TF_CONFIG of the tasks; empty if no task gets TF_CONFIG.
+        engine: the name of the engine: a kind of `engine:`, or `tf_config` for one task of a given cluster.
     """
 
     run_dir: Path
@@ -112,23 +116,23 @@ class LaunchPlan:
 
     @property
     def lead(self) -> Task:
-        """The task whose events report how the run goes: the chief, or the first of those started here."""
+        """The task whose events are about the run: the chief, or the first task of this launcher."""
         here = [plan.task for plan in self.tasks]
         return self.chief if self.chief in here else here[0]
 
     @property
     def is_run(self) -> bool:
-        """Return True if the plan trains or runs, and does not use an existing run."""
+        """Return True if the plan trains or runs a script, rather than using the model of an existing run."""
         return self.mode in RUN_MODES
 
     @property
     def is_reader(self) -> bool:
-        """Return True if the plan only uses what the run has trained and writes only to its own attempt."""
+        """Return True if the plan uses the trained model of a run and writes only to its own attempt."""
         return self.mode in READ_MODES
 
     @property
     def events(self) -> Path:
-        """Return the event file of the lead task."""
+        """The event file of the lead task."""
         run = RunDir(self.run_dir)
         return run.attempt_events(self.attempt) if self.is_reader else run.events
 
@@ -172,15 +176,15 @@ def processes(config: RunConfig) -> dict[str, int]:
 
 
 def cluster_at(jobs: Mapping[str, int], addresses: Sequence[str]) -> ClusterSpec:
-    """Return the cluster with the given number of tasks of each job, at these addresses in their order."""
-    left = iter(addresses)
-    return ClusterSpec({job: tuple(next(left) for _ in range(count)) for job, count in jobs.items() if count})
+    """Return the cluster with the given number of tasks of each job, which get the addresses in order."""
+    remaining = iter(addresses)
+    return ClusterSpec({job: tuple(next(remaining) for _ in range(count)) for job, count in jobs.items() if count})
 
 
 def fit_config(config: RunConfig, cluster: ClusterSpec) -> RunConfig:
     """Return the config with the numbers of tasks of a given cluster (TF_CONFIG).
 
-    Raises ConfigError if they cannot share the global batch, or the mesh.
+    Raises ConfigError if the tasks cannot share the global batch or the mesh.
     """
     sizes = tf_config_sizes(config, cluster)
     if not sizes:
@@ -191,8 +195,8 @@ def fit_config(config: RunConfig, cluster: ClusterSpec) -> RunConfig:
 
 
 def task_run_name(name: str, cluster: ClusterSpec, here: Task | None) -> str:
-    """Return the name of the run for this launcher; one that starts a single task of a cluster has its own run."""
-    # an evaluator is there for the chief's run
+    """Return the name of the run of this launcher. A launcher for a single task of a cluster has a separate run."""
+    # an evaluator uses the chief's run
     return (
         name if here is None or here == cluster.chief or here.job == "evaluator" else f"{name}-{here.job}-{here.index}"
     )
@@ -214,15 +218,16 @@ def plan_launch(
 
     Args:
         cluster: addresses of all tasks; empty for a single process.
-        here: the only task to start, if others start the rest (TF_CONFIG is given); None: all of them.
-        places: where tasks run, those with addresses first, the evaluator last; all others: on this machine.
+        here: the only task to start if TF_CONFIG is given; None to start all tasks.
+        places: the places of tasks, first of those with addresses, last of the evaluator. Tasks without a place run on
+            this machine.
         extra: arguments for the worker.
-        engine: as of `LaunchPlan`.
+        engine: see `LaunchPlan`.
     """
     chosen = _chosen(config, mode, cluster, here)
     place_of = places_of(chosen, places, cluster)
     shares = _gpu_shares(config, place_of)
-    ports_are_reserved = here is None and bool(cluster.tasks)  # those of a given cluster are held by nobody here
+    ports_are_reserved = here is None and bool(cluster.tasks)  # the ports of a given cluster are not reserved
     servers = [task for task in chosen if cluster.tasks and config.strategy.is_server(task.job)]
     more = {task: (*extra, *(WAIT_FOR_CHIEF if task == here else ())) for task in servers}
     tasks = tuple(
@@ -265,7 +270,7 @@ def _environment(
     task: Task, cluster: ClusterSpec, gpus: tuple[str, ...] | None, modules: Path | None, *, ports_are_reserved: bool
 ) -> dict[str, str]:
     return {
-        # the evaluator is alone: with a TF_CONFIG it would wait for the cluster
+        # the evaluator runs alone: with TF_CONFIG, it would wait for the cluster
         **({"TF_CONFIG": cluster.tf_config(task)} if task in cluster.tasks and task.job != "evaluator" else {}),
         **(REUSE_ENV if ports_are_reserved and task in cluster.tasks else {}),
         **({VISIBLE: ",".join(gpus)} if gpus is not None else {}),
@@ -279,7 +284,7 @@ def _gpu_shares(config: RunConfig, places: Mapping[Task, Place]) -> dict[Task, t
     shares: dict[Task, tuple[str, ...]] = {}
     for gpus, tasks in by_host(places):
         if gpus:
-            # an evaluator beside training must not take memory from it
+            # an evaluator must not use GPU memory that training needs
             none = {task: NO_GPU for task in tasks if task.job == "evaluator"}
             shares |= {**_training_shares(config, [task for task in tasks if task not in none], gpus), **none}
     return shares
@@ -292,16 +297,16 @@ def _training_shares(config: RunConfig, tasks: Sequence[Task], gpus: Sequence[st
     if not strategy.processes(config.cluster):
         return {} if number is None or number > len(gpus) else {tasks[0]: tuple(gpus[:number])}
     workers = [task for task in tasks if task.job == "worker" or strategy.in_lockstep]
-    # alone on its host, a task may have all that is there
+    # a single task on its host may use all GPUs
     if len(tasks) == 1 or not workers:
         return {}
     shares = share_gpus(gpus, len(workers), number)
-    # servers and coordinators get none
+    # servers and coordinators get no GPUs
     return {**dict.fromkeys(tasks, ()), **dict(zip(workers, shares, strict=True))}
 
 
 def render_plan(plan: LaunchPlan, config: RunConfig) -> str:
-    """Return the plan as text from which people copy commands."""
+    """Return the plan as text, with commands that users can copy."""
     stall = "" if plan.stall_timeout_s is None else f", {plan.stall_timeout_s:g} s without progress"
     lines = [
         f"run       {plan.run_dir}, attempt {plan.attempt}",
@@ -317,7 +322,11 @@ def render_plan(plan: LaunchPlan, config: RunConfig) -> str:
         lines += [f"  {name}={value}" for name, value in task.env.items()]
         lines += ["  " + " ".join(task.argv), f"  logs in {task.files.path}"]
     if plan.elsewhere:
-        lines += ["", "started by others:", *(f"  {task}  {address}" for task, address in plan.elsewhere.items())]
+        lines += [
+            "",
+            "started by other launchers:",
+            *(f"  {task}  {address}" for task, address in plan.elsewhere.items()),
+        ]
     return "\n".join(lines)
 
 
@@ -338,7 +347,7 @@ def plan_json(
     """Return the plan as in plan.json, with the placement of variables and data if known.
 
     Args:
-        note: which run is resumed, and what for.
+        note: a message about the run that is resumed.
         ports: see `exposure_of`.
     """
     where: dict[str, Any] = {**({"note": note} if note else {}), **({"ports": ports} if ports else {})}

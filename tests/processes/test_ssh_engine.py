@@ -253,7 +253,7 @@ def test_the_doctor_warns_and_checks_ports(tmp_path: Path, environ: dict[str, st
     assert done.returncode == 0, done.stdout + done.stderr
     assert "warning: second has no ./table.csv, which this machine has (data.args.path)" in done.stdout
     assert "disk left" in done.stdout
-    assert "open to the users of these hosts and to every host that reaches them" in done.stdout
+    assert "open to users of these hosts and to all hosts that can reach them" in done.stdout
     assert "driver" not in done.stdout
     with socket.create_server(("", 0)) as taken:
         ports = f"cluster.ports=[{taken.getsockname()[1]}, 1]"

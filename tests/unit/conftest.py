@@ -29,8 +29,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FakeNvml], Fak
         monkeypatch.setattr(gpus, "LIBRARY", None)  # this process itself, which can be opened
         monkeypatch.setattr(pynvml, "nvmlLib", library)
         monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-        gpus.ask_driver.cache_clear()
+        gpus.query_driver.cache_clear()
         return library
 
     yield install
-    gpus.ask_driver.cache_clear()
+    gpus.query_driver.cache_clear()

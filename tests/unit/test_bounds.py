@@ -154,7 +154,7 @@ def test_users_of_hosts(user: str) -> None:
 def test_ports_and_who_reaches_them() -> None:
     addresses = ["127.0.0.1:5001", "127.0.0.1:5002", "[::1]:5003", "127.0.0.1:6000"]
     assert exposure([], [], isolated=False) == "none: no task connects to another"
-    assert exposure(addresses, [], isolated=True).startswith("5001-5003, 6000, which only tasks of this job reach")
-    assert exposure(addresses, [], isolated=False).startswith("5001-5003, 6000, open to the users of this machine and")
+    assert exposure(addresses, [], isolated=True).startswith("5001-5003, 6000, reachable only by tasks of this job")
+    assert exposure(addresses, [], isolated=False).startswith("5001-5003, 6000, open to users of this machine and")
     found = exposure(["a:(picked at start)"] * 2, ["a", "b"], isolated=False)
-    assert found.startswith("picked at start on a, b, open to the users of these hosts and to every host that reaches")
+    assert found.startswith("picked at start on a, b, open to users of these hosts and to all hosts that can reach")

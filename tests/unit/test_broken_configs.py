@@ -84,5 +84,5 @@ def test_a_file_that_may_not_be_read(folder: Path, monkeypatch: pytest.MonkeyPat
         raise PermissionError
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(ConfigError, match=r"run.yaml: the file may not be read; .*chmod"):
+    with pytest.raises(ConfigError, match=r"run.yaml: permission denied; .*chmod"):
         load_config("run.yaml")

@@ -135,7 +135,7 @@ def test_a_container_without_nvml(
     (tmp_path / "nvidia0").touch()
     _set_libraries(monkeypatch, NO_DRIVER[0], None, tmp_path)
     assert find_gpus(_environ(selected)) == expected
-    gpus.ask_driver.cache_clear()
+    gpus.query_driver.cache_clear()
     _set_libraries(monkeypatch, *NO_DRIVER, tmp_path)
     assert find_gpus(_environ(selected)) == ()
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.cluster.cores import Cores, NumaShares, node_cores, shares
+from distlaunch.cluster.cores import Cores, NumaShares, node_cores, numa_shares
 
 
 def host(folder: Path, *cpulists: str) -> Path:
@@ -45,13 +45,13 @@ ALL = cores(0, 7)
 def test_nodes_are_shared_out_equally_or_not_at_all(
     num_tasks: int, nodes: list[Cores], usable: Cores, expected: list[Cores]
 ) -> None:
-    assert shares(num_tasks, nodes, usable, 8) == expected
+    assert numa_shares(num_tasks, nodes, usable, 8) == expected
 
 
 @given(num_nodes=st.integers(1, 8), size=st.integers(1, 16), num_tasks=st.integers(0, 64))
 def test_each_core_has_as_many_tasks_as_each_other(num_nodes: int, size: int, num_tasks: int) -> None:
     nodes = [cores(number * size, (number + 1) * size - 1) for number in range(num_nodes)]
-    dealt = shares(num_tasks, nodes, cores(0, num_nodes * size - 1), num_nodes * size)
+    dealt = numa_shares(num_tasks, nodes, cores(0, num_nodes * size - 1), num_nodes * size)
     if dealt:
         assert [dealt.count(node) for node in nodes] == [num_tasks // num_nodes] * num_nodes
 

@@ -147,7 +147,7 @@ def test_the_given_cluster_decides_how_many_parameter_servers_there_are(ps: int,
     [({"master": ["a:1"], "worker": ["b:1"]}, "worker"), ({"worker": ["b:1"]}, "master")],
 )
 def test_the_master_of_tensorflow_1_is_a_chief(cluster: dict[str, list[str]], task: str) -> None:
-    with pytest.raises(UsageError, match="'master', which is what TensorFlow 1 calls the chief; write 'chief'"):
+    with pytest.raises(UsageError, match="'master', the name of the chief in TensorFlow 1; write 'chief'"):
         from_tf_config(json.dumps({"cluster": cluster, "task": {"type": task, "index": 0}}))
 
 

@@ -176,7 +176,7 @@ WRONG = [
         f"data.streams: got 4, which {2**62 + 1} workers cannot share equally",
     ),
     (", streams: 3", MULTI, "data.global_batch: got 8, which 3 streams cannot share equally; use 6 or 9"),
-    (", streams: 2", SERVERS, "data.streams: got 2, but parameter_server gives any batch to any worker"),
+    (", streams: 2", SERVERS, "data.streams: got 2, but parameter_server assigns any batch to any worker"),
     (", streams: 2, batched: true", ("mirrored", 1, 0), "data.batched: got true, but each stream provides a part"),
     (
         ", streams: 2, sharding: function",

@@ -22,7 +22,7 @@ _SHARDING, _STREAMS = ("data", "sharding"), ("data", "streams")
 
 @dataclass(frozen=True)
 class Check:
-    """A check, and the sections that it reads: it is skipped if one of them is already invalid."""
+    """A check and the sections that it reads. It is skipped if one of these sections is already invalid."""
 
     run: Callable[[RunConfig, int | None], Iterator[Problem]]
     reads: frozenset[str]
@@ -98,7 +98,7 @@ def data_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
         if data.batched and getattr(data, name) is not None:
             message = f"got {getattr(data, name)} with `batched: true`, but there are no single examples to apply it to"
             yield Problem(("data", name), f"{message}; write `.map(...)` in your own pipeline, and remove it here")
-    # `type` and not `isinstance`: True is an int
+    # compare the type, since True is an instance of int
     if data.batched and type(data.shuffle) is int:
         message = f"got {data.shuffle} with `batched: true`; your own pipeline shuffles; write `shuffle: false`"
         yield Problem(("data", "shuffle"), message)
@@ -177,7 +177,7 @@ def engine_is_valid(config: RunConfig, num_gpus: int | None) -> Iterator[Problem
 def isolated_jobs_are_here(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     """Check that a job with its own network runs on this machine only."""
     if config.cluster.isolate and not config.engine.is_here:
-        message = "it hides the ports of jobs on this machine"
+        message = "works for jobs on this machine only"
         got = f"but `engine.kind: {config.engine.kind}` has tasks on several hosts; remove one of them"
         yield Problem(("cluster", "isolate"), f"{message}, {got}")
 
@@ -212,7 +212,7 @@ def _learning_rate(site: Site) -> Iterator[Problem]:
     key = (*site.args_key, "learning_rate")
     if isinstance(rate, str) and isinstance(resolve(rate), float):
         yield Problem(key, f"got {rate!r} (text); expected a number above 0; write it without quotes")
-    # NaN is not in between either
+    # this comparison is also false for NaN
     if isinstance(rate, int | float) and not isinstance(rate, bool) and not 0 < rate < math.inf:
         yield Problem(key, f"got {rate}; expected a number above 0")
 
@@ -234,7 +234,7 @@ def sharing_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
 def _function_fits(config: RunConfig) -> Iterator[Problem]:
     data, workers = config.data, config.cluster.num_workers
     if data.preprocessing is not None:
-        message = "it adapts to all training examples, but with `data.sharding: function` no process has them all"
+        message = "needs all training examples, but with `data.sharding: function` no process has all of them"
         yield Problem(("data", "preprocessing"), f"{message}; make the layer part of the model, or use 'rows'")
     if data.global_batch is None:
         yield Problem(("data", "global_batch"), "missing: `data.sharding: function` needs it; add it below `data:`")
@@ -256,7 +256,7 @@ def _streams_fit(config: RunConfig) -> Iterator[Problem]:
         yield Problem(("data", "global_batch"), "missing: `data.streams` needs it; add it below `data:`")
         return
     if config.strategy.has_coordinator:
-        message = f"got {streams}, but {config.strategy.kind} gives any batch to any worker, and streams cannot go back"
+        message = f"got {streams}, but {config.strategy.kind} assigns any batch to any worker; streams cannot do that"
         yield Problem(_STREAMS, f"{message}; use files that can be read by number, or `data.sharding: function`")
     elif config.strategy.in_lockstep and streams % workers:
         message = f"got {streams}, which {workers} workers cannot share equally; use a multiple of {workers}"

@@ -1,4 +1,4 @@
-"""Traits of engines. The config class of an engine declares them; the rest of the program never asks its kind."""
+"""Traits of engines, declared by their config classes. The rest of the program never tests for an engine's kind."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ class EngineSection(Section):
     """The section `engine` of one kind, with the traits of that kind.
 
     A package adds a kind with a subclass and an entry point of the group `distlaunch.engines` that names it. The name
-    of the entry point is the kind. The defaults are those of an engine with hosts of its own.
+    of the entry point is the kind. The defaults are for an engine that uses other hosts.
     """
 
     is_neutral: ClassVar[bool] = True
 
     kind: Any
-    """A literal of its own in each engine; the first field, so that it comes first in files."""
+    """A different literal in each engine; the first field, so that it comes first in files."""
 
     implementation: ClassVar[str]
     """`module:factory` of the engine. The factory takes this section, a `cluster.machine.Machine` and an
-    `engines.base.HostFiles`, and returns an `engines.base.Engine`. Text, so that what an engine needs is imported only
-    where it is used."""
+    `engines.base.HostFiles`, and returns an `engines.base.Engine`. It is a string, so that the modules of an engine are
+    imported only when it is used."""
     queue: ClassVar[str] = ""
-    """`module:class` of the `engines.base.Queue` in which jobs wait for their hosts; empty: there is none."""
+    """`module:class` of the `engines.base.Queue` in which jobs wait for their hosts; empty if there is none."""
     is_here: ClassVar[bool] = False
-    """Whether this machine's devices are those of the job."""
+    """Whether the job uses the devices of this machine."""
     joins_given_cluster: ClassVar[bool] = False
     """Whether a job becomes one task of the cluster that TF_CONFIG describes, if it is set."""
     file_keys: ClassVar[tuple[str, ...]] = ()
@@ -44,29 +44,29 @@ class EngineSection(Section):
     `false`: each gets a fresh process."""
 
     def resolve(self, environ: Mapping[str, str]) -> EngineSection:
-        """Return the section of the engine that this one stands for in this environment."""
+        """Return the section of the engine to use in this environment, which is another one for `auto`."""
         return self
 
     def for_one_device(self, environ: Mapping[str, str]) -> EngineSection:
-        """Return the section of the engine that evaluates, predicts and exports what this one has trained."""
+        """Return the section of the engine that evaluates, predicts with or exports a model trained by this one."""
         return self
 
     def is_secondary_task(self, environ: Mapping[str, str]) -> bool:
-        """Whether the scheduler has started this command several times, and another of them does the work."""
+        """Return True if the scheduler has started this command several times and another process does the work."""
         return False
 
     def problems(self, config: RunConfig) -> Iterator[Problem]:
-        """Yield what is wrong with the section, with keys that begin with `engine`.
+        """Yield the problems of the section, with keys that begin with `engine`.
 
         Args:
-            config: the whole config, of which only the section `cluster` may be read.
+            config: the complete config. Only its section `cluster` may be read.
         """
         yield from ()
 
     def machine_problems(self) -> Iterator[Problem]:
-        """Yield what is wrong with the section on this machine, such as a file that is not there.
+        """Yield problems of the section on this machine, such as a missing file.
 
-        Only `validate` and its like ask for this: `Engine.allocate` raises what a start finds.
+        Only commands such as `validate` call this method. At a start, `Engine.allocate` reports problems.
         """
         yield from ()
 
@@ -81,26 +81,27 @@ class Local(EngineSection):
 
 
 class RemoteSection(EngineSection):
-    """The keys that all engines have whose hosts are reached over a network."""
+    """The common keys of engines whose hosts are reached over a network."""
 
     interface: str | None = None
-    """The network by which tasks reach each other: an interface's name, or a network such as 10.0.0.0/8. null: the one
-    by which this machine reaches the hosts, or the first that works."""
+    """The network over which tasks connect to each other: the name of an interface, or a network such as 10.0.0.0/8.
+    null: the network over which this machine reaches the hosts, or the first that works."""
     python: str | None = None
     """The Python interpreter on the hosts; null: the same path as here."""
     folder: str | None = None
     """The working directory of tasks on the hosts; null: the same path as here."""
     sync: Literal["none", "code"] = "none"
-    """How the code of this folder gets to the hosts. `none`: it is there; that it is equal is checked. `code`: the
-    files that git knows, or all but hidden ones, are sent to hosts that do not have them, without runs, and without
-    untracked files that look like secrets (`.env*`, `id_*`, `*.pem`, `*.key`)."""
+    """How the code of this folder gets to the hosts. `none`: the hosts must already have the same code, which is
+    checked. `code`: files that git tracks or would add, or all files except hidden ones if there is no git repository,
+    are sent to hosts that do not have them. Runs are not sent, and neither are untracked files that look like secrets
+    (`.env*`, `id_*`, `*.pem`, `*.key`)."""
     sync_files: Annotated[list[str], Words("a list of files, such as [.env]")] = Field(default_factory=list)
-    """Files of this folder that `sync: code` sends too, although they look like secrets."""
+    """Files of this folder that `sync: code` also sends, although they look like secrets."""
     host_timeout_s: Annotated[float, Field(ge=3, le=1_000_000, allow_inf_nan=False)] = 15.0
-    """A host that shows no sign of life for so long is lost."""
+    """Time without a message from a host after which it counts as lost."""
 
     def forwarded_variables(self) -> list[str]:
-        """Return the names of variables that tasks get besides those of the frameworks."""
+        """Return the names of variables that are forwarded to tasks, in addition to those of the frameworks."""
         return []
 
     def problems(self, config: RunConfig) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""`engine: {kind: slurm}`: the nodes of a Slurm allocation, and what `distlaunch submit` asks Slurm for."""
+"""`engine: {kind: slurm}`: the nodes of a Slurm allocation, and the resources that `distlaunch submit` requests."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ SBATCH_FLAGS: Mapping[str, str] = {
     **dict.fromkeys(("--chdir", "--parsable", "--quiet", "--verbose", "--wait", "--wrap", "--test-only", "--help",
                      "--usage", "--version"), _OURS),
 }  # fmt: skip
-"""Options that may not be among `flags`, each with what to do instead."""
+"""Options that are not allowed in `flags`, each with advice."""
 _SBATCH_SHORT = {
     "A": "--account", "p": "--partition", "q": "--qos", "t": "--time", "N": "--nodes", "C": "--constraint",
     "x": "--exclude", "d": "--dependency", "J": "--job-name", "o": "--output", "n": "--ntasks", "c": "--cpus-per-task",
     "a": "--array", "D": "--chdir", "Q": "--quiet", "v": "--verbose", "W": "--wait", "h": "--help", "V": "--version",
 }  # fmt: skip
 _OTHER_SBATCH = {"--gpus", "--gres", "--exclusive", "--mem-per-cpu", "--mem-per-gpu"}
-"""Flags of sbatch whose names are the beginning of a name above, and which are no abbreviations of it."""
+"""Flags of sbatch whose names are prefixes of names above without being abbreviations of them."""
 SRUN_FLAGS: Mapping[str, str] = dict.fromkeys(
     ("--nodes", "--ntasks", "--nodelist", "--overlap", "--exclusive", "--mem", "--mpi", "--unbuffered", "--quiet",
      "--wait", "--input", "--output", "--error", "--label", "--pty", "--cpus-per-task", "--ntasks-per-node",
@@ -62,7 +62,10 @@ _SRUN_SHORT = {
 
 
 class Slurm(RemoteSection):
-    """The nodes of the allocation that this command is in. `distlaunch submit` asks for one; null is left to Slurm."""
+    """The nodes of the allocation in which this command runs, or that `distlaunch submit` requests.
+
+    Slurm decides about keys that are null.
+    """
 
     kind: Literal["slurm"]
 
@@ -77,7 +80,7 @@ class Slurm(RemoteSection):
     nodes: Positive | None = None
     """null: as many as `cluster.workers` needs."""
     workers_per_node: Positive | None = None
-    """null: one for each GPU that is asked for, or one."""
+    """null: one for each requested GPU, or one."""
     gpus: Gpus | None = None
     """The GPUs of each node; `a100:4` asks for a type."""
     cpus: Positive | None = None
@@ -86,15 +89,15 @@ class Slurm(RemoteSection):
     """The memory of each node: megabytes, or a number with K, M, G or T."""
     constraint: OneLine | None = None
     exclude: OneLine | None = None
-    """Nodes that are not used, such as `n[3,7-9]`."""
+    """Nodes that must not be used, such as `n[3,7-9]`."""
     dependency: OneLine | None = None
     """Such as `afterok:1234`."""
     job_name: OneLine | None = None
     """null: the name of the run."""
     output: OneLine | None = None
-    """Where the job's own output goes, as sbatch reads it. null: launcher.log in the run directory."""
+    """File for the output of the job, in the notation of sbatch. null: launcher.log in the run directory."""
     requeues: Annotated[int, Field(ge=0)] = 10
-    """How often the job is queued again, to resume, after the time limit, preemption or a lost node."""
+    """How many times the job is requeued to resume after the time limit, preemption or a lost node."""
     grace_s: Annotated[int, Field(ge=1, le=65535)] = 120
     """How long before the time limit the job stops with a checkpoint."""
     setup: Annotated[list[str], Words("a list of shell commands, such as [module load cuda]")] = Field(
@@ -102,10 +105,10 @@ class Slurm(RemoteSection):
     )
     """Shell commands that run first on the job's first node. One that fails ends the job."""
     srun: Lines = Field(default_factory=list)
-    """More options of the `srun` that starts an agent on each node, such as those of a container; also for `train` in
-    an allocation."""
+    """Additional options of the `srun` that starts an agent on each node, such as those of a container; also used by
+    `train` in an allocation."""
     flags: Lines = Field(default_factory=list)
-    """More options of sbatch, such as `--exclusive`."""
+    """Additional options of sbatch, such as `--exclusive`."""
 
     @property
     def num_gpus(self) -> int | None:
@@ -119,7 +122,7 @@ class Slurm(RemoteSection):
         return self.workers_per_node or self.num_gpus or 1
 
     def for_one_device(self, environ: Mapping[str, str]) -> EngineSection:
-        # a submitted job, which a login node is enough to evaluate
+        # outside an allocation, as on a login node, use this machine
         return self if "SLURM_JOB_ID" in environ else Local(kind="local", warm_start=self.warm_start)
 
     def is_secondary_task(self, environ: Mapping[str, str]) -> bool:
@@ -131,12 +134,12 @@ class Slurm(RemoteSection):
         yield from _flags("srun", self.srun, SRUN_FLAGS, _SRUN_SHORT)
         if self.cpus is not None and self.workers_per_node is not None and self.cpus % self.workers_per_node:
             message = f"got {self.cpus} for {self.workers_per_node} workers on each node; expected a multiple"
-            yield Problem(("engine", "cpus"), f"{message}, because Slurm gives each of them as many")
+            yield Problem(("engine", "cpus"), f"{message}, because Slurm gives each worker the same number")
         yield from self._too_few_nodes(config.cluster.num_workers)
         yield from super().problems(config)
 
     def _too_few_nodes(self, workers: int) -> Iterator[Problem]:
-        """Yield a problem if the workers have no place. Without a number of nodes, as many are asked for as needed."""
+        """Yield a problem if the nodes are too few for the workers. Without a number of nodes, they always suffice."""
         asks_elsewhere = any(flag.startswith(("--gpus", "--gres", "-G")) for flag in self.flags)
         is_known = self.workers_per_node is not None or self.gpus is not None or not asks_elsewhere
         if self.nodes is not None and is_known and self.nodes * self.node_workers < workers:
@@ -146,8 +149,8 @@ class Slurm(RemoteSection):
 
 
 def is_in_allocation(environ: Mapping[str, str]) -> bool:
-    """Return True if this process belongs to a Slurm job that has other nodes, too."""
-    # a container may be given some of the variables and not the rest
+    """Return True if this process belongs to a Slurm job that also has other nodes."""
+    # in a container, only some of the variables may be set
     if "SLURM_JOB_ID" not in environ or "SLURM_JOB_NODELIST" not in environ:
         return False
     # on the only node of a job, that is this machine
@@ -160,7 +163,10 @@ def is_one_of_many(environ: Mapping[str, str]) -> bool:
 
 
 def time_limit_s(time: int | str) -> int | None:
-    """Return the seconds of Slurm's notation, or None if it is none. `30` and `30:00` are minutes, `1-6` 30 hours."""
+    """Return the seconds of a time in Slurm's notation, or None if it is invalid.
+
+    `30` and `30:00` are minutes; `1-6` is 30 hours.
+    """
     match = _TIME.match(str(time))
     if match is None:
         return None
@@ -176,12 +182,12 @@ def time_limit_s(time: int | str) -> int | None:
 
 
 def is_gpus(value: int | str) -> bool:
-    """Return True if sbatch accepts it as GPUs of a node."""
+    """Return True if sbatch accepts a value as the GPUs of a node."""
     return _GPUS.match(str(value)) is not None
 
 
 def is_memory(value: int | str) -> bool:
-    """Return True if sbatch accepts it as memory of a node."""
+    """Return True if sbatch accepts a value as the memory of a node."""
     return _MEMORY.match(str(value)) is not None
 
 
@@ -220,5 +226,5 @@ def _taken(flag: str, taken: Mapping[str, str], short: Mapping[str, str]) -> str
         return name
     if name in _OTHER_SBATCH:
         return None
-    # getopt takes the beginning of a name for the name
+    # getopt accepts abbreviated names
     return next((option for option in taken if option.startswith(name)), None)

@@ -1,4 +1,4 @@
-"""The section `engine` of a command that has no config: `distlaunch run`."""
+"""Makes the section `engine` from the options of `distlaunch run`, which has no config."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def load_engine(
     """Check the options as a section of a config, and return the section.
 
     Args:
-        hosts: separated by commas.
-        hostfile: relative to the working directory.
+        hosts: the value of `--hosts`, separated by commas.
+        hostfile: the value of `--hostfile`, relative to the working directory.
         overrides: `engine.interface=ib0` and the like.
 
     Raises:
@@ -34,9 +34,9 @@ def load_engine(
         section["hosts"] = [text.strip() for text in hosts.split(",")]
     if hostfile is not None:
         section["hostfile"] = hostfile
-    # the rest of a config is not there, and says nothing
+    # the other sections of the config have defaults
     rest = {"model": {"function": STAND_IN}, "data": {"function": STAND_IN, "global_batch": 1}}
-    environ = {name: value for name, value in environ.items() if name != "TF_CONFIG"}  # of another cluster
+    environ = {name: value for name, value in environ.items() if name != "TF_CONFIG"}  # it describes another cluster
     try:
         return load_mapping({**rest, "engine": section}, overrides, environ).config.engine
     except ConfigError as error:

@@ -21,7 +21,7 @@ _WORDS = {str: "text", float: "a number", bool: "true, false", type(None): "null
 
 @dataclass(frozen=True)
 class Expected:
-    """The type of one key: alternatives, each with its limits (`Ge(1)`) and words of its own."""
+    """The type of a key, with its limits such as `Ge(1)` and perhaps a description."""
 
     type: Any
     limits: tuple[Any, ...] = ()
@@ -46,7 +46,7 @@ class Expected:
         return str in kinds and all(kind in (str, type(None)) for kind in kinds)
 
     def _worded(self) -> list[Expected]:
-        """Yield alternatives, but keep types whole that have a description of their own."""
+        """Return the alternatives, but do not split types that have a description."""
         if self.words:
             return [self]
         origin = get_origin(self.type)
@@ -74,7 +74,7 @@ class Expected:
         return any(part.type is kind or get_origin(part.type) is kind for part in self.alternatives())
 
     def choices(self) -> list[str]:
-        """Return the allowed words of a key that holds one of a few."""
+        """Return the allowed words of a key that accepts only a few."""
         return [
             str(choice)
             for part in self.alternatives()
@@ -83,7 +83,7 @@ class Expected:
         ]
 
     def section(self, value: Any) -> type[Section] | None:
-        """Return the section among the alternatives that a mapping was meant to be."""
+        """Return the section, among the alternatives, as which a mapping was probably meant."""
         types_ = [part.type for part in self.alternatives()]
         models = [model for model in types_ if isinstance(model, type) and issubclass(model, Section)]
         if not models or not is_dict(value):
@@ -93,13 +93,13 @@ class Expected:
             if models[0] in kinds.values():
                 kind = value.get("kind", default)
                 return kinds.get(kind) if isinstance(kind, str) else None
-        # a mapping of outputs to losses or metrics, and no `{name: ..., args: ...}`
+        # a mapping of outputs to losses or metrics, not `{name: ..., args: ...}`
         if any(get_origin(part.type) is dict for part in self.alternatives()) and not {"name", "args"} & value.keys():
             return None
         return models[0]
 
     def inner(self, part: str | int, value: Any) -> Expected | None:
-        """Return what a key or index within this value may hold; `value` distinguishes sections from mappings."""
+        """Return the expected value at a key or index within this one; `value` tells sections from mappings."""
         section = self.section(value) if isinstance(part, str) else None
         if section is not None:
             info = section.model_fields.get(part) if isinstance(part, str) else None
@@ -116,7 +116,7 @@ def of_field(info: FieldInfo) -> Expected:
 
 
 def at(key: Key, data: Any) -> Expected | None:
-    """Return what is allowed at a key of the config `data`; None if anything is, or nothing."""
+    """Return the expected value at a key of the config `data`; None if any value or no value is allowed."""
     expected: Expected | None = Expected(RunConfig)
     for part in key:
         if expected is None:

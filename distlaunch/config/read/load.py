@@ -68,12 +68,12 @@ def load_config(
     Args:
         path: a YAML file; `-` for standard input. A pipe is read once, however often it is asked for.
         overrides: `train.epochs=3` and the like.
-        environ: for `${NAME}`.
-        num_gpus: GPUs of this machine; None: not known, so what depends on it is not checked.
-        modules_folder: where modules are looked for before this directory.
+        environ: values for `${NAME}`.
+        num_gpus: number of GPUs of this machine; None if unknown, to skip the checks that depend on it.
+        modules_folder: the folder that is searched for modules before the current directory.
 
     Raises:
-        ConfigError: holds every problem that was found.
+        ConfigError: has all problems that were found.
     """
     path = Path(path)
     _check_folders(path)
@@ -84,7 +84,7 @@ def load_config(
 
 
 def _check_folders(path: Path) -> None:
-    """Raise ConfigError if the files of a run, which are UTF-8, could not name a folder."""
+    """Raise ConfigError if the name of a folder cannot be written to the files of a run, which are UTF-8."""
     for folder, what in (
         (folder_of(path).absolute(), "the folder of the config"),
         (Path.cwd(), "the current directory"),
@@ -105,11 +105,11 @@ def load_mapping(
     """Check a config made in Python. Relative paths start at the working directory.
 
     Raises:
-        ConfigError: holds every problem that was found.
+        ConfigError: has all problems that were found.
     """
     builder = TreeBuilder("config", environ, numbered=False)
     try:
-        # through YAML, so that a config made in Python is read by the rules of one in a file
+        # convert it to YAML, so that the same rules apply as to a config file
         text = dump_plain(config)
     except YAMLError as error:
         raise ConfigError(Problem((), f"a value that YAML cannot hold: {error.args[-1]!r}", "config")) from None
@@ -120,7 +120,7 @@ def load_mapping(
 
 @contextlib.contextmanager
 def _masking(overrides: tuple[str, ...], environ: Mapping[str, str]) -> Generator[None]:
-    """Raise the ConfigErrors of the block without the secrets that overrides and variables give."""
+    """Mask secrets of overrides and variables in ConfigErrors that are raised in the block."""
     try:
         yield
     except ConfigError as error:
@@ -143,7 +143,7 @@ def _masked(
 
 
 def _masked_source(source: str | None, sources: Mapping[str, str], mask: SecretMask) -> str | None:
-    # an override; the name of a file is none
+    # only overrides may contain secrets, not names of files
     if source is None or not source.startswith("--"):
         return source
     return mask.whole(sources.get(source, source))
@@ -163,18 +163,18 @@ def _checked(
         raise ConfigError(Problem((), message, root.source))
     early = builder.problems + override.apply(root, overrides, environ)
     override.texts_as_text(root)
-    # before validation: the name becomes a value of the config
-    _name(root, path)
+    # set the name before validation, since it becomes a value of the config
+    _set_default_name(root, path)
     data: Any = root.plain()
     config, wrong = _validate(data)
     wrong = [problem for problem in wrong if not _covered(problem, early)]
-    # all mistakes at once: what is right so far is checked further
+    # report all problems at once: check the valid parts further
     partial = config or _without_wrong_keys(data, [*early, *wrong])
     if partial is not None:
-        # before references are checked, and before tasks with other working directories read them
+        # do this before references are checked, and before tasks with other working directories read the paths
         partial = with_absolute_files(partial, lambda key: _base_of(root, key, path))
         partial = with_given_arguments(partial, folder_of(path), lambda key: root.nearest(key).is_override)
-        # checks that read one of these are left out
+        # skip checks that read one of these sections
         sections = frozenset(str(problem.key[0]) for problem in [*early, *wrong] if problem.key)
         wrong += cross_check(partial, num_gpus, sections, _given_sizes(partial, environ))
         partial = partial.with_modules_in(modules_folder)
@@ -197,17 +197,17 @@ def load_resolved(path: Path | str, environ: Mapping[str, str] | None = None) ->
     """Read the config of a run directory, as `dump_config` wrote it.
 
     Args:
-        environ: values of the secrets that the config refers to; None: the references stay.
+        environ: values of the secrets to which the config refers; None to keep the references.
 
     Raises:
-        ConfigError: the file was changed, or is from another version; or a variable is not set.
+        ConfigError: the file was changed or is from another version, or a variable is not set.
     """
     return parse_resolved(read_text(Path(path)), str(path), environ)
 
 
 def parse_resolved(text: str, name: str, environ: Mapping[str, str] | None = None) -> RunConfig:
     """Parse the text of a resolved config; errors name the file. See `load_resolved`."""
-    # `dump_config` has escaped what only looks like a variable: all others are secrets
+    # all variables in the file are secrets, since `dump_config` has escaped other texts that look like variables
     variables = Unfilled({}) if environ is None else environ
     builder = TreeBuilder(name, variables, unset="set it: a run keeps the values of secrets only until it is done")
     root = builder.build(parse(text, name))
@@ -228,7 +228,7 @@ def _validate(data: Any) -> tuple[RunConfig | None, list[Problem]]:
 
 def _without_wrong_keys(data: dict[str, Any], problems: list[Problem]) -> RunConfig | None:
     """Return the config with defaults in place of wrong values, so that the rest can be checked."""
-    # a strategy or an engine without its kind is none, or another one
+    # remove the whole section of a strategy or engine, since its kind determines its keys
     keys = [
         problem.key[:1] if problem.key[0] in ("strategy", "engine") else problem.key
         for problem in problems
@@ -237,14 +237,14 @@ def _without_wrong_keys(data: dict[str, Any], problems: list[Problem]) -> RunCon
     pruned: Any = dict(data)
     for key in keys:
         pruned = _pruned(pruned, key)
-    # required keys get stand-ins, of which nothing is said
+    # give required keys placeholders, which cause no problems
     pruned["model"] = {"function": STAND_IN} | _mapping(pruned.get("model"))
     pruned["data"] = {"global_batch": 1} | _mapping(pruned.get("data"))
     return _validate(pruned)[0]
 
 
 def _given_sizes(config: RunConfig, environ: Mapping[str, str]) -> dict[str, int]:
-    with contextlib.suppress(UsageError):  # a malformed TF_CONFIG is for whoever starts the run to refuse
+    with contextlib.suppress(UsageError):  # the start of a run reports a malformed TF_CONFIG
         given = joined_cluster(config, Machine(environ))
         return tf_config_sizes(config, given[0]) if given is not None else {}
     return {}
@@ -263,8 +263,8 @@ def _pruned(data: Any, key: Key) -> Any:
     return data | {key[0]: _pruned(data[key[0]], key[1:])}
 
 
-def _name(root: Node, path: Path) -> None:
-    """Return the name of the run: that of the config file unless the config has one. A stream has no name."""
+def _set_default_name(root: Node, path: Path) -> None:
+    """Set the name of the run to that of the config file, unless the config has a name or is a stream."""
     assert is_dict(root.value)
     if is_stream(path):
         return
@@ -288,16 +288,16 @@ def _at(root: Node, problem: Problem) -> Problem:
 
 
 def _source_of(root: Node, problem: Problem) -> str:
-    """Return where the value stands that a problem is about, which may be an override inside the problem's key.
+    """Return the source of the value that causes a problem, which may be an override inside the problem's key.
 
-    Keras names an argument in its message at most: `compile.optimizer: SGD: Argument `learning_rate` should be float`.
+    A message of Keras may name the argument: `compile.optimizer: SGD: Argument `learning_rate` should be float`.
     """
     node = root.at(problem.key)
     if node is None or node.is_override:
         return root.nearest(problem.key).source
     inner = [(key, each.source) for key, each in node.walk() if each.is_override]
     named = [source for key, source in inner if any(_names(problem.message, part) for part in key)]
-    # if the message names none, it can only be the one argument that was given
+    # if the message names no argument but only one was given, this is the one
     arguments = {source for key, source in inner if "args" in (*problem.key[-1:], *key[:1])}
     if named:
         return named[0]
@@ -312,5 +312,5 @@ def _names(message: str, part: str | int) -> bool:
 
 def _position(problem: Problem) -> tuple[str, int]:
     name, _, line = (problem.source or "").rpartition(":")
-    # line 9 before line 10
+    # sort lines by number
     return (name, int(line)) if line.isdigit() else (problem.source or "", 0)

@@ -20,12 +20,12 @@ from distlaunch.config.run import RunConfig
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """The config of a run, for this place.
+    """The config of a run, adapted to the run's current place.
 
     Attributes:
-        loaded: where its values are from; None if nothing overrides them.
-        note: where its code is taken from; empty if the run was not moved.
-        warnings: on the paths among its arguments.
+        loaded: the config with the sources of its values; None if there are no overrides.
+        note: a message about the place of its code; empty if the run was not moved.
+        warnings: messages about paths in its arguments.
     """
 
     config: RunConfig
@@ -35,7 +35,7 @@ class LoadedRun:
 
 
 def load_run(run: RunDir, overrides: Sequence[str], machine: Machine) -> LoadedRun:
-    """Read the config that a run directory holds, with overrides and the places that its code has now.
+    """Read the config of a run directory, with overrides and the current places of its code.
 
     Raises:
         ConfigError: the config is wrong, or code that it names is not found and no override names other code.
@@ -51,7 +51,7 @@ def load_run(run: RunDir, overrides: Sequence[str], machine: Machine) -> LoadedR
         raise ConfigError(missing)
     loaded = None
     if overrides:
-        # before those of the user, which win
+        # apply them before the user's overrides, which have priority
         changed = (f"{_dotted(key)}={json.dumps(escape(value))}" for key, value in moved.values.items())
         loaded = load_config(run.config, (*changed, *overrides), environ, len(machine.gpus), moved.modules)
         config = loaded.config.in_folder(moved.folder)

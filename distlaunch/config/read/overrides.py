@@ -36,7 +36,7 @@ def apply(root: Node, overrides: tuple[str, ...], environ: Mapping[str, str]) ->
             _assign(root, key, value, source)
         except ConfigError as error:
             problems += error.problems
-    # after all overrides: those that belong to the new kind must stay
+    # do this after all overrides, so that keys of the new kind stay
     drop_foreign_keys(root, written)
     return problems
 
@@ -45,7 +45,7 @@ def split(text: str) -> tuple[Key, str]:
     """Split an override: `a.b[0]=x` -> (("a", "b", 0), "x").
 
     Raises:
-        ValueError: that is no KEY=VALUE.
+        ValueError: the text is not KEY=VALUE.
     """
     parts: list[str | int] = []
     position = 0
@@ -58,11 +58,11 @@ def split(text: str) -> tuple[Key, str]:
         parts.append(int(match["index"]) if match["index"] is not None else part)
         position = match.end()
     if not parts:
-        raise ValueError(f"got {show(text)}, which names no key; {_EXAMPLE}")
+        raise ValueError(f"got {show(text)}, which has no key; {_EXAMPLE}")
     if position >= len(text):
         raise ValueError(f"got {show(text)}, without '='; {_EXAMPLE}")
     if text[position] != "=":
-        raise ValueError(f"got {show(text)}, whose key is not readable from {show(text[position:])} on; {_EXAMPLE}")
+        raise ValueError(f"got {show(text)}, whose key is invalid from {show(text[position:])} on; {_EXAMPLE}")
     return tuple(parts), text[position + 1 :]
 
 
@@ -96,7 +96,7 @@ def _parse_value(value: str, source: str) -> yaml.Node:
 
 
 def texts_as_text(root: Node) -> None:
-    """Make each override of a key that takes only text the text that was written: `--set name=12` is no number."""
+    """Use the written text for each override of a key that accepts only text, so that `--set name=12` is valid."""
     data = root.plain()
     for key, node in root.walk():
         if node.is_override and node.text and isinstance(node.value, int | float):

@@ -21,7 +21,7 @@ _SPECIAL = re.compile(r"([-+]?)\.(inf|Inf|INF)\Z|\.(nan|NaN|NAN)\Z")
 _LARGEST = 2**63
 
 RUN_DIR = "${run_dir}"
-"""Stands for the run directory in the arguments of callbacks; filled in when a run builds them."""
+"""Placeholder for the run directory in the arguments of callbacks, replaced when a run builds them."""
 
 VARIABLE = re.compile(r"\$\$\{|\$\{([^{}]*)(\})?")
 """`$${`; or `${NAME}` with the closing brace, or without one, which is a mistake."""
@@ -73,7 +73,7 @@ def resolve(text: str) -> Scalar:
 
 
 def is_filled_in_later(key: tuple[str | int, ...]) -> bool:
-    """Return True if `${run_dir}` in a value of this key is replaced later, and is no environment variable."""
+    """Return True if `${run_dir}` in a value of this key is not an environment variable and is replaced later."""
     return key[:2] == ("train", "callbacks") and key[3:4] == ("args",)
 
 
@@ -119,7 +119,7 @@ def unusable(text: str) -> str | None:
 
 
 class Unfilled(Mapping[str, str]):
-    """Variables of which those that are not set stand for themselves: `${NAME}` stays."""
+    """Environment variables in which a variable that is not set has the value `${NAME}`."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ

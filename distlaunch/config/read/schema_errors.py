@@ -1,4 +1,4 @@
-"""Pydantic's errors in our words: where, what was received, what is expected, what to do; one problem per key."""
+"""Converts pydantic's errors to one problem per key, with the received value, the allowed values and a hint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BOOLEAN_WORDS = {"yes", "no", "on", "off", "y", "n", "true", "false"}
 _EXAMPLES = {"strategy": "mirrored", "engine": "local"}
 _UNKNOWN = "unknown key"
 _MISSING = "missing"
-_MOST = 200
+_MAX_PROBLEMS = 200
 
 
 def problems_of(error: ValidationError, data: dict[str, Any]) -> list[Problem]:
@@ -34,7 +34,7 @@ def problems_of(error: ValidationError, data: dict[str, Any]) -> list[Problem]:
     """
     found: dict[Key, Problem] = {}
     for detail in error.errors(include_url=False, include_context=False, include_input=False):
-        if len(found) > _MOST:  # each takes a search for what was meant
+        if len(found) > _MAX_PROBLEMS:  # searching for similar names takes time for each problem
             break
         problem = _problem(detail["type"], detail["loc"], data)
         if problem is not None:
@@ -47,8 +47,8 @@ def problems_of(error: ValidationError, data: dict[str, Any]) -> list[Problem]:
             del found[meant]
     # a value of the wrong type hides what is inside it
     problems = [problem for key, problem in found.items() if not any(key[:depth] in found for depth in range(len(key)))]
-    if (number := error.error_count()) > len(found) > _MOST:
-        problems.append(Problem((), f"{number:,} values are wrong or unknown, of which these are the first"))
+    if (number := error.error_count()) > len(found) > _MAX_PROBLEMS:
+        problems.append(Problem((), f"{number:,} values are wrong or unknown; only the first ones are listed"))
     return problems
 
 
@@ -70,7 +70,7 @@ def _problem(kind: str, location: Key, data: dict[str, Any]) -> Problem | None:
 
 
 def _key(location: Key, data: Any) -> Key | None:
-    """Return the location without the names of union members, or None for a member that was not meant."""
+    """Return the location without the names of union members; None if the value was not meant as this member."""
     key: list[str | int] = []
     expect: Expected | None = Expected(RunConfig)
     for position, part in enumerate(location):
@@ -94,7 +94,7 @@ def _is_member(part: str | int, data: Any, expect: Expected | None, *, last: boo
     """Return True if a part of a location is the name of a union member instead of a key."""
     if isinstance(part, int) or expect is None or len(expect.alternatives()) < 2:
         return False
-    # how pydantic names members of a union that are no models
+    # names that pydantic gives to union members other than models
     if not is_dict(data) or any(part.startswith(word) for word in ("list[", "dict[", "literal[", "constrained-")):
         return True
     return part not in data and not (last and expect.section(data) is not None and part in _fields(expect, data))
@@ -124,7 +124,7 @@ def _is_meant(member: str, data: Any, expect: Expected | None) -> bool:
 
 
 def _kinds(section: str | int) -> Mapping[str, type[Section]]:
-    """Return the classes of a section that has kinds, by kind; empty: it has none."""
+    """Return the classes of a section by kind; empty for a section without kinds."""
     if section == "engine":
         return engines.installed().models
     return strategies.MODELS if section == "strategy" else {}
@@ -154,20 +154,20 @@ def unknown_key(key: Key, data: dict[str, Any]) -> str:
     """Return the message for a key that its section does not have."""
     name = str(key[-1])
     if key == ("engine", "slurm"):
-        return f"{_UNKNOWN}; the keys of Slurm stand beside `kind: slurm`, as in `engine: {{kind: slurm, nodes: 2}}`"
+        return f"{_UNKNOWN}; write the keys of Slurm beside `kind: slurm`, as in `engine: {{kind: slurm, nodes: 2}}`"
     allowed = _allowed(key[:-1], data)
     if not allowed:
         return f"{_UNKNOWN}; remove it"
     hint = did_you_mean(name, allowed)
     if not hint:
         home = _homes().get(name) or _homes().get(closest(name, _homes(), cutoff=0.85) or "")
-        own = ".".join(map(str, key))  # another kind's, in the same section
-        hint = f"; did you mean {home}?" if home and home != own else _of_other_kinds(key) or "; remove it"
+        dotted = ".".join(map(str, key))  # the key may belong to another kind of the same section
+        hint = f"; did you mean {home}?" if home and home != dotted else _of_other_kinds(key) or "; remove it"
     return f"{_UNKNOWN}{hint} (allowed: {', '.join(allowed)})"
 
 
 def _of_other_kinds(key: Key) -> str:
-    """Name the kinds that have a key that this kind of strategy or engine has not."""
+    """Return a hint with the kinds that have a key, if this kind of strategy or engine does not have it."""
     models: Mapping[str, type[Section]] = _kinds(key[0]) if len(key) == 2 else {}
     kinds = [kind for kind, model in models.items() if key[-1] in model.model_fields]
     return f"; it belongs to {' or '.join(f'`kind: {kind}`' for kind in kinds)}" if kinds else ""
@@ -185,7 +185,7 @@ def _allowed(key: Key, data: dict[str, Any]) -> list[str]:
 
 @functools.cache
 def _homes() -> dict[str, str]:
-    """Return the sections that have a key, for keys in the wrong section: epochs -> train.epochs."""
+    """Return the full key for the last word of each key, for keys in the wrong section: epochs -> train.epochs."""
     homes: dict[str, str] = {}
     for section, info in RunConfig.model_fields.items():
         homes.setdefault(section, section)
@@ -219,7 +219,7 @@ def _type_fits(value: Any, expect: Expected) -> bool:
 
 
 def _hint(value: Any, expect: Expected) -> str:
-    """Return what to write instead, if it can be guessed."""
+    """Return a hint about what to write instead, if that can be guessed."""
     is_section = expect.section(None) is not None
     if value is None:
         return f"; {'indent its keys below it' if is_section else 'write a value'}, or remove the line"

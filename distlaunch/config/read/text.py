@@ -1,4 +1,4 @@
-"""Reads a config file as text, and says plainly when it is none."""
+"""Reads a config file as text, and explains why a file cannot be read as a config."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.read.words import closest, listed
 
-MAX_BYTES = 1 << 20  # a slip such as a checkpoint given as config must not fill the memory
+MAX_BYTES = 1 << 20  # a checkpoint given as config by mistake must not fill the memory
 _FOREIGN_MARKS = {
-    # before UTF-16, whose mark it begins with
+    # test UTF-32 before UTF-16, since its mark begins with that of UTF-16
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
     codecs.BOM_UTF16_LE: "UTF-16",
@@ -23,7 +23,7 @@ _FOREIGN_MARKS = {
 
 
 _STREAMS: dict[str, tuple[tuple[int, int], bytes]] = {}
-"""Device and inode of each pipe that was read in this process, by its path, and its bytes: they can be read once."""
+"""Device, inode and content of each pipe that this process has read, by its path. A pipe can be read only once."""
 
 
 def is_stream(path: Path) -> bool:
@@ -42,7 +42,7 @@ def folder_of(path: Path) -> Path:
 
 
 def readable_again(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of this command for a program that takes its place, which cannot read a pipe again.
+    """Return the arguments of this command for a program that replaces it and cannot read a pipe again.
 
     The bytes of each stream that was read are put in a file in memory, which the other program inherits.
     """
@@ -71,7 +71,7 @@ def read_text(path: Path) -> str:
     if line is not None:
         raise _error(path, "a NUL byte; expected plain text. Is this a binary file, or UTF-16 without a mark?", line)
     try:
-        # Windows editors put a mark before UTF-8, too
+        # Windows editors may write a byte order mark before UTF-8
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
@@ -83,7 +83,7 @@ def _read_bytes(path: Path) -> bytes:
     try:
         if not is_stream(path):
             with path.open("rb") as file:
-                # one more shows that it is larger
+                # read one more byte, to detect a larger file
                 return file.read(MAX_BYTES + 1)
         found = os.fstat(0) if str(path) == "-" else path.stat()
         identity, data = _STREAMS.get(str(path), (None, b""))
@@ -96,12 +96,12 @@ def _read_bytes(path: Path) -> bytes:
         raise _missing(path) from None
     except IsADirectoryError:
         found = _configs_in(path)
-        hint = f"; it holds {listed(found, 5)}" if found else ""
+        hint = f"; it contains {listed(found, 5)}" if found else ""
         raise _error(path, f"this is a folder; expected a YAML file{hint}") from None
     except NotADirectoryError:
         raise _error(path, "no such file: a part of the path is a file, not a folder") from None
     except PermissionError:
-        raise _error(path, f"the file may not be read; give yourself the right to: chmod u+r {path}") from None
+        raise _error(path, f"permission denied; to allow yourself to read the file: chmod u+r {path}") from None
     except (OSError, ValueError) as error:
         raise _error(path, f"the file cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
@@ -115,7 +115,7 @@ def _missing(path: Path) -> ConfigError:
     close = closest(path.stem, stems)
     hint = f"; did you mean '{stems[close]}'?" if close else ""
     if not hint:
-        hint = f"; the folder holds {listed(names, 5)}" if names else "; `distlaunch init` writes one to start from"
+        hint = f"; the folder contains {listed(names, 5)}" if names else "; `distlaunch init` writes one to start from"
     return _error(path, f"no such file{hint}")
 
 

@@ -1,4 +1,4 @@
-"""The config as written: values with the place each came from."""
+"""The config as a tree of values, each with the place where it was written."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ class Node:
 
 
 class TreeBuilder:
-    """Turns YAML's nodes into values; collects what is wrong and goes on."""
+    """Turns YAML nodes into values. It collects problems and continues."""
 
     def __init__(self, name: str, environ: Mapping[str, str], *, numbered: bool = True, unset: str = "") -> None:
         """Begin a tree.
 
         Args:
-            numbered: False: all of the text is one line, so that its name alone says where it stands.
-            unset: what to do about a variable that is not set; empty: as of a config that somebody writes.
+            numbered: whether sources have line numbers; False for a text of one line.
+            unset: advice for a variable that is not set; empty for the usual advice.
         """
         self._unset = unset
         self.problems: list[Problem] = []
@@ -113,7 +113,7 @@ class TreeBuilder:
             raise ConfigError(Problem((), message, self._source(line)))
         if isinstance(raw, yaml.ScalarNode):
             return Node(self._scalar(raw, key, line), self._source(line), raw.value)
-        # aliases are expanded here, so the parser's own limit does not hold any more
+        # the parser's own limit does not apply to expanded aliases
         self._depth += 1
         if self._depth > MAX_DEPTH:
             message = f"aliases nest deeper than {MAX_DEPTH} levels; write out what you need"
@@ -139,12 +139,12 @@ class TreeBuilder:
                 continue
             if name in entries:
                 self._problem(
-                    (*key, name), f"the key is there already, in line {lines[name]}; remove one of them", line
+                    (*key, name), f"duplicate key, first defined in line {lines[name]}; remove one of them", line
                 )
                 continue
             lines[name] = line
             entries[name] = self._build(child, (*key, name), line)
-        # own entries win over merged ones, as YAML's merge keys say
+        # as YAML defines, entries of the mapping itself override merged ones
         return {**merged, **entries}
 
     def _merged(self, child: yaml.Node, key: Key, line: int) -> dict[str | int, Node]:

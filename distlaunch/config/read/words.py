@@ -1,4 +1,4 @@
-"""Words for values and choices, the same in every message."""
+"""Formats values and choices in messages."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def closest(word: str, options: Iterable[str], cutoff: float = 0.6) -> str | Non
 
 
 def _is_slip(word: str, meant: str) -> bool:
-    """Return whether two neighbouring letters of a word have changed places: the likeliest slip of all."""
+    """Return True if the words differ only in two swapped neighbouring letters, the most frequent typing error."""
     if len(word) != len(meant):
         return False
     differ = [at for at, pair in enumerate(zip(word, meant, strict=True)) if pair[0] != pair[1]]

@@ -1,4 +1,4 @@
-"""Explanations of YAML syntax errors for people who do not know YAML's grammar."""
+"""Explains YAML syntax errors for users who do not know YAML's grammar."""
 
 from __future__ import annotations
 

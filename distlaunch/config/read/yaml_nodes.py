@@ -19,7 +19,7 @@ from distlaunch.config.read.yaml_errors import MAX_DEPTH, TOO_DEEP, explain
 PLAIN = "plain"
 """The tag of a scalar that is written without quotes or block indicator, so that it may be a number or the like."""
 _TEXT = "text"
-# all but the characters that YAML 1.1 calls printable
+# characters other than those that YAML 1.1 calls printable
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 # a variable, whose braces would begin a mapping inside [ ] and { }
 _VARIABLE = re.compile(r"\$\{[^{}\n\"']*\}")
@@ -32,7 +32,7 @@ _Loader: Any = type("_Loader", _PARTS, {"__init__": _PARTS[-1].__init__})
 
 
 def _shielded(text: str) -> str:
-    """Return the text with variables in which YAML sees plain letters."""
+    """Return the text with variables whose special characters are replaced, so that YAML reads them as plain text."""
     if any(chr(stand_in) in text for stand_in in _RESTORED):
         return text
     return _VARIABLE.sub(lambda match: match[0].translate(_STAND_INS), text)
@@ -43,7 +43,7 @@ def parse(text: str, name: str, empty: str = f"the file is empty{_START}") -> ya
 
     Args:
         name: the name of the source in messages, such as `run.yaml`.
-        empty: what to say where there is nothing.
+        empty: the message for an empty text.
 
     Raises:
         ConfigError: the text is not YAML, or uses tags, several documents, or nesting deeper than any config.
@@ -73,7 +73,7 @@ def line_of(node: yaml.Node) -> int:
 
 
 class _NodeLoader(_Loader):
-    """Composes nodes, and refuses what a config cannot be."""
+    """Composes nodes, and refuses YAML features that a config must not use."""
 
     def __init__(self, stream: str, name: str) -> None:
         super().__init__(stream)  # pyright: ignore[reportUnknownMemberType]
@@ -123,7 +123,7 @@ class _NodeLoader(_Loader):
 
     def _check_alias(self, anchor: str, line: int) -> None:
         if anchor in self._open:
-            message = f"the alias *{anchor} stands inside its own anchor &{anchor}; a config cannot contain itself"
+            message = f"the alias *{anchor} is inside its own anchor &{anchor}; a config cannot contain itself"
             raise _error(self._name, line, message)
         if anchor not in self.anchors:
             message = f"the alias *{anchor} has no anchor &{anchor} above it; quote text that begins with '*'"

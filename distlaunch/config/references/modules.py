@@ -13,7 +13,7 @@ from distlaunch.config.run import RunConfig
 
 
 class ModuleMissingError(Exception):
-    """There is no such module; the message tells where it was searched."""
+    """There is no such module. The message names the places that were searched."""
 
 
 def program_of(config: RunConfig) -> str:
