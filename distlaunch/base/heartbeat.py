@@ -23,11 +23,11 @@ NO_STEP = -1
 
 
 class Heartbeat:
-    """Told by a task; a thread beats. A disk that cannot be written is no reason to fail."""
+    """Writes the heartbeats of this task in a thread. Errors of the disk are ignored."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.step: int | None = None
-        """Global batches done; None before the first is begun."""
+        """Number of finished steps; None before the first step begins."""
         self._beats = self._calls = 0
         self._saving = self._writing = False
         self._memory: mmap.mmap | None = None
