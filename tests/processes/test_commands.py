@@ -382,7 +382,7 @@ def test_predict(shell: Shell) -> None:
     ("output", "message"),
     [
         ("a.txt", "--output a.txt: expected a name that ends in .npz, or in .npy for a single array"),
-        ("folder.npz", "--output folder.npz: is a folder; give a file in it"),
+        ("folder.npz", "--output folder.npz is a folder; give a file in it"),
         ("none/a.npz", "--output none/a.npz: there is no folder"),
     ],
 )

@@ -53,7 +53,7 @@ def test_requests_arrive_as_signals(tmp_path: Path, pipe: SignalPipe) -> None:
     [
         (b"hello\n", "expected a line of JSON with 'version' and 'request'"),
         (b"[1]\n", "expected a line of JSON with 'version' and 'request'"),
-        (b'{"version": 2, "request": "stop"}\n', "speaks version 1 of the protocol, not 2"),
+        (b'{"version": 2, "request": "stop"}\n', "uses version 1 of the protocol, not 2"),
         (b'{"version": 1, "request": "restart"}\n', "got 'restart'; expected one of stop, stop-now, stacks"),
         (b"x" * 5000, "expected a line of JSON with 'version' and 'request'"),
     ],

@@ -148,7 +148,7 @@ def test_an_agent_that_was_killed_is_started_again_and_warned_of_once(tmp_path: 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "restart 1 of 1: the host second was lost: the connection to its agent has ended\n" in done.stdout
     # both are this machine, in both attempts
-    assert done.stdout.count("are one machine") == 1
+    assert done.stdout.count("are the same machine") == 1
 
 
 def test_more_hosts_and_tasks_than_the_shell_allows_files_for(tmp_path: Path, environ: dict[str, str]) -> None:
