@@ -181,7 +181,8 @@ def _check_processes(data: Any, config: DataConfig) -> None:
         return
     kinds = {IndexedFiles: "files of distlaunch.data", StreamData: "streams", tf.data.Dataset: "a tf.data pipeline"}
     kind = next((words for of, words in kinds.items() if isinstance(data, of)), "arrays")
-    message = f"got {config.processes}, but {config.function or 'the data'} gives {kind}, which are not read in Python"
+    source = f"{config.function or 'the data'} gives {kind}"
+    message = f"got {config.processes}, but {source}, whose examples are not read by Python"
     hint = "remove it, since it is for objects with __getitem__; TensorFlow's operations use `threads`"
     raise ConfigError(Problem(("data", "processes"), f"{message}; {hint}"))
 

@@ -1,7 +1,7 @@
 """Converts to TFLite, and loads and calls new exports, in a process without distlaunch and without a strategy.
 
-Run as a file, not as a module: `python -P clean_check.py PARCEL FINDINGS`. The parcel is a pickled dict, see
-`distlaunch.training.export.check`; the findings are JSON: `{format: {signature, problem, notes}}`.
+Run as a file, not as a module: `python -P clean_check.py PARCEL FINDINGS`. The file PARCEL contains the request, a
+pickled dict (see `distlaunch.training.export.check`). The findings are JSON: `{format: {signature, problem, notes}}`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def main() -> None:
     # `os._exit` flushes nothing
     sys.stdout.flush()
     sys.stderr.flush()
-    # interpreters of TFLite and compiled functions take their time to be destroyed; exit hooks get some
+    # destroying TFLite interpreters and compiled functions takes long, so this process exits without it; exit hooks
+    # have limited time
     watchdog = threading.Timer(_HOOKS_S, os._exit, (0,))
     watchdog.daemon = True
     watchdog.start()
@@ -59,26 +60,26 @@ def _check(name: str, parcel: Mapping[str, Any], exported: Any) -> dict[str, Any
         try:
             outputs = model.on_structure(rows)
         except exported.NeedsFlexError:
-            notes[-1] += ", which the tensorflow package no longer has since 2.20, so this file was not called"
+            notes[-1] += ", which the tensorflow package has not contained since 2.20, so this file was not called"
             return {"signature": model.signature(), "problem": None, "notes": notes}
         problem = difference(parcel["expected"], outputs, parcel["tolerance"])
         return {"signature": model.signature(outputs), "problem": problem, "notes": notes}
     except Unusable as error:
         return {"signature": "", "problem": str(error), "notes": notes}
-    except Exception as error:  # of many kinds, and each means that the export is of no use
+    except Exception as error:  # any error means that the export cannot be used
         problem = f"it cannot be loaded and called: {type(error).__name__}: {exported.first_line(error)}"
         return {"signature": "", "problem": problem, "notes": notes}
 
 
 class Unusable(Exception):  # noqa: N818 (users see its message, not its name)
-    """The export cannot be made, or not used; the message says why."""
+    """The export cannot be made, or cannot be used; the message says why."""
 
 
 def _open(name: str, path: Path, parcel: Mapping[str, Any], notes: list[str], exported: Any) -> Any:
     if name == "saved_model":
         return exported.open_saved_model(path)
     if name == "tflite":
-        # the file knows its inputs by name alone, where the model may take a list
+        # the file only names its inputs, but the model may take a list
         structure = exported.open_saved_model(Path(parcel["to_convert"])).structure
         return dataclasses.replace(exported.open_tflite(path), structure=structure)
     if name == "weights":
@@ -87,11 +88,11 @@ def _open(name: str, path: Path, parcel: Mapping[str, Any], notes: list[str], ex
 
 
 def _open_keras(path: Path, parcel: Mapping[str, Any], notes: list[str], exported: Any) -> Any:
-    """Open without the user's code if that works, else with it; the notes say which."""
+    """Open without the user's code if that works, otherwise with it; the notes say which."""
     try:
         return exported.open_keras(path)
     except exported.NotAnExportError:
-        notes.append(f"{path.name} holds Python code (a Lambda layer): it loads with safe_mode=False")
+        notes.append(f"{path.name} contains Python code (a Lambda layer): load it with safe_mode=False")
         options: dict[str, Any] = {"safe_mode": False}
     except (TypeError, ValueError):
         options = {}
@@ -103,14 +104,14 @@ def _open_keras(path: Path, parcel: Mapping[str, Any], notes: list[str], exporte
     module = _user_module(parcel)
     source = parcel["function"].rpartition(":")[0]
     source = Path(source).name if source.endswith(".py") else source
-    need = f"{path.name} holds classes or functions of your own: import {source} before it is loaded"
+    need = f"{path.name} contains your own classes or functions: import {source} before you load it"
     try:
         model = exported.open_keras(path, **options)
         notes.append(need)
     except (TypeError, ValueError):
         objects = {name: value for name, value in vars(module).items() if callable(value) and not name.startswith("_")}
         model = exported.open_keras(path, custom_objects=objects, **options)
-        hint = "and give them as custom_objects, or register them with @keras.saving.register_keras_serializable()"
+        hint = "and pass them as custom_objects, or register them with @keras.saving.register_keras_serializable()"
         notes.append(f"{need}, {hint}")
     return model
 
@@ -127,7 +128,7 @@ def _with_weights(path: Path, parcel: Mapping[str, Any], exported: Any) -> Any:
 
 def _user_module(parcel: Mapping[str, Any]) -> Any:
     """Import the module of the model's function, with the user's paths."""
-    # now and not earlier: until here nothing of the user's could hide a library
+    # not earlier, so that the user's modules cannot hide a library that was imported before
     sys.path[:] = [*parcel["sys_path"], *(entry for entry in sys.path if entry not in parcel["sys_path"])]
     user_modules = _load("_user_modules", Path(__file__).parents[1] / "base" / "user_modules.py")
     for folder in parcel["folders"]:
@@ -142,10 +143,10 @@ def _user_module(parcel: Mapping[str, Any]) -> Any:
 
 
 def to_tflite(saved_model: Path, target: Path, notes: list[str]) -> None:
-    """Convert the signature `serve`, with operations of TensorFlow only where TFLite has none.
+    """Convert the signature `serve`; use operations of TensorFlow only where TFLite has none.
 
     Raises:
-        Unusable: it cannot be converted; names the operations.
+        Unusable: it cannot be converted; the message names the operations.
     """
     import tensorflow as tf
 
@@ -164,11 +165,11 @@ def to_tflite(saved_model: Path, target: Path, notes: list[str]) -> None:
             content = convert(select=True)
         except Exception as error:
             raise Unusable(inconvertible(str(error))) from error
-        # the file names them as `FlexErf`; `FlexDelegate` is no operation
+        # the file names them like `FlexErf`; `FlexDelegate` is not an operation
         operations = sorted({name.decode() for name in re.findall(rb"Flex(\w+)", content)} - {"Delegate"})
         listed = ", ".join(operations) or "some"
         notes.append(
-            f"{target.name} holds operations that TFLite does not have ({listed}): "
+            f"{target.name} contains operations that TFLite does not have ({listed}): "
             "it needs an interpreter with the Flex delegate"
         )
     target.write_bytes(content)
@@ -197,14 +198,14 @@ def difference(expected: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray]
         value = np.asarray(got[name])
         if value.shape != wanted.shape:
             return f"{name} has the shape {list(value.shape)}; the model's has {list(wanted.shape)}"
-        # V: bfloat16 and the like, which NumPy does not know
+        # V: types that NumPy does not know, such as bfloat16
         if wanted.dtype.kind not in "fcV":
             if not np.array_equal(wanted, value):
                 return f"{name} differs from the model's: {_sample(wanted != value, value, wanted)}"
             continue
         ours, theirs = wanted.astype(np.float64), value.astype(np.float64)
         scale = np.abs(ours[np.isfinite(ours)]).max(initial=0.0)
-        # relative to the largest value: small ones beside it carry its rounding
+        # relative to the largest value, whose rounding errors also affect small values
         close = np.isclose(theirs, ours, rtol=0.0, atol=tolerance * scale + 1e-6, equal_nan=True)
         if not close.all():
             return f"{name} differs from the model's: {_sample(~close, theirs, ours)}; allowed: {tolerance:g} of the " \
@@ -226,14 +227,14 @@ def _sibling(name: str) -> Any:
 
 
 def _load(name: str, path: Path) -> Any:
-    """Load a module by its file, without putting its folder on the path, where it could hide others."""
+    """Load a module from its file, without adding its folder to the path, where it could hide libraries."""
     if name in sys.modules and sys.modules[name].__file__ == str(path):
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # before it runs: dataclasses look their module up there
+    # before it runs, since dataclasses look up their module there
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module

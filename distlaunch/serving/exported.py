@@ -1,7 +1,7 @@
-"""Opens exported models, whatever their format.
+"""Opens exported models in all formats.
 
-Imports nothing of distlaunch's but what lies beside it: `clean_check.py` runs it where only TensorFlow and Keras are
-known.
+Imports nothing of distlaunch except the modules in this folder, since `clean_check.py` uses it in a process in which
+only TensorFlow and Keras can be imported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-# not by its full name, of which the clean process knows nothing
+# a relative import, since the clean process does not know the package's full name
 from .exported_model import ANY, ENDPOINT, ExportedModel, Spec, leaves, map_structure, named_outputs
 
 _LINE = 240  # characters of an error
@@ -23,18 +23,18 @@ _FREE = "export it as saved_model, which needs no code"
 
 
 class NeedsFlexError(RuntimeError):
-    """A TFLite file holds operations of TensorFlow, which take a delegate that TensorFlow's package has not."""
+    """A TFLite file contains operations of TensorFlow, which need a delegate that TensorFlow's package lacks."""
 
 
 class NotAnExportError(ValueError):
-    """The file or folder is no model that can be called; the message says why, without the path."""
+    """The file or folder is not a model that can be called; the message says why, without the path."""
 
 
 def format_of(path: Path) -> str | None:
-    """Return the format of an export by its files, or None if it is none."""
+    """Return the format of an export by its files, or None if it is not an export."""
     if (path / "saved_model.pb").is_file():
         return "saved_model"
-    # before the suffix, which is .h5 alone
+    # checked separately, since the suffix of these is only .h5
     if path.name.endswith(".weights.h5"):
         return "weights"
     return {".keras": "keras", ".tflite": "tflite"}.get(path.suffix) if path.is_file() else None
@@ -44,11 +44,11 @@ def open_export(path: Path) -> ExportedModel:
     """Load a SavedModel folder, a .keras file or a .tflite file.
 
     Raises:
-        NotAnExportError: it is none, or it is damaged.
+        NotAnExportError: it is not an export of these formats, or it is damaged.
     """
     kind = format_of(path)
     if kind == "weights":
-        raise NotAnExportError("holds weights only, and no model; export it as saved_model, keras or tflite")
+        raise NotAnExportError("contains only weights, not a model; export it as saved_model, keras or tflite")
     if kind is None:
         raise NotAnExportError("expected a SavedModel folder, a .keras file or a .tflite file")
     opened = {"saved_model": open_saved_model, "keras": open_keras, "tflite": open_tflite}[kind]
@@ -56,7 +56,7 @@ def open_export(path: Path) -> ExportedModel:
         return opened(path)
     except NotAnExportError:
         raise
-    except Exception as error:  # of many kinds: of zip files, protocol buffers, checkpoints
+    except Exception as error:  # zip files, protocol buffers and checkpoints raise errors of many types
         raise NotAnExportError(f"cannot be loaded: {first_line(error)}") from error
 
 
@@ -94,7 +94,7 @@ def open_keras(path: Path, **options: Any) -> ExportedModel:
     except ValueError as error:
         # Keras's words: "... by passing `safe_mode=False` to the loading function"
         if "safe_mode" in str(error) and "safe_mode" not in options:
-            message = f"holds Python code (a Lambda layer), which is not run from a file; {_FREE}"
+            message = f"contains Python code (a Lambda layer), which is not run from a file; {_FREE}"
             raise NotAnExportError(message) from error
         raise
     except TypeError as error:
@@ -127,11 +127,11 @@ def of_keras_model(model: Any, kind: str = "keras") -> ExportedModel:
 
 
 def open_tflite(path: Path) -> ExportedModel:
-    """Open a .tflite file. Errors of TensorFlow are raised, NeedsFlexError by a call."""
+    """Open a .tflite file. Errors of TensorFlow are raised; calls may raise NeedsFlexError."""
     import tensorflow as tf
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that tf.lite moves to a package of its own
+        warnings.simplefilter("ignore")  # the warning that tf.lite moves to another package
         interpreter = tf.lite.Interpreter(model_path=str(path))
     names = list(interpreter.get_signature_list())
     if not names:
@@ -152,7 +152,7 @@ def open_tflite(path: Path) -> ExportedModel:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error, with the reason that Keras gives below it."""
+    """Return the first line of an error; for errors of Keras, also the reason below it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     text = " ".join(lines[:2]) if lines[0].startswith("Exception encountered when") else lines[0]
     return text if len(text) <= _LINE else f"{text[:_LINE]} ..."
@@ -163,11 +163,11 @@ def _flex_errors_explained() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # TFLite has no type of its own for it
+        # TFLite has no specific error type for it
         if "Flex delegate" not in str(error):
             raise
-        message = "it holds operations of TensorFlow, which need an interpreter with the Flex delegate"
-        raise NeedsFlexError(f"{message}; the tensorflow package has none since 2.20") from error
+        message = "it contains operations of TensorFlow, which need an interpreter with the Flex delegate"
+        raise NeedsFlexError(f"{message}; the tensorflow package has not contained it since 2.20") from error
 
 
 def _trained_structure(function: Any, specs: Mapping[str, Any]) -> Any:
@@ -193,7 +193,7 @@ def _keras_inputs(model: Any) -> tuple[tuple[Spec, ...] | None, Any]:
             Spec(name, str(tensor.dtype), tuple(tensor.shape)) for tensor, name in zip(tensors, names, strict=True)
         ]
         return _ordered(specs, structure), structure
-    # what a subclassed model was built with; it has no types
+    # the shapes that a subclassed model was built with, which say nothing about types
     shapes = getattr(model, "_build_shapes_dict", None) or {}
     if len(shapes) == 1:
         ((_, shape),) = shapes.items()
@@ -213,7 +213,7 @@ def _tensor_spec(name: str, spec: Any) -> Spec:
 
 
 def _lite_spec(name: str, detail: Mapping[str, Any]) -> Spec:
-    # `shape` is that of the last call; the signature has -1 for any size
+    # `shape` is the shape in the last call; `shape_signature` has -1 where any size is allowed
     shape = detail.get("shape_signature", detail["shape"])
     sizes = tuple(None if size < 0 else int(size) for size in shape)
     dtype = np.dtype(detail["dtype"])

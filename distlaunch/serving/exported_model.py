@@ -1,6 +1,6 @@
-"""A model by the names of its inputs and outputs, and arrays by these names; without TensorFlow or Keras.
+"""An exported model as a function from named input arrays to named output arrays; without TensorFlow or Keras.
 
-Imports nothing of distlaunch's: see `exported.py`.
+Imports nothing of distlaunch, for the reason in `exported.py`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ import numpy as np
 
 ENDPOINT = "serve"
 ANY = "any"
-"""The type of inputs of subclassed Keras models, whose files do not hold it."""
+"""The type of inputs whose type is unknown: files of subclassed Keras models do not contain it."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """An input or output: its type as NumPy names it, or `string`; a size of None may be any, the first is the rows."""
+    """An input or output: its name, its NumPy type or `string`, and its shape, with None where any size is allowed.
+
+    The first dimension is that of the rows.
+    """
 
     name: str
     dtype: str
@@ -33,14 +36,15 @@ class Spec:
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """A model by the names of its inputs and outputs.
+    """A model that is called with arrays by name.
 
     Attributes:
         format: `saved_model`, `keras`, `weights` or `tflite`.
-        inputs: None if the file does not name them (a subclassed Keras model that was built in its own way).
+        inputs: None if the file does not name them (a subclassed Keras model with its own `build` method).
         outputs: None if they are known only after a call.
-        structure: the names of the inputs, in the structure in which the model was trained on them.
-        call: arrays by input -> arrays by output; of a model without `inputs`: what the model takes -> the same.
+        structure: the names of the inputs, in the structure of the inputs in training.
+        call: takes arrays by input name, or the inputs as in training if `inputs` is None; returns arrays by output
+            name.
     """
 
     format: str
@@ -59,7 +63,11 @@ class ExportedModel:
         return self.call(x) if self.inputs is None else self(by_name(x, self.structure))
 
     def signature(self, called: Mapping[str, np.ndarray] | None = None) -> str:
-        """Return `serve(image: float32[?,28,28]) -> float32[?,10]`; `called`: outputs of a call, if unknown."""
+        """Describe the model as `serve(image: float32[?,28,28]) -> float32[?,10]`.
+
+        Args:
+            called: outputs of a call, which are described if the outputs are unknown otherwise.
+        """
         takes = "..." if self.inputs is None else ", ".join(f"{spec.name}: {spec.kind}" for spec in self.inputs)
         outputs = self.outputs or tuple(
             Spec(name, dtype_name(array), (None, *array.shape[1:])) for name, array in (called or {}).items()
@@ -93,7 +101,7 @@ def by_name(x: Any, structure: Any) -> dict[str, Any]:
 
 
 def adapted(value: Any, spec: Spec) -> np.ndarray:
-    """Cast to the type of an input; rows of single values gain or lose a dimension of size 1."""
+    """Cast to the type of an input, and add or remove a last dimension of size 1 to match its rank."""
     array = np.asarray(value)
     rank = array.ndim if spec.shape is None else len(spec.shape)
     # a column of a table, [rows], for an input of [rows, 1]

@@ -1,4 +1,4 @@
-"""Reads the file of `distlaunch predict --input FILE`, and fits it to the inputs of an exported model."""
+"""Reads the file of `distlaunch predict --input FILE`, and converts it to the inputs of an exported model."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LONGEST = 40  # characters of a value in a message
 
 
 def read_inputs(path: Path, inputs: Sequence[Spec]) -> Arrays:
-    """Read all rows of a file, by input, in the types and shapes of the inputs.
+    """Read all rows of a file, and return an array for each input, in its type and shape.
 
     Raises:
-        UsageError: the file cannot be read, or is not what the model takes; names file, line and column.
+        UsageError: the file cannot be read or does not fit the model; the message names file, line and column.
     """
     reader = READERS.get(path.suffix)
     if reader is None:
@@ -36,23 +36,23 @@ def read_inputs(path: Path, inputs: Sequence[Spec]) -> Arrays:
 def _read_npy(path: Path, inputs: Sequence[Spec]) -> dict[str, Any]:
     array = _loaded(path)
     if not isinstance(array, np.ndarray):
-        raise UsageError(f"{path}: it holds several arrays; name it .npz")
+        raise UsageError(f"{path}: it contains several arrays; name it .npz")
     if len(inputs) > 1:
-        raise UsageError(f"{path}: it holds one array; {takes(inputs)}; give an .npz file with an array for each")
+        raise UsageError(f"{path}: it contains one array; {takes(inputs)}; use an .npz file with an array for each")
     return {inputs[0].name: array}
 
 
 def _read_npz(path: Path, inputs: Sequence[Spec]) -> dict[str, Any]:
     archive = _loaded(path)
     if isinstance(archive, np.ndarray):
-        raise UsageError(f"{path}: it holds a single array; name it .npy")
+        raise UsageError(f"{path}: it contains a single array; name it .npy")
     with archive:
         names = list(archive.files)
         missing = [spec.name for spec in inputs if spec.name not in names]
         if missing and len(inputs) == 1 and len(names) == 1:
             return {inputs[0].name: _member(archive, names[0], path)}
         if missing:
-            raise UsageError(f"{path}: no array {quoted(missing)}; it holds {quoted(names)}; {takes(inputs)}")
+            raise UsageError(f"{path}: no array {quoted(missing)}; it contains {quoted(names)}; {takes(inputs)}")
         return {spec.name: _member(archive, spec.name, path) for spec in inputs}
 
 
@@ -64,7 +64,7 @@ def _loaded(path: Path) -> Any:
     except Exception as error:
         if isinstance(error, OSError):
             raise
-        raise UsageError(f"{path}: it is damaged: {error}") from None  # of zip files
+        raise UsageError(f"{path}: it is damaged: {error}") from None  # errors of zip files
 
 
 def _member(archive: Any, name: str, path: Path) -> np.ndarray:
@@ -72,25 +72,29 @@ def _member(archive: Any, name: str, path: Path) -> np.ndarray:
         return archive[name]
     except OSError:
         raise
-    except Exception as error:  # of zip files too
+    except Exception as error:  # includes errors of zip files
         raise UsageError(f"{path}: {name}: {_why_not(error)}") from None
 
 
 def _why_not(error: Exception) -> str:
     if "pickle" in str(error).lower():
-        return "it holds Python objects, or is not a NumPy file; save texts as `np.array(texts, dtype=str)`"
+        return "it contains Python objects, or is not a NumPy file; save texts as `np.array(texts, dtype=str)`"
     return f"it is damaged: {error}"
 
 
 def fitted(values: Mapping[str, Any], inputs: Sequence[Spec], where: str) -> Arrays:
-    """Cast arrays to the inputs. Raise UsageError that begins with `where`."""
+    """Convert values to the inputs' types and shapes.
+
+    Raises:
+        UsageError: they do not fit; the message begins with `where`.
+    """
     arrays = {spec.name: _fit(np.asarray(values[spec.name]), spec, where) for spec in inputs}
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise UsageError(f"{where}: the inputs differ in rows: {listed}")
+        raise UsageError(f"{where}: the inputs differ in their number of rows: {listed}")
     if 0 in lengths.values():
-        raise UsageError(f"{where}: there are no rows in it")
+        raise UsageError(f"{where}: it contains no rows")
     return arrays
 
 
@@ -127,11 +131,11 @@ def _fit(array: np.ndarray, spec: Spec, where: str) -> np.ndarray:
 
 
 def _check_range(array: np.ndarray, spec: Spec, where: str) -> None:
-    """Raise UsageError for numbers that the input's type would change."""
+    """Raise UsageError for numbers that the input's type cannot represent."""
     if spec.dtype == "bool" or not spec.dtype.startswith(("int", "uint")):
         return
     limits = np.iinfo(spec.dtype)
-    # `astype` would wrap and cut without a word
+    # `astype` would wrap and truncate them silently
     wrong = (array < limits.min) | (array > limits.max) | (array != np.trunc(array))
     if wrong.any():
         at = tuple(int(index) for index in np.argwhere(wrong)[0])
@@ -142,7 +146,7 @@ def _check_range(array: np.ndarray, spec: Spec, where: str) -> None:
 
 def _encoded(array: np.ndarray) -> np.ndarray:
     flat = [value.encode() if isinstance(value, str) else value for value in array.reshape(-1).tolist()]
-    # filled afterwards: `np.array` would make fixed-width bytes, which lose zeros at the end
+    # not `np.array(flat)`: its fixed-width bytes would lose zeros at the end
     encoded = np.empty(len(flat), dtype=object)
     encoded[:] = flat
     return encoded.reshape(array.shape)
@@ -151,7 +155,7 @@ def _encoded(array: np.ndarray) -> np.ndarray:
 def _read_txt(path: Path, inputs: Sequence[Spec]) -> dict[str, Any]:
     """Read one text per line."""
     if len(inputs) > 1 or inputs[0].dtype not in ("string", ANY):
-        raise UsageError(f"{path}: a .txt file is one text a line; {takes(inputs)}")
+        raise UsageError(f"{path}: a .txt file has one text per line; {takes(inputs)}")
     return {inputs[0].name: np.array(_lines(path), dtype=object)}
 
 
@@ -179,18 +183,18 @@ def read_jsonl(path: Path, inputs: Sequence[Spec]) -> dict[str, Any]:
 
 def _read_csv(path: Path, inputs: Sequence[Spec]) -> dict[str, Any]:
     """Read columns by name, after a line that names them; values in a .tsv file are not quoted."""
-    # Python's limit of 128 KiB is short for a text; more than this does not fit its C long everywhere
+    # Python's limit of 128 KiB is too low for texts; a higher limit than this does not fit a C long everywhere
     csv.field_size_limit(2**31 - 1)
     options: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {"strict": True}
     texts = _lines(path)
-    # line ends are given back: a quoted field may hold them
+    # with line ends, since a quoted field may contain them
     reader = csv.reader((f"{text}\n" for text in texts), **options)
     rows, numbers = [], []
     try:
         for row in reader:
             if row:
                 rows.append(row)
-                # of its last line: rows with line ends in quotes take several
+                # the number of its last line; a row with quoted line ends has several
                 numbers.append(reader.line_num)
     except csv.Error as error:
         raise UsageError(f"{path}:{reader.line_num}: it is not {path.suffix[1:].upper()}: {error}") from None
@@ -202,10 +206,10 @@ def _read_csv(path: Path, inputs: Sequence[Spec]) -> dict[str, Any]:
         raise UsageError(f"{path}:1: got {quoted(header)}; expected the names of the columns; {takes(inputs)}")
     repeated = sorted({name for name in header if header.count(name) > 1})
     if repeated:
-        raise UsageError(f"{path}:1: the column {quoted(repeated)} comes twice")
+        raise UsageError(f"{path}:1: several columns are named {quoted(repeated)}")
     for number, row in zip(numbers, rows, strict=True):
         if len(row) != len(header):
-            raise UsageError(f"{path}:{number}: got {len(row)} values; expected {len(header)}, as there are columns")
+            raise UsageError(f"{path}:{number}: got {len(row)} values; expected {len(header)}, one for each column")
     chosen = _columns(header, inputs, path)
     columns = dict(zip(header, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(header, ())
     return {
@@ -215,8 +219,8 @@ def _read_csv(path: Path, inputs: Sequence[Spec]) -> dict[str, Any]:
 
 
 def _lines(path: Path) -> list[str]:
-    """Yield lines without their ends, including blank ones, but no empty line after the last line end."""
-    # the mark that Windows programs put before UTF-8
+    """Return lines without their ends, including blank ones, but no empty line after the last line end."""
+    # the byte order mark that Windows programs write
     data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     lines = data.split(b"\n")
     if not lines[-1]:
@@ -243,13 +247,13 @@ def _array_of_rows(rows: list[Any], spec: Spec, path: Path) -> np.ndarray:
         first = first or kind
         if kind != first or (array.dtype.kind == "O" and not isinstance(row, str)):
             shape = ",".join(map(str, array.shape))
-            raise UsageError(f"{path}:{number}: {spec.name}: got {_short(row)} [{shape}], unlike the lines before; "
+            raise UsageError(f"{path}:{number}: {spec.name}: got {_short(row)} [{shape}], unlike in the lines before; "
                              f"{takes([spec])}")  # fmt: skip
     return np.array(rows, dtype=object if isinstance(rows[0], str) else None)
 
 
 def _columns(header: list[str], inputs: Sequence[Spec], path: Path) -> dict[str, list[str]]:
-    """Return the columns of each input: its name, or NAME_0, NAME_1 ...; for a single input, all."""
+    """Return the columns of each input: the one with its name, or NAME_0, NAME_1 ...; or all for a single input."""
     found: dict[str, list[str]] = {}
     for spec in inputs:
         parts = [f"{spec.name}_{index}" for index in range(_num_values(spec))]
@@ -292,7 +296,7 @@ def _numbers(values: Sequence[str], numbers: Sequence[int], name: str, spec: Spe
     table = np.array(values, dtype=str)
     if spec.dtype.startswith(("int", "uint", "bool")):
         try:
-            return table.astype(np.int64)  # not through floats, which hold 53 bits
+            return table.astype(np.int64)  # not through floats, which have only 53 bits
         except (ValueError, OverflowError):
             pass
     try:

@@ -336,9 +336,9 @@ class _SampleRows:
     def _set_rows(self, rows: Batch) -> None:
         self.given = self.rows = rows
         if self._on_jax:
-            from distlaunch.strategies.jax.feed import on_host
+            from distlaunch.strategies.jax.feed import to_jax_arrays
 
-            self.rows = on_host(rows)
+            self.rows = to_jax_arrays(rows)
 
 
 def _create_variables(

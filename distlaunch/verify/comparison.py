@@ -35,7 +35,7 @@ class VerifyRequest:
     """A request to verify a config.
 
     Attributes:
-        keep: a new directory for the files of the trials; None: they are deleted.
+        keep: a new directory for the files of the trials, or None to delete them.
     """
 
     target: str
@@ -67,8 +67,8 @@ class VerifyResult:
     """The result of all trials.
 
     Attributes:
-        reference: None if it was not trained to its end; then `failed` holds its attempt.
-        interrupted: the exit code, if the user ended it.
+        reference: the record of one device, or None if its training failed; then `failed` is its attempt.
+        interrupted: the exit code if the user interrupted the command.
     """
 
     steps: int
@@ -97,18 +97,18 @@ def verify(
         on_row: called with each row as soon as it is known.
 
     Raises:
-        ConfigError: the config is wrong, also if only the reference found it.
+        ConfigError: the config is wrong, even if this shows only when the reference is trained.
         UsageError: the request cannot be fulfilled.
     """
-    # trials start clusters of their own, whatever TF_CONFIG says
+    # trials start their own clusters, whatever TF_CONFIG says
     machine = machine.without_variables(REMOVED_ENV)
     if Path(request.target).is_dir():
         raise UsageError(f"{request.target} is a directory; expected a config file")
     choice = choose(JobRequest(request.target, (*request.overrides, "resume=never"), makes_run_dir=False), machine)
     isolate_if_configured(choice.config, choice.context)
     if choice.config.data.sharding == "function":
-        message = "data.sharding: got 'function': each worker trains on examples of its own, in batches that one device"
-        raise UsageError(f"{message} never sees; there is nothing to compare. Use 'rows' to verify the model")
+        message = "data.sharding: got 'function': each worker trains on its own examples, in batches that one device"
+        raise UsageError(f"{message} never sees, so there is nothing to compare. Use 'rows' to verify the model")
     planned = plan_trials(choice.config, request.kinds, request.replicas, len(machine.gpus))
     result = VerifyResult(request.steps)
     backends = [choice.config.strategy.backend, *(each.config.strategy.backend for each in planned if not each.verdict)]
@@ -118,9 +118,9 @@ def verify(
     with _folder(request.keep) as folder, SignalPipe() as signals, choice.context.engine:
         try:
             order, runner = TrialOrder(request.steps), None
-            if not all(each.verdict for each in planned):  # else it would be trained for nothing
+            if not all(each.verdict for each in planned):  # otherwise nothing needs the reference
                 note(f"one device, {request.steps} steps: the reference and its rounding noise")
-                for each in planned:  # JAX is imported while others still train on TensorFlow
+                for each in planned:  # JAX is imported while earlier trials still train on TensorFlow
                     if not each.verdict:
                         import_ahead(each.config, RunDir(folder), "verify", choice.context)
                 runner = TrialRunner(choice, order, folder, signals)
@@ -142,7 +142,7 @@ def _folder(keep: str | None) -> Generator[Path]:
         return
     folder = Path(keep)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"--keep: got {keep}, which is there already; name a directory that is new or empty")
+        raise UsageError(f"--keep: got {keep}, which already exists; expected a new or empty directory")
     yield folder
 
 
@@ -172,7 +172,7 @@ def _failed(planned: PlannedTrial, result: AttemptResult, *, keeps: bool) -> Row
     if result.outcome.problems:
         return Row(planned, CANNOT_RUN, tuple(map(str, result.outcome.problems)))
     failure = result.outcome.failure
-    assert failure is not None, "what is not done has problems or a failure"
+    assert failure is not None, "an attempt that is not done has problems or a failure"
     where = f" (its log: {failure.log})" if failure.log and keeps else ""
     last = failure.detail[-1].strip() if failure.detail else ""
     reason = failure.reason if not last or last in failure.reason else f"{failure.reason}: {last}"
@@ -182,7 +182,7 @@ def _failed(planned: PlannedTrial, result: AttemptResult, *, keeps: bool) -> Row
 def _row(runner: TrialRunner, planned: PlannedTrial, order: TrialOrder, found: Compared) -> Row:
     planned = dataclasses.replace(planned, replicas=found.record.replicas)
     reference = found.reference
-    # before anything is compared: NaN deviates from everything
+    # checked first, since NaN deviates from everything
     if (found_in := first_not_a_number(reference.series)) is not None:
         step, what = found_in
         verb = "are" if len(what) > 1 or what == ["the gradients"] else "is"
@@ -190,7 +190,7 @@ def _row(runner: TrialRunner, planned: PlannedTrial, order: TrialOrder, found: C
         return Row(planned, DIFFERS, (reason,), found.judgement)
     if found.judgement.equal:
         return Row(planned, EQUAL, _notes(found.judgement), found.judgement)
-    # equal to one device whose gradients are dense: documented, and no fault
+    # equal to one device with dense gradients: this difference is documented, and not a fault
     if found.dense is not None and found.dense.equal:
         documented = dense_embeddings(reference.facts.embeddings)
         return Row(planned, DOCUMENTED, (documented, *_notes(found.dense)), found.dense)

@@ -1,4 +1,4 @@
-"""Looks for the cause of a deviation by further trials: without each suspect, or layer by layer."""
+"""Looks for the cause of a deviation in further trials, which leave out suspects or record every layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distlaunch.verify.run_trials import Compared, TrialRunner
 from distlaunch.verify.trials import PlannedTrial
 
 _SMALLEST_NORM = 1e-3
-"""Gradients below this part of the step's largest are compared with that part: a bias may have none but rounding."""
+"""The smallest divisor, as a fraction of the step's largest gradient: a bias's gradient may be only rounding."""
 
 T = TypeVar("T")
 Triples = Iterator[tuple[str, T, T]]
@@ -28,8 +28,8 @@ class Suspect:
     """A possible cause.
 
     Attributes:
-        reason: what to say if the trial without it is equal, with the remedy.
-        synchronized, without: as of `TrialOrder`: what leaves it out, in the trial and in its reference.
+        reason: the message, with the remedy, if the trial without the suspect is equal.
+        synchronized, without: the attributes of `TrialOrder` that leave the suspect out, in trial and reference.
     """
 
     reason: str
@@ -44,7 +44,7 @@ def suspects(planned: PlannedTrial, facts: ModelFacts) -> list[Suspect]:
         if facts.batch_norm:
             reason = (
                 f"{named('BatchNormalization', facts.batch_norm)}: statistics of each replica's own rows; "
-                "BatchNormalization(synchronized=True) takes those of the whole batch, as on one device"
+                "BatchNormalization(synchronized=True) uses those of the whole batch, as on one device"
             )
             found.append(Suspect(reason, synchronized=True))
         remedy = "sum them over replicas with tf.distribute.get_replica_context().all_reduce, or train on a mesh"
@@ -56,14 +56,15 @@ def suspects(planned: PlannedTrial, facts: ModelFacts) -> list[Suspect]:
             what = named("variable", facts.own_state)
             found.append(
                 Suspect(
-                    f"{what}: changed in training, by each replica's own rows; {remedy}", without=tuple(facts.own_state)
+                    f"{what}: changed in training, from each replica's own rows; {remedy}",
+                    without=tuple(facts.own_state),
                 )
             )
     if facts.random:
         what = named("random layer", facts.random)
         reason = (
-            f"{what}: other random numbers than on one device; draw them by keras.random, with the examples in the "
-            "first dimension"
+            f"{what}: different random numbers than on one device; draw them with keras.random, in a shape whose first "
+            "dimension is that of the examples"
         )
         found.append(Suspect(reason, without=tuple(facts.random)))
     return found
@@ -79,10 +80,10 @@ def leaving_out(group: Sequence[Suspect], order: TrialOrder) -> TrialOrder:
 
 
 def causes(runner: TrialRunner, planned: PlannedTrial, order: TrialOrder, found: Compared) -> tuple[str, ...]:
-    """Return the proven causes of a deviation, or where it begins.
+    """Return the proven causes of a deviation; if there are none, where it begins.
 
     Args:
-        order: the order of the trial.
+        order: the order of the trial that deviates.
     """
     if known := explain(planned, found.judgement, found.record, found.reference):
         return known
@@ -94,7 +95,7 @@ def causes(runner: TrialRunner, planned: PlannedTrial, order: TrialOrder, found:
 
 @dataclass(frozen=True)
 class _Checks:
-    """Repeats a trial that deviated, without suspects."""
+    """Repeats a deviating trial without some of the suspects."""
 
     runner: TrialRunner
     planned: PlannedTrial
@@ -106,10 +107,10 @@ class _Checks:
         for each in group:
             if self._equal_without([each]):
                 return [each]
-        # each by itself was not enough: perhaps several together
+        # leaving out one is not enough, but perhaps several
         if len(group) < 2 or not self._equal_without(group):
             return []
-        # of two, leaving out one is what was tried above
+        # with two suspects, leaving out one was tried above
         for each in group if len(group) > 2 else ():
             fewer = [other for other in group if other is not each]
             if self._equal_without(fewer):
@@ -118,13 +119,13 @@ class _Checks:
 
     def _equal_without(self, group: Sequence[Suspect]) -> bool:
         without = _compared(self.runner, self.planned, leaving_out(group, self.order))
-        # where noise hides the step at which it deviated, being equal shows nothing
+        # equality proves nothing if noise hides the step at which the trial deviated
         since = self.found.judgement.first_step or 1
         return without is not None and without.equal and without.judgement.sharp_to >= since
 
 
 def _first_layer(runner: TrialRunner, planned: PlannedTrial, order: TrialOrder, found: Compared) -> str:
-    # recording layers takes a snapshot a step: no more steps than are needed
+    # recording layers takes a snapshot in each step, so only the needed steps are trained
     steps = found.judgement.first_step or order.steps
     again = _compared(runner, planned, dataclasses.replace(order, steps=steps, layers=True))
     if again is None:
@@ -142,13 +143,13 @@ def _compared(runner: TrialRunner, planned: PlannedTrial, order: TrialOrder) -> 
 
 
 def first_to_deviate(trial: Series, reference: Series, noise: Sequence[Series]) -> str:
-    """Return a clause on the first layer whose output, or variable whose gradient, leaves the reference.
+    """Return a clause that names the first layer output or gradient that deviates from the reference.
 
-    Steps are followed in their order; within one, layers in the order of their computation, then gradients, which are
-    computed from the last layer to the first.
+    Within a step, outputs are compared in the order in which they are computed, then gradients, which are computed
+    from the last layer to the first.
 
     Args:
-        noise: runs on one device that differ from the reference in rounding only.
+        noise: runs on one device that differ from the reference only in rounding.
     """
     grown: dict[tuple[str, str], float] = {}
     steps = min(len(trial.variables), len(reference.variables))
@@ -170,8 +171,8 @@ def _of_outputs(run: Series, reference: Series, step: int) -> Deviations:
 
 
 def _off(own: Sequence[float], expected: Sequence[float]) -> float:
-    """Return the largest deviation of a fact, relative to the root mean square."""
-    if own[0] != expected[0]:  # another number of values
+    """Return the largest deviation of the statistics of an output, relative to its root mean square."""
+    if own[0] != expected[0]:  # a different number of values
         return math.inf
     ours, theirs = _means(own), _means(expected)
     scale = max(theirs[2], TOLERANCE)
@@ -196,7 +197,7 @@ def _of_gradients(run: Series, reference: Series, step: int) -> Deviations:
 
 
 def _pairs(run: Sequence[Mapping[str, T]], reference: Sequence[Mapping[str, T]], step: int) -> Triples[T]:
-    """Yield name and both values of what both have, in the reference's order."""
+    """Yield each name that both have in a step, with both values, in the reference's order."""
     if step < len(run) and step < len(reference):
         for name, expected in reference[step].items():
             if name in run[step]:

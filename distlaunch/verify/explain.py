@@ -1,4 +1,4 @@
-"""Explains why a trial deviates, and what helps, as far as the numbers, the step and the data show it."""
+"""Explains why a trial deviates and how to fix it, as far as the numbers, the training step and the data show it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distlaunch.base.run_files.trial_records import ModelFacts, Record, Series
 from distlaunch.verify.judge import NOISE_FACTOR, SHARP, Judgement, is_loss, log_in_words
 from distlaunch.verify.trials import PlannedTrial
 
-_CLOSE = 0.02  # relative: how near to a multiple counts as one
+_CLOSE = 0.02  # the relative tolerance within which a ratio counts as an integer multiple
 
 
 def explain(planned: PlannedTrial, judgement: Judgement, trial: Record, reference: Record) -> tuple[str, ...]:
@@ -19,8 +19,9 @@ def explain(planned: PlannedTrial, judgement: Judgement, trial: Record, referenc
     causes: list[str] = []
     if trial.shards and planned.processes > 1:
         causes.append(
-            "the data pipeline takes a shard of the examples for each worker by itself, so that each batch is another "
-            "one, and shards may differ in length; leave it out: every worker gets its rows of the same global batches"
+            "the data pipeline itself takes a shard of the examples for each worker, so the batches differ from those "
+            "of one device, and shards may differ in length; remove the call of shard(): every worker already gets "
+            "its rows of the same global batches"
         )
     elif on_replicas(planned):
         causes = _of_replicas(planned.replicas or 1, judgement, trial.series, reference.series, facts)
@@ -28,13 +29,14 @@ def explain(planned: PlannedTrial, judgement: Judgement, trial: Record, referenc
         causes.append(random)
     elif trial.examples and not trial.shards and trial.examples != reference.examples:
         causes = [
-            "the data function returned other examples in this process than in the reference's: seed what it draws, "
-            "for example np.random.default_rng(0)"
+            "the data function returned different examples in this process than in the reference's process: seed its "
+            "random generators, for example np.random.default_rng(0)"
         ]
     elif reference.noise_source == "none":
         causes.append(
-            "one device does not repeat its own numbers either: the model or its step draws random numbers that no "
-            "seed of Keras's governs; use keras.random with a keras.random.SeedGenerator that the model holds"
+            "two runs on one device give different numbers too: the model or its step draws random numbers that do not "
+            "depend on Keras's seed; use keras.random with a keras.random.SeedGenerator that is an attribute of the "
+            "model"
         )
     return tuple(causes)
 
@@ -43,33 +45,33 @@ def random_data(facts: ModelFacts) -> str:
     """Describe a data pipeline that is not reproducible; empty if it is."""
     if facts.random_ops:
         return (
-            f"the data pipeline draws other random numbers in each run ({', '.join(facts.random_ops)}): "
-            "use tf.random.stateless_* operations with a seed made of the example's number"
+            f"the data pipeline draws different random numbers in each run ({', '.join(facts.random_ops)}): "
+            "use tf.random.stateless_* operations with a seed computed from the example's number"
         )
     if facts.other_examples:
         return (
-            "the data pipeline gives other examples each time it is read: let it draw from a generator with a seed "
-            "that is made anew for each pass, for example np.random.default_rng(0)"
+            "the data pipeline returns different examples each time it is read: create its random generator with the "
+            "same seed at the start of each pass, for example np.random.default_rng(0)"
         )
     return ""
 
 
 def dense_embeddings(layers: Sequence[str]) -> str:
-    """Explain a mesh that gives the numbers of one device with dense gradients.
+    """Explain why a trial on a mesh differs from one device, but not from one device with dense gradients.
 
     Args:
-        layers: Embedding layers; may be empty if rows of a variable are gathered otherwise.
+        layers: the names of Embedding layers; empty if other code looks up rows of a variable.
     """
     what = named("Embedding", layers) if layers else "rows that are looked up"
     return (
         f"{what}: gradients are dense on a mesh, while Keras's optimizers on one TensorFlow device update only the "
-        "rows that occur, as documented; compared with one device whose gradients are dense, which is equal"
+        "rows that occur, as documented; the trial is equal to one device with dense gradients"
     )
 
 
 _REMEDY = (
-    "use context.average(...), the sum over the rows / the global batch, for means, and context.regularization() for "
-    "the model's own losses"
+    "use context.average(...), which divides the sum over the rows by the global batch, for means, and "
+    "context.regularization() for the model's own losses"
 )
 
 
@@ -80,31 +82,31 @@ def _of_replicas(replicas: int, judgement: Judgement, trial: Series, reference: 
     is_keras_step = facts.own_step.endswith(".train_step")
     if is_keras_step and (what := _scaled(replicas, reference, trial)):
         causes.append(
-            f"{facts.own_step}: the first step's {what.replace('large', 'small')}: its loss is a sum over rows, and "
-            "replicas average gradients; divide the loss by the rows of the batch"
+            f"{facts.own_step}: the first step's {what.replace('large', 'small')}: its loss is a sum over rows, but "
+            "gradients are averaged over replicas; divide the loss by the number of rows in the batch"
         )
     elif facts.own_step and not is_keras_step and (what := _scaled(replicas, trial, reference)):
         causes.append(
-            f"{facts.own_step}: the first step's {what}: its loss is a mean over the replica's own rows, and these "
-            f"are summed; {_REMEDY}"
+            f"{facts.own_step}: the first step's {what}: its loss is a mean over the rows of one replica, and these "
+            f"means are summed; {_REMEDY}"
         )
     elif facts.own_step and not is_keras_step and (added := _adds_own_losses(replicas, trial, reference, facts)):
         causes.append(
             f"{facts.own_step}: the first step's {added} is too large by {replicas - 1} times the model's own losses "
-            f"(regularisation): each replica adds them whole, and they are summed; {_REMEDY}"
+            f"(regularisation): each replica adds them in full, and the replicas' losses are summed; {_REMEDY}"
         )
     if facts.mixes_rows:
         causes.append(
-            f"the {facts.mixes_rows} looks at several examples together: what it gives for a batch is not what it "
-            "gives for the parts, of which each replica has one; train on a mesh, where it sees the whole batch"
+            f"the {facts.mixes_rows} combines several examples: its value for a batch differs from its values for the "
+            "parts of the batch that the replicas have; train on a mesh, where it gets the whole batch"
         )
     return causes
 
 
 def _scaled(replicas: int, trial: Series, reference: Series) -> str:
-    """Return what is too large by the number of replicas in the first step, where the weights are equal."""
+    """Describe the values of the first step that are too large by a factor of the number of replicas."""
     found: list[str] = []
-    # of the first step alone: later ones begin from other weights
+    # only in the first step do trial and reference have equal weights
     pairs = zip(trial.gradients[0], reference.gradients[0], strict=False) if trial.gradients else ()
     if any(_is_multiple(own, expected, replicas) for own, expected in pairs):
         found.append("gradients")
@@ -117,7 +119,7 @@ def _scaled(replicas: int, trial: Series, reference: Series) -> str:
 
 
 def _adds_own_losses(replicas: int, trial: Series, reference: Series, facts: ModelFacts) -> str:
-    """Return the first loss that is too large by the model's own ones; empty if none is."""
+    """Return the name of the first loss in which every replica's copy of the model's own losses is added, or ""."""
     for name in filter(is_loss, reference.logs[0]):
         surplus = trial.logs[0].get(name, math.nan) - reference.logs[0][name]
         if _is_multiple(surplus + facts.own_losses, facts.own_losses, replicas):
@@ -131,10 +133,10 @@ def _wrong_metric(judgement: Judgement, replicas: int, trial: Series, reference:
         _is_multiple(trial.logs[0].get(name, math.nan), reference.logs[0].get(name, math.nan), replicas)
         for name in names
     )
-    how = f"{replicas} times too large" if summed else "not that of the whole batch"
+    how = f"{replicas} times too large" if summed else "not the value for the whole batch"
     return (
-        f"{log_in_words(names)}: {how}, while loss, gradients and weights are equal: a value that each replica "
-        "computes of its own rows cannot be added up or averaged; use a keras.metrics.Metric that adds up sums and "
+        f"{log_in_words(names)}: {how}, while loss, gradients and weights are equal: the values that replicas compute "
+        "from their own rows cannot be summed or averaged; use a keras.metrics.Metric that accumulates sums and "
         "counts, or return context.average(...) from the step"
     )
 
@@ -144,30 +146,30 @@ def _is_multiple(own: float, expected: float, factor: int) -> bool:
 
 
 def on_replicas(planned: PlannedTrial) -> bool:
-    """Return True if several replicas compute with a part of the batch each."""
+    """Return True if there are several replicas, each with a part of the batch."""
     return planned.config.strategy.has_replicas and (planned.replicas or 1) > 1
 
 
 def weight_within_noise(judgement: Judgement) -> str:
-    """Return why a final weight may deviate visibly although a trial is equal; empty if none does."""
+    """Explain why a final weight deviates visibly in a trial that is judged equal; return "" if none does."""
     worst = judgement.worst
     if worst is None or worst.deviation <= SHARP / NOISE_FACTOR:
         return ""
     other = [f"{value:.1e}" for value in worst.other_gradients[:1]]
-    noise = f"and by {worst.noise:.1e} between runs of one device that differ in rounding alone"
+    noise = f"and by {worst.noise:.1e} between runs on one device that differ only in rounding"
     found = f"{worst.name} deviates by {worst.deviation:.1e}, {noise}"
     if not worst.only_rounding:
-        return f"{found}: rounding grows to that"
+        return f"{found}: rounding errors have grown to this size"
     beside = f"{worst.gradient:.1e} in the first step, {', '.join(other)} in another run" if other else ""
     beside = beside or f"{worst.gradient:.1e} in the first step"
-    return f"{found}: its gradient is nothing but rounding ({beside}; all gradients have {worst.gradients:.1e})"
+    return f"{found}: its gradient is only rounding ({beside}; the norm of all gradients is {worst.gradients:.1e})"
 
 
 def unexplained(judgement: Judgement, first: str) -> str:
     """Describe a deviation without a known cause.
 
     Args:
-        first: a clause on the first layer that leaves the reference; empty if unknown.
+        first: a clause that names the first layer that deviates; empty if unknown.
     """
     logs = [name for name, _ in (*judgement.losses, *judgement.metrics)]
     found = [log_in_words(logs)] if logs else []

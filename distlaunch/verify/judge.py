@@ -1,9 +1,9 @@
 """Judges a trial against the reference: a deviation is a fault unless the model's own rounding noise explains it.
 
-A step may deviate by ten times the noise that had grown up to it, or by 1e-5. So the first steps, in which noise is
-small, are judged sharply, however large noise becomes later. Each final weight has its own noise: a bias before a
-normalisation has a gradient of rounding alone, of which Adam makes whole steps, and hides nothing of other weights.
-What is no number is always a fault.
+A step may deviate by ten times the largest noise up to that step, or by 1e-5 if that is more. So the first steps, in
+which noise is small, are judged strictly, however large noise becomes later. Each final weight has its own noise. For
+example, the gradient of a bias before a normalisation is only rounding, which Adam scales up to full steps; the large
+noise of this bias must not hide deviations of other weights. NaN and infinity are always faults.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ TOLERANCE, NOISE_FACTOR = 1e-5, 10.0
 SHARP = 1e-2
 """Relative deviation above which a tolerance proves nothing."""
 _SMALLEST_SHARE = 1e-2
-"""Values below this part of their series' largest are compared with that part: a loss that has come to zero."""
+"""The smallest divisor of a deviation, as a fraction of the series' largest value: a loss may become zero."""
 _FLIPS = 10
-"""A metric that counts examples may have one more or less in one of so many steps: it lay on the threshold."""
+"""A metric that counts examples may differ by one example in one of this many steps: a value at a threshold."""
 _ROUNDING_ALONE = 1e-6
-"""A variable with a gradient below this part of the model's has none but rounding."""
+"""A gradient below this fraction of the whole model's gradient is considered to be only rounding."""
 
 Values = list[float]
 
@@ -33,11 +33,11 @@ class WorstWeight:
     """A final weight that deviates, and how far rounding alone moves it on one device.
 
     Attributes:
-        name: of its variable.
+        name: the name of its variable.
         deviation, noise: relative to the variable's largest weight.
-        gradient: norm of the variable's gradient in the first step of the reference; None: it has none.
-        other_gradients: the same in the runs that differ from the reference in rounding only.
-        gradients: norm of all gradients of that step.
+        gradient: the norm of the variable's gradient in the first step of the reference, or None without a gradient.
+        other_gradients: the same norm in the runs that differ from the reference only in rounding.
+        gradients: the norm of all gradients in that step.
     """
 
     name: str
@@ -58,14 +58,15 @@ class Judgement:
     """The judgement of a comparison; steps count from 1, deviations are relative.
 
     Attributes:
-        first_step: the first that deviates by more than noise; None: none does.
-        loss, gradients: the largest deviation of any step; None: there is nothing to compare.
+        first_step: the first step that deviates by more than noise explains, or None.
+        loss, gradients: the largest deviation of any step, or None if there is nothing to compare.
         weights: the largest deviation of a final weight.
-        worst: the variable of that weight, or the one that deviates most from what noise explains.
-        gradients_differ, weights_differ: more than noise explains.
-        losses, metrics: logs that differ by more than noise explains, with their largest deviation.
-        sharp_to: the last step of which the comparison shows anything: up to there a deviation of 1 % would be a
-            fault in the loss or in the gradients. Later noise hides it.
+        worst: the variable whose deviation exceeds the allowed one most; if none exceeds it, the one with the largest
+            deviation.
+        gradients_differ, weights_differ: whether they deviate by more than noise explains.
+        losses, metrics: the logs that deviate by more than noise explains, with their largest deviation.
+        sharp_to: the last step at which the comparison would still reveal a deviation of 1 % in the loss or in the
+            gradients. After this step noise hides it.
     """
 
     first_step: int | None
@@ -89,7 +90,7 @@ class _Compared:
     """Deviations of one kind of values, step by step.
 
     Attributes:
-        first: the first step at which the deviation is a fault; None if there is none.
+        first: the first step at which the deviation is a fault, or None.
     """
 
     deviations: Values
@@ -105,8 +106,8 @@ def judge(trial: Series, reference: Series, noise: Sequence[Series], rows: Seque
     """Compare the values of every step and the final weights.
 
     Args:
-        noise: runs on one device that differ from the reference in rounding only.
-        rows: examples of each step's batch.
+        noise: runs on one device that differ from the reference only in rounding.
+        rows: the number of examples in each step's batch.
     """
     names = list(reference.logs[0]) if reference.logs else []
     losses = {name: _compare(trial, reference, noise, [_log(name)]) for name in names if is_loss(name)}
@@ -153,8 +154,9 @@ def _noise_of_weight(name: str, noise: Sequence[Series]) -> float:
 def _allowed(weights: Mapping[str, float], reference: Series, noise: Sequence[Series]) -> dict[str, float]:
     """Return how far each final weight may deviate.
 
-    Gradients that are nothing but rounding may be zero by chance in all runs of one device, and of an optimizer like
-    Adam such a variable then does not move. So these share the largest noise of them all.
+    A gradient that is only rounding may by chance be zero in all runs on one device. The variable then does not move
+    and shows no noise, even with an optimizer like Adam. So all variables with such gradients share the largest noise
+    among them.
     """
     first = reference.first_gradients
     limit = _ROUNDING_ALONE * math.hypot(*first.values())
@@ -169,7 +171,7 @@ def is_loss(name: str) -> bool:
 
 
 def spread(reference: Series, noise: Sequence[Series]) -> tuple[float, float]:
-    """Return the noise of the losses (of the gradients without one): of the first step, and the largest of all."""
+    """Return the noise of the first step, and the largest noise: of the losses, or of the gradients without a loss."""
     names = [name for name in reference.logs[0] if is_loss(name)] if reference.logs else []
     parts = [_log(name) for name in names] or [_gradient(0)]
     steps = _spread(reference, noise, parts)
@@ -177,7 +179,7 @@ def spread(reference: Series, noise: Sequence[Series]) -> tuple[float, float]:
 
 
 def first_not_a_number(reference: Series) -> tuple[int, list[str]] | None:
-    """Return the first step of which some value is no number, and the names of these values."""
+    """Return the first step with values that are not finite, and the names of these values."""
     for step, logs in enumerate(reference.logs, 1):
         norms = reference.gradients[step - 1] if reference.gradients else []
         found = [log_in_words([name]) for name, value in logs.items() if not math.isfinite(value)]
@@ -208,7 +210,7 @@ def _gradient(index: int) -> Pick:
 
 
 def _compare(trial: Series, reference: Series, noise: Sequence[Series], picks: Sequence[Pick]) -> _Compared:
-    """Return the largest deviation at each step of the values of several names."""
+    """Return the largest deviation among the picked values at each step."""
     if not picks:
         return _Compared([], None)
     deviations = _largest(trial, reference, picks)
@@ -224,7 +226,7 @@ def _compare(trial: Series, reference: Series, noise: Sequence[Series], picks: S
 
 
 def _spread(reference: Series, noise: Sequence[Series], picks: Sequence[Pick]) -> Values:
-    """Return the largest noise of each step; a noise run that is not finite allows nothing."""
+    """Return the largest noise of each step, without values that are not finite."""
     steps = [0.0] * len(reference.logs)
     for run in noise:
         found = _largest(run, reference, picks)
@@ -244,13 +246,13 @@ def _deviations(own: Values, expected: Values) -> Values:
     scale = max((abs(value) for value in expected if math.isfinite(value)), default=0.0)
     # a series of zeros has no scale
     floor = scale * _SMALLEST_SHARE or TOLERANCE
-    # a series that is too short deviates from where it ends
+    # a series that is too short deviates after its end
     own = [*own, *[math.nan] * (len(expected) - len(own))][: len(expected)]
     return [_or_inf(abs(a - b) / max(abs(b), floor)) for a, b in zip(own, expected, strict=True)]
 
 
 def _or_inf(value: float | None) -> float:
-    """Replace NaN by infinity: it would pass every comparison otherwise."""
+    """Replace NaN by infinity; otherwise it would pass every comparison."""
     return value if value is not None and math.isfinite(value) else math.inf
 
 
@@ -264,7 +266,7 @@ def _only_flips(name: str, trial: Series, reference: Series, compared: _Compared
         return False
     allowed = max(TOLERANCE, NOISE_FACTOR * max(_spread(reference, noise, [_log(name)])))
     off = [step for step, deviation in enumerate(compared.deviations) if not deviation <= allowed]
-    # one example more or less, as the mean of a step says it
+    # the mean over the step's examples differs by one example
     single = all(abs(abs(own[step] - expected[step]) * rows[step] - 1) < 0.01 for step in off)
     return single and len(off) <= max(1, len(expected) // _FLIPS)
 

@@ -1,4 +1,4 @@
-"""Runs the trials of `distlaunch verify`, each beside a reference that was made in the same way."""
+"""Runs the trials of `distlaunch verify`, and the references that they are compared with."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Ended(Exception):  # noqa: N818 (no error)
 
 @dataclass(frozen=True)
 class Compared:
-    """A trial that came to its end, and its reference.
+    """A completed trial, its reference, and the result of comparing them.
 
     Attributes:
-        dense: the judgement by the reference whose gradients are dense, where that is another.
+        dense: the judgement against the reference with dense gradients; None if there is no such reference.
     """
 
     record: Record
@@ -51,13 +51,13 @@ class _Reference:
 
 
 class TrialRunner:
-    """Makes trials: attempts in the run directory of their reference, which is trained when it is first needed.
+    """Runs trials as attempts in the run directory of their reference, which is trained when it is first needed.
 
     Args:
-        folder: where the run directories are made.
+        folder: where the run directories are created.
 
     Attributes:
-        reference: that of the model as it is.
+        reference: the record of the unchanged model.
     """
 
     def __init__(self, choice: Choice, order: TrialOrder, folder: Path, signals: SignalPipe) -> None:
@@ -65,7 +65,7 @@ class TrialRunner:
         self._references: dict[TrialOrder, _Reference | AttemptResult] = {}
         found = self._reference(order)
         if isinstance(found, AttemptResult):
-            # mistakes of the config are raised with their lines
+            # raises errors in the config, with their lines
             checked(found, choice.locate)
             raise Ended(found, None)
         self.reference = found.record
@@ -74,7 +74,7 @@ class TrialRunner:
         """Run a trial and return its judgement, or the attempt if it or the reference has failed.
 
         Raises:
-            DistlaunchError: it cannot be started.
+            DistlaunchError: the trial cannot be started.
         """
         reference = self._reference(order)
         if isinstance(reference, AttemptResult):
@@ -92,8 +92,8 @@ class TrialRunner:
         return Compared(record, expected, judgement, of_dense)
 
     def _reference(self, order: TrialOrder) -> _Reference | AttemptResult:
-        order = dataclasses.replace(order, synchronized=False)  # one device has the whole batch
-        # one for each way of making trials: what a trial leaves out, its reference leaves out, too
+        order = dataclasses.replace(order, synchronized=False)  # no effect on one device, which has the whole batch
+        # each order has its own reference: what a trial leaves out, its reference leaves out too
         if order not in self._references:
             run = RunDir.claim(self._folder, "verify")
             config = reference_config(self._choice.config)
@@ -116,7 +116,7 @@ class TrialRunner:
         return result
 
     def _stop_if_asked(self) -> None:
-        # SIGCHLD is for the supervisor; between attempts it means nothing
+        # SIGCHLD is for the supervisor, and is ignored between attempts
         asked = [number for number in self._signals.read() if number != signal.SIGCHLD]
         if asked:
             raise Ended(None, 128 + (signal.SIGINT if signal.SIGINT in asked else asked[0]))

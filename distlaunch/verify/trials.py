@@ -29,7 +29,7 @@ class PlannedTrial:
 
     Attributes:
         label: the strategy, with its mesh.
-        verdict, reason: set if there is nothing to run.
+        verdict, reason: set if the trial is not run.
     """
 
     label: str
@@ -51,7 +51,7 @@ def plan_trials(config: RunConfig, kinds: Sequence[str], replicas: Sequence[int]
         for kind in kinds
         for strategy, cluster in MODELS[kind].trials(replicas, num_gpus)
     ]
-    # the config's own strategy, with its own mesh or partitioner
+    # the strategy of the config itself, with its mesh or partitioner
     own = _planned(trial_config(config, config.strategy.model_dump(), config.cluster.model_dump()), num_gpus)
     if own.kind in kinds and not any(_is_same(own, each) for each in planned):
         planned.append(own)
@@ -59,7 +59,7 @@ def plan_trials(config: RunConfig, kinds: Sequence[str], replicas: Sequence[int]
 
 
 def _is_same(one: PlannedTrial, other: PlannedTrial) -> bool:
-    """Return True if two trials differ at most in how a number of replicas is written."""
+    """Return True if two trials differ at most in which setting gives their number of replicas."""
 
     def rest(trial: PlannedTrial) -> dict[str, Any]:
         return trial.config.strategy.model_dump(exclude={"replicas", "replicas_per_worker"})
@@ -76,7 +76,7 @@ def trial_config(config: RunConfig, strategy: dict[str, Any], cluster: dict[str,
     """Return the config under another strategy, without callbacks, validation, exports and 16-bit types."""
     timeouts = {name: getattr(config.cluster, name) for name in ("start_timeout_s", "stop_timeout_s")}
     train = config.train.model_copy(update={"callbacks": [], "epochs": 1, "steps_per_call": 1, "log_every_steps": 1})
-    if train.steps_per_epoch is None:  # parameter servers want it where the length of the data is not known
+    if train.steps_per_epoch is None:  # parameter servers need it if the length of the data is unknown
         train = train.model_copy(update={"steps_per_epoch": 1})
     checkpoint = config.checkpoint.model_copy(
         update={"every_epochs": 1, "every_steps": None, "every_minutes": None, "every": None, "keep": 3, "best": None}
@@ -89,7 +89,7 @@ def trial_config(config: RunConfig, strategy: dict[str, Any], cluster: dict[str,
             "checkpoint": checkpoint,
             "validation": None,
             "export": [],
-            # with 16 bits the parts of a batch round, and overflow, otherwise than the whole of it
+            # in 16 bits, sums over parts of a batch round and overflow differently than sums over the whole batch
             "precision": config.precision and "float32",
             "resume": "never",
         }
@@ -104,9 +104,9 @@ def _planned(config: RunConfig, num_gpus: int) -> PlannedTrial:
 
 
 def _refusal(config: RunConfig, num_gpus: int) -> tuple[str, str]:
-    """Return verdict and reason of a trial that is not run."""
+    """Return the verdict and reason of a trial that is not run, or empty strings."""
     if config.strategy.is_asynchronous(config.cluster):
-        return NOT_COMPARED, "several workers update asynchronously, in an order that no two runs share"
+        return NOT_COMPARED, "several workers update the variables asynchronously, in a different order in each run"
     if missing := missing_backend(config.strategy.backend):
         return CANNOT_RUN, missing
     problems = cross_check(config, num_gpus)

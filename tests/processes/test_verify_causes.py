@@ -45,7 +45,7 @@ def test_random_layers_are_not_named_for_what_they_have_not_done(project: Path) 
 @pytest.mark.slow
 def test_random_layers_are_named_for_what_they_have_done(project: Path) -> None:
     (reason,) = reasons(project, "model.function=mine.py:gamma")["mirrored"]
-    assert reason.startswith("random layer gamma: other random numbers than on one device")
+    assert reason.startswith("random layer gamma: different random numbers than on one device")
 
 
 @pytest.mark.slow

@@ -227,9 +227,11 @@ def test_what_does_not_fit_is_named_before_training(tier: str) -> None:
 
     with pytest.raises(ConfigError, match=r"data.augment: it is called with \(x, y\), which alone\(x\) does not take"):
         first_rows("alone")
-    with pytest.raises(ConfigError, match=r"data.augment: it makes examples of the form 0 dimensions of examples of"):
+    with pytest.raises(
+        ConfigError, match=r"data.augment: it turns examples of the form .* into examples of the form 0 dimensions"
+    ):
         first_rows("one_part")
-    with pytest.raises(ConfigError, match=r"of the form \(1 dimension, 0 dimensions\) of"):
+    with pytest.raises(ConfigError, match=r"into examples of the form \(1 dimension, 0 dimensions\)"):
         first_rows("more_dimensions")
 
 

@@ -90,7 +90,7 @@ def test_batches(case: str, name: str) -> None:
         ConfigError, match=r"data.batched: missing: mine.py:data returns a pipeline of batches for"
     ) as got:
         check(data(), model())
-    assert "an element holds" in str(got.value)
+    assert "if each element is one example" in str(got.value)
     assert "write `batched: true`" in str(got.value)
     other = {name: pairs(), ({"train", "validation"} - {name}).pop(): data()}
     with pytest.raises(ConfigError, match=r"remove `.batch\(...\)`, as in the other split; .* `batched: false`"):

@@ -138,7 +138,7 @@ def test_drop_and_limits(kind: str) -> None:
     source = split.training_source(0, 0, ends_visible=split.num_batches is None)
     sizes = [len(batch) for batch in batches(source, 4) if batch]
     assert set(sizes) == {BATCH}
-    with pytest.raises(ConfigError, match="make no batch"):
+    with pytest.raises(ConfigError, match="are too few for a batch"):
         make_split(as_arrays(), config(remainder="drop", train_examples=4), seed=0, training=True)
 
 

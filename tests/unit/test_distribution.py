@@ -128,7 +128,7 @@ def test_many_strangers_are_told_once_and_have_few_threads(tmp_path: Path, capfd
                 slow.sendall(b"x")
                 sent += 1
         assert sent < 32, "a byte now and then does not make the time longer"
-    assert capfd.readouterr().err.count("without its secret; further ones are refused without a word") == 1
+    assert capfd.readouterr().err.count("without its secret; further ones are refused silently") == 1
 
 
 def test_what_is_changed_on_its_way_is_known(tmp_path: Path) -> None:

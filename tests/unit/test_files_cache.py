@@ -175,7 +175,7 @@ def test_patterns(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("c.txt", r"no such file or directory: 'c.txt' \(looked for /"),
         ("c*.txt", r"no file matches 'c\*.txt'"),
         ([], "empty list"),
-        ("gs://bucket/a", "only files of a file system"),
+        ("gs://bucket/a", "expected files in a file system"),
     ):
         with pytest.raises(ConfigError, match=message):
             text_lines(wrong)
@@ -185,7 +185,7 @@ def test_patterns(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         text_lines(data / "empty")
     (data / "d.txt.gz").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"d.txt.gz is compressed, .*'gunzip'"):
+    with pytest.raises(ConfigError, match=r"d.txt.gz is compressed as a whole, .*'gunzip'"):
         text_lines(data)
     os.mkfifo(data / "pipe")
     with pytest.raises(ConfigError, match="pipe is not a regular file"):

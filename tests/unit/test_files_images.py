@@ -89,7 +89,7 @@ def test_what_is_left_out_and_what_is_refused(folder: Path, tmp_path: Path) -> N
     (folder / "cat" / "linked").symlink_to(tmp_path / "elsewhere")
     assert len(image_folder(folder)) == 6
     (folder / "cat" / "x.tiff").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"cat/x.tiff is an image of another type"):
+    with pytest.raises(ConfigError, match=r"cat/x.tiff is an image of an unsupported type"):
         image_folder(folder)
     (folder / "cat" / "x.tiff").unlink()
     with pytest.raises(ConfigError, match="no such directory"):

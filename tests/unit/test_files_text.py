@@ -126,7 +126,7 @@ def test_a_label_and_columns(tmp_path: Path) -> None:
         ({"label": "d"}, "label: got 'd'; expected one of a, b, c"),
         ({"columns": "a"}, r"got the text 'a'; expected a list of names: \['a'\]"),
         ({"columns": ["a", "a"]}, "more than once"),
-        ({"columns": ["a"], "label": "a"}, "no column is left"),
+        ({"columns": ["a"], "label": "a"}, "there is no column besides the label"),
     ):
         with pytest.raises(ConfigError, match=message):
             csv(tmp_path, **wrong)
@@ -135,9 +135,9 @@ def test_a_label_and_columns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a,b\n1,2\n3\n", "at byte 8: the row has 1 columns; the header has 2"),
+        (b"a,b\n1,2\n3\n", "at byte 8: the row has 1 columns, but the header has 2"),
         (b'a,b\n1,2\n3,"x\n4,5\n', "at byte 8: a quote in this row is never closed"),
-        (b'a,b\n1,5"\n2,6"\n', "at byte 4: the row is not CSV: a quote within a field must be doubled"),
+        (b'a,b\n1,5"\n2,6"\n', "at byte 4: the row is not CSV: a field that contains a quote must be quoted"),
         (b'a,b\n1,2\n"x"y,3\n', "at byte 8: the row is not CSV: ',' expected after"),
         (b"a,a\n1,2\n", "names a column more than once: a"),
         (b"a\xff,b\n1,2\n", "the names of the columns are not UTF-8"),

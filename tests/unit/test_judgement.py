@@ -105,7 +105,7 @@ def test_a_weight_that_rounding_moves_hides_no_other(idle: float) -> None:
     assert found.worst is not None
     assert (found.worst.name, found.worst.noise, found.worst.only_rounding) == ("bias", 0.05, True)
     assert weight_within_noise(found).startswith("bias deviates by 3.0e-01, and by 5.0e-02 between runs of one device")
-    assert "its gradient is nothing but rounding (3.0e-09 in the first step" in weight_within_noise(found)
+    assert "its gradient is only rounding (3.0e-09 in the first step" in weight_within_noise(found)
     wrong = judge(final(bias=0.3, kernel=1e-3), final(), noise)
     assert wrong.weights_differ
     assert wrong.worst is not None
@@ -117,7 +117,7 @@ def test_a_weight_that_rounding_moves_hides_no_other(idle: float) -> None:
 def test_a_weight_that_only_chaos_moves_is_named_without_another_reason() -> None:
     found = judge(final(kernel=2e-3), final(), [final(kernel=1e-3)])
     assert found.equal
-    assert weight_within_noise(found).endswith("differ in rounding alone: rounding grows to that")
+    assert weight_within_noise(found).endswith("differ only in rounding: rounding errors have grown to this size")
     assert weight_within_noise(judge(final(kernel=1e-4), final(), [final(kernel=1e-3)])) == ""
 
 
@@ -224,7 +224,7 @@ def test_what_is_not_known_is_not_guessed() -> None:
     facts = ModelFacts(batch_norm=["norm"], own_batch_norm=["Norm"], own_state=["layer/mean"], random=["drop"])
     assert not explained(off, facts)
     assert not explained(off, facts, "dtensor")
-    assert "loss looks at several examples" in explained(off, ModelFacts(mixes_rows="loss"))
+    assert "loss combines several examples" in explained(off, ModelFacts(mixes_rows="loss"))
 
 
 def test_a_mean_over_the_local_batch_is_known_by_its_factor() -> None:

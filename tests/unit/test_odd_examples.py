@@ -78,7 +78,9 @@ def test_a_cache_file_that_two_write_is_named(tmp_path: Path) -> None:
 def test_examples_of_different_shapes_are_named() -> None:
     spec = tf.TensorSpec([None], tf.float32)
     made = tf.data.Dataset.from_generator(lambda: iter(([1.0], [2.0, 3.0])), output_signature=spec)
-    with pytest.raises(DataError, match=r"value 0 of an example has shape \[1\].* another .*\[2\]; pad them"):
+    with pytest.raises(
+        DataError, match=r"value 0 of an example has shape \[1\].* another .*\[2\]; make padded batches"
+    ):
         read(made.batch(2))
 
 

@@ -167,9 +167,9 @@ def test_what_draws_is_read_in_one_thread_and_reproduced(kind: type[Batches], ke
     several = split() if keys else split(workers=4)
     (note,) = several.notes
     assert note.startswith(
-        f"{kind.__name__}: __getitem__ draws from the generators of `random` or NumPy, so one thread"
+        f"{kind.__name__}: __getitem__ draws from the generators of `random` or NumPy, so only one thread"
     )
-    assert "and not 4;" in note
+    assert "instead of 4;" in note
     whole = read(split_of(kind()).training_source(0, 0, ends_visible=False, passes=3), 18)
     same(read(several.training_source(0, 0, ends_visible=False, passes=3), 18), whole)
     same(read(several.training_source(1, 3, ends_visible=False, passes=2), 9), whole[9:])
@@ -179,7 +179,7 @@ def test_what_draws_is_read_in_one_thread_and_reproduced(kind: type[Batches], ke
 def test_a_generator_of_its_own_is_named(workers: int, shared: bool) -> None:
     (note,) = split_of(OwnGenerator(workers=workers)).notes
     assert "returns another batch 0 each time, from its own generator, which a resume cannot reset" in note
-    assert ("and threads share" in note) == shared
+    assert ("and which threads share" in note) == shared
 
 
 def test_processes_that_are_not_used_are_named() -> None:
@@ -210,7 +210,7 @@ def test_global_generators_draw_on_as_if_nothing_had_been_read() -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"global_batch": 5}, r"data.global_batch: got 5, but the batches of Batches have 4 examples.*, or write 4"),
+    ({"global_batch": 5}, r"data.global_batch: got 5, but the batches of Batches are global batches, .*, or write 4"),
     ({"map": "m:f"}, r"data.map: got m:f, but Batches gives batches"),
     ({"augment": "m:f"}, r"data.augment: got m:f, but Batches gives batches"),
     ({"on_error": "skip"}, r"data.on_error: got 'skip', but Batches"),

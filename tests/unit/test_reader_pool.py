@@ -161,7 +161,9 @@ _PIPELINES = {
 def test_what_no_python_code_reads_needs_no_processes(kind: str, virtual_devices: None) -> None:
     data = _PIPELINES.get(kind, lambda n: (np.zeros(n), np.zeros(n)))(8)
     config = Data(function="data.py:load", global_batch=4, processes=2)
-    with pytest.raises(ConfigError, match=f"got 2, but data.py:load gives {kind}, which no Python code reads"):
+    with pytest.raises(
+        ConfigError, match=f"got 2, but data.py:load gives {kind}, whose examples are not read by Python"
+    ):
         make_split(data, config, seed=0, training=True)
 
 

@@ -243,7 +243,9 @@ def test_streams_that_cannot_be_joined_are_named() -> None:
     def rows(size: int) -> Any:
         return tf.data.Dataset.from_generator(lambda: iter([[0.0] * size]), output_signature=tf.TensorSpec([None]))
 
-    with pytest.raises(ConfigError, match=r"training examples of stream 1 have the shapes \[\(4,\)\], those of str"):
+    with pytest.raises(
+        ConfigError, match=r"training examples of stream 1 have the shapes \[\(4,\)\], but those of stream 0"
+    ):
         make_split(StreamData({0: rows(3), 1: rows(4)}, 2), config(streams=2), seed=0, training=True)
 
 

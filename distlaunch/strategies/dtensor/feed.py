@@ -14,7 +14,7 @@ from distlaunch.data.rows import rows_of_process
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.dtensor.arrays import gather, layout_of, parts_of_process, place_rows
 from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch
-from distlaunch.strategies.mesh.rows_of_process import RowCounts
+from distlaunch.strategies.mesh.row_counts import RowCounts
 
 
 class Feed:

@@ -21,7 +21,7 @@ from distlaunch.data.rows import rows_of_process
 from distlaunch.patches.jax_partitioning import Kernels, Uncertain
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch
-from distlaunch.strategies.mesh.rows_of_process import RowCounts
+from distlaunch.strategies.mesh.row_counts import RowCounts
 from distlaunch.strategies.step_times import StepTimes
 
 _MEASURE_EVERY = (
