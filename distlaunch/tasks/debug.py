@@ -107,7 +107,7 @@ def _run_eagerly(*, tensorflow: bool) -> None:
     from distlaunch.patches.tensorflow_autograph import keep_in_memory
 
     tf.config.run_functions_eagerly(True)
-    # else `data.map` is still traced: eager mode does not reach tf.data
+    # otherwise `data.map` would still be traced, since eager mode does not affect tf.data
     tf.data.experimental.enable_debug_mode()
     if not tensorflow:
         import jax
@@ -119,7 +119,7 @@ def _run_eagerly(*, tensorflow: bool) -> None:
 
 
 def _stop_at_values(*args: Any, **kwargs: Any) -> Any:
-    """Open a prompt, except while code is only traced to learn shapes: there are no values to look at."""
+    """Open a prompt, except while code is only traced to learn shapes, when there are no values to inspect."""
     frame = sys._getframe(1)
     if _is_traced(frame):
         return None
@@ -170,7 +170,7 @@ class _Debugger(pdb.Pdb):
 def _never_stop() -> Iterator[Callable[[], bool]]:
     """Yield a function that never asks to stop: Ctrl-C belongs to the debugger.
 
-    Elsewhere Ctrl-C ends the run, as `q` does, even if TensorFlow turns its exception into another.
+    Outside the debugger Ctrl-C ends the run, as `q` does, even if TensorFlow replaces its exception by another.
     """
     stderr = os.dup(_STDERR)
     try:

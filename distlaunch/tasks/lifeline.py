@@ -11,12 +11,12 @@ from distlaunch.base.protocol import LIFELINE_FD
 
 def hold_lifeline() -> None:
     """Kill this task and everything it started when the pipe ends, because the launcher is gone."""
-    # removed, so that processes started by the task do not use it
+    # removed from the environment, so that processes started by the task do not use it
     number = os.environ.pop(LIFELINE_FD, None)
     if number is None:
         return
     fd = int(number)
-    # nor inherit it
+    # nor do they inherit it
     os.set_inheritable(fd, False)
 
     def wait() -> None:

@@ -1,4 +1,4 @@
-"""`python -m distlaunch.tasks.predict_export`: predictions of an exported model for a file or a dataset.
+"""`python -m distlaunch.tasks.predict_export`: computes an exported model's predictions for a file or a dataset.
 
 Used by `distlaunch predict EXPORT`. Needs neither the run nor its config. Writes its result as JSON to the file
 `--answer`.
@@ -160,7 +160,7 @@ def _dataset_batches(reference: str, split: str | None, model: ExportedModel, si
 
 
 def _read_split(reference: str, split: str | None) -> tuple[Any, str]:
-    """Return a split and its name for messages: the requested one, else validation, else the only one."""
+    """Return a split and its name for messages: the requested split, or validation, or train if there is no other."""
     from distlaunch.config.run import Data, TfdsSource
     from distlaunch.data.splits import read_splits
 
@@ -192,7 +192,7 @@ def _of_structure(data: Any, where: str, model: ExportedModel) -> Arrays:
 
 
 def _pipeline_batches(dataset: Any, where: str, model: ExportedModel, size: int) -> Iterator[Arrays]:
-    """Yield batches of a dataset; examples are batched, batches, which have one more dimension, stay as they are."""
+    """Yield batches of a dataset: of single examples, or those that it already has (with one more dimension)."""
     import keras
     import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""The end of a task's process: the user's exit hooks run, for a limited time; the frameworks' own do not."""
+"""The end of a task's process: the user's exit hooks run, for a limited time; those of the frameworks do not."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ HOOKS_S = 3.0
 class ProcessEnd:
     """Ends this process with an exit code that nothing can change or delay.
 
-    Python itself waits for threads that are not daemons, and TensorFlow and JAX wait at exit for peers that may be
-    gone; JAX ends the process itself when one is.
+    Python itself waits for threads that are not daemons. At exit, TensorFlow and JAX wait for peers that may have
+    ended; JAX ends the process itself if one has.
     """
 
     def __init__(self) -> None:

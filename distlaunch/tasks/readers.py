@@ -97,7 +97,7 @@ def _serve(connection: socket.socket, items: Any, seed: int) -> None:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != own:  # the parent ended before prctl
                 os._exit(1)
-            connection.close()  # else the task would not notice the end of the parent
+            connection.close()  # otherwise the task would not notice the end of the parent
             _read(socket.socket(fileno=fds[0]), items, seed)
             os._exit(0)
         os.close(fds[0])

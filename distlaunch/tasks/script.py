@@ -38,7 +38,7 @@ def main() -> None:
     # the launcher's own arguments are `--NAME=VALUE`
     own = dict(word.removeprefix("--").split("=", 1) for word in sys.argv[1:split])
     folder, program = own["task-dir"], sys.argv[split + 1]
-    # first: even if something below hangs, the task ends with the launcher
+    # called first, so that the task ends with the launcher even if something below hangs
     hold_lifeline()
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
@@ -48,7 +48,7 @@ def main() -> None:
         from distlaunch.patches import jax_clusters
 
         jax_clusters.install()
-    # before the program is loaded: `_load_module` puts the file of a module in the first place
+    # before the program is loaded, since `_load_module` replaces the first argument by the module's file
     sys.argv = sys.argv[split + 1 :]
     error = None
     try:

@@ -169,7 +169,7 @@ def _prepare_process(config: RunConfig, task: Task) -> None:
     choose_backend(config.backend_of(task.job))
     threads = (config.data.threads or 0) * (config.cluster.num_workers if config.cluster.hosting == "in_process" else 1)
     if config.strategy.has_coordinator and threads > num_visible_cores():
-        # its workers load batches outside of pipelines, and so in TensorFlow's own thread pool
+        # its workers load batches outside of pipelines, in TensorFlow's own thread pool
         os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(threads + num_visible_cores()))
     from distlaunch.patches.tensorflow_autograph import keep_in_memory
 
@@ -219,7 +219,7 @@ def _train_or_use(arguments: argparse.Namespace, config: RunConfig, run: RunDir,
     from distlaunch.training.session import Session
 
     began, is_training = time.monotonic(), arguments.mode == "train"
-    # a mode that only reads the run leaves nothing in it
+    # a mode that only reads the run writes nothing to it
     compiled = None if is_training else run.attempt_compiled(arguments.attempt)
     session = Session.build(config, run, arguments.task, process, compiled=compiled)
     status = "done"

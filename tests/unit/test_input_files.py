@@ -68,7 +68,7 @@ def test_what_is_read(tmp_path: Path, name: str, content: Any, inputs: Any, expe
          "image: row 0, at [1, 0]: got 3.5; expected whole numbers from 0 to 255 (uint8)"),
         ("a.npy", np.array(["a"]), X, "x: got string[1]; the model takes x: float32[?,3]"),
         ("a.npy", np.zeros((2, 3)), TEXT, "text: got float64[2,3]; the model takes text: string[?]"),
-        ("a.npy", np.zeros((2, 3)), PAIR, "give an .npz file with an array for each"),
+        ("a.npy", np.zeros((2, 3)), PAIR, "use an .npz file with an array for each"),
         ("a.npy", b"\x93NUMPY\x01\x00v\x00", X, "it is damaged"),
         ("a.npy", b"no array", X, "or is not a NumPy file"),
         ("a.npz", {"usr": np.zeros(1), "item": np.zeros((1, 2))}, PAIR,

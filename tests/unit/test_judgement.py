@@ -104,7 +104,7 @@ def test_a_weight_that_rounding_moves_hides_no_other(idle: float) -> None:
     assert found.equal
     assert found.worst is not None
     assert (found.worst.name, found.worst.noise, found.worst.only_rounding) == ("bias", 0.05, True)
-    assert weight_within_noise(found).startswith("bias deviates by 3.0e-01, and by 5.0e-02 between runs of one device")
+    assert weight_within_noise(found).startswith("bias deviates by 3.0e-01, and by 5.0e-02 between runs on one device")
     assert "its gradient is only rounding (3.0e-09 in the first step" in weight_within_noise(found)
     wrong = judge(final(bias=0.3, kernel=1e-3), final(), noise)
     assert wrong.weights_differ
