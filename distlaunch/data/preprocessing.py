@@ -29,7 +29,7 @@ class Preprocessing:
     Attributes:
         layer: the Keras layer.
         path: the file of the layer.
-        input_spec: `tf.TensorSpec` of the layer's inputs, in the structure of the inputs; the first dimension is the rows.
+        input_spec: `tf.TensorSpec` of each of the layer's inputs, in their structure; the first dimension is the rows.
     """
 
     def __init__(self, layer: Any, path: Path, raw: Any) -> None:
