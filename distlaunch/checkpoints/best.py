@@ -109,7 +109,7 @@ class BestEpoch(SavePolicy):
         assert self._section is not None
         self._before, self.record = self.record, self._record(at.logs[self._section.metric])
 
-    def lose(self) -> None:
+    def restore_previous(self) -> None:
         """Go back to the previous best epoch, because the checkpoint of this one could not be written."""
         self.record = self._before
 

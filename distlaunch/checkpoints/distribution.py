@@ -37,7 +37,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from distlaunch.base.local_disks import is_local_disk
-from distlaunch.checkpoints.format import buffers_of, header_bytes, in_order, read_header
+from distlaunch.checkpoints.format import buffers_of, header_bytes, names_by_position, read_header
 from distlaunch.checkpoints.state_files import (
     Bytes,
     DiskFile,
@@ -58,7 +58,7 @@ _SENT_BYTES = 1 << 20  # bytes per call
 _GREETING_S = 5.0  # time for a new connection to send the secret
 _SILENCE_S = 60.0  # timeout of a connection; the death of a process is noticed earlier, elsewhere
 _POLL_S = 0.1  # delay until the accepting thread notices that it must end
-_MOST_CONNECTIONS = 4  # connections of a receiver
+_MAX_CONNECTIONS = 4  # connections of a receiver
 _MAX_UNPROVEN = 256  # connections that have not sent the secret yet; more than receivers that connect at the same time
 
 
@@ -198,18 +198,18 @@ def share_state(
         FileDamagedError: the bytes received from the chief do not match the checksums.
     """
     state = location.read(needed) if chief is None else chief.state
-    lacks = _somebody_lacks(strategy, state)
+    lacks = _any_process_lacks(strategy, state)
     if lacks and chief is not None:
         with StateServer(chief.contents, strategy.chief_host) as server:
             strategy.from_chief(json.dumps([server.port, server.secret.hex()]).encode())
-            lacks = _somebody_lacks(strategy, state)  # waits until all processes have tried to connect
+            lacks = _any_process_lacks(strategy, state)  # waits until all processes have tried to connect
     elif lacks:
         port, secret = json.loads(strategy.from_chief(b""))
         if state is None:
             # if the chief is not reachable, or bytes were changed on the way, the store is used next
             with contextlib.suppress(OSError, ValueError):
                 state = fetch_state(strategy.chief_host, port, bytes.fromhex(secret), location.files, needed)
-        lacks = _somebody_lacks(strategy, state)
+        lacks = _any_process_lacks(strategy, state)
     if lacks:
         with tempfile.TemporaryDirectory() as folder:
             for number, file in enumerate(location.files):
@@ -222,7 +222,7 @@ def share_state(
     return state
 
 
-def _somebody_lacks(strategy: Strategy, state: State | None) -> bool:
+def _any_process_lacks(strategy: Strategy, state: State | None) -> bool:
     return any(strategy.gather("" if state is not None else "missing").values())
 
 
@@ -343,7 +343,7 @@ def fetch_state(
         FileDamagedError: the received bytes do not match the checksums.
     """
     with contextlib.ExitStack() as stack:
-        connections = _Connections((_bare(host), port), secret)
+        connections = _Connections((_without_brackets(host), port), secret)
         stack.callback(connections.close)
         remote = [lambda number=number: _RemoteFile(connections, number, files) for number in range(len(files))]
         return stack.enter_context(StateFiles(files, remote)).read(needed)
@@ -355,10 +355,10 @@ class _Connections:
     def __init__(self, address: tuple[str, int], secret: bytes) -> None:
         self._address, self._secret = address, secret
         self._idle: deque[socket.socket] = deque()
-        self._limit = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        self._limit = threading.BoundedSemaphore(_MAX_CONNECTIONS)
 
     @contextlib.contextmanager
-    def one(self) -> Iterator[socket.socket]:
+    def borrow(self) -> Iterator[socket.socket]:
         with self._limit:
             connection = self._idle.pop() if self._idle else self._connected()
             try:
@@ -390,7 +390,7 @@ class _RemoteFile:
 
     def read_into(self, buffers: list[memoryview], offset: int) -> int:
         wanted = sum(map(len, buffers))
-        with self._connections.one() as connection:
+        with self._connections.borrow() as connection:
             connection.sendall(_REQUEST.pack(self._number, offset, wanted))
             for buffer in buffers:
                 at = 0
@@ -406,7 +406,7 @@ class _RemoteFile:
 
 def _listen(host: str) -> socket.socket:
     if _is_loopback(host):
-        bare = _bare(host)
+        bare = _without_brackets(host)
         # port 0: the kernel chooses a free one
         return socket.create_server((bare, 0), family=socket.AF_INET6 if ":" in bare else socket.AF_INET)
     # other hosts may use a name for this host that is not one of its addresses
@@ -418,12 +418,12 @@ def _listen(host: str) -> socket.socket:
 
 def _is_loopback(host: str) -> bool:
     try:
-        return ipaddress.ip_address(_bare(host)).is_loopback
+        return ipaddress.ip_address(_without_brackets(host)).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def _bare(host: str) -> str:
+def _without_brackets(host: str) -> str:
     """Return an address without the brackets of IPv6."""
     return host.removeprefix("[").removesuffix("]")
 
@@ -456,7 +456,7 @@ def _arrays(memory: mmap.mmap) -> State:
     length = header_bytes(memory[:8])
     entries = read_header(memory[8 : 8 + length])
     found = {}
-    for name in in_order(entries):
+    for name in names_by_position(entries):
         entry = entries[name]
         flat = np.frombuffer(memory, np.uint8, entry.end - entry.begin, 8 + length + entry.begin)
         found[name] = flat.view(entry.dtype).reshape(entry.shape)

@@ -20,7 +20,7 @@ import numpy as np
 
 from distlaunch.strategies.state import ShardSlice, State
 
-_MOST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
+_MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 STATE_FILE = "state.safetensors"
 _METADATA, _TYPES, _SLICES = "__metadata__", "types", "parts"
 _NAMES = {
@@ -70,7 +70,7 @@ def header_bytes(head: bytes) -> int:
         ValueError: these bytes are not a valid length.
     """
     length = int.from_bytes(head, "little")
-    if len(head) < 8 or length > _MOST_HEADER_BYTES:
+    if len(head) < 8 or length > _MAX_HEADER_BYTES:
         raise ValueError("its header is truncated or has an invalid length")
     return length
 
@@ -99,8 +99,8 @@ def read_header(text: bytes) -> dict[str, Entry]:
     return entries
 
 
-def in_order(entries: Mapping[str, Entry]) -> list[str]:
-    """Return the names of the arrays in the order of their bytes."""
+def names_by_position(entries: Mapping[str, Entry]) -> list[str]:
+    """Return the names of the arrays in the order in which their bytes are stored."""
     return sorted(entries, key=lambda name: entries[name].begin)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import Field
 
 from distlaunch.base.regular_files import open_regular
-from distlaunch.checkpoints.format import Entry, buffers_of, bytes_of, header_bytes, in_order, read_header
+from distlaunch.checkpoints.format import Entry, buffers_of, bytes_of, header_bytes, names_by_position, read_header
 from distlaunch.checkpoints.throttle import FULL_SPEED, Throttle
 from distlaunch.cluster.cores import num_visible_cores
 from distlaunch.strategies.state import ShardSlice, State
@@ -34,8 +34,8 @@ PIECE_BYTES = 4 << 20
 A thread of low priority may wait for a core while it holds the lock, and training would wait with it.
 """
 _COPIED_BYTES = 256 << 10  # size of a copy buffer, which fits into a core's cache
-_MOST_BUFFERS = 512  # largest number of buffers for a system call
-_MOST_THREADS = 8
+_MAX_BUFFERS = 512  # largest number of buffers for a system call
+_MAX_THREADS = 8
 _DIGEST_CHARS = 64
 Shapes = Mapping[str, tuple[np.dtype, tuple[int, ...]]]
 """Type and shape of each array, by name."""
@@ -116,10 +116,10 @@ def write_file(
     def write(number: int) -> bytes:
         digest = hashlib.sha256()
         with throttle.piece():
-            for at, views in buffers.turns(number):
+            for at, views in buffers.groups(number):
                 for view in views:
                     digest.update(view)
-                _whole(lambda views, at: os.pwritev(fd, views, at), views, at)
+                _process_all(lambda views, at: os.pwritev(fd, views, at), views, at)
         return digest.digest()
 
     try:
@@ -144,7 +144,7 @@ def read_bytes(content: Bytes, num_bytes: int, offset: int = 0) -> bytes:
         EOFError: the file ends earlier.
     """
     data = bytearray(num_bytes)
-    _whole(content.read_into, [memoryview(data)], offset)
+    _process_all(content.read_into, [memoryview(data)], offset)
     return bytes(data)
 
 
@@ -253,7 +253,7 @@ class _OpenFile:
     def read_into(self, state: State, needed: NeededBlocks | None) -> None:
         """Read the arrays into their buffers."""
         views, copies = [memoryview(self._header)], []
-        for name in in_order(self.entries):
+        for name in names_by_position(self.entries):
             entry = self.entries[name]
             target = state[name] if entry.shard is None else state[entry.shard.of][entry.shard.within(entry.shape)]
             if target.flags.c_contiguous:
@@ -266,8 +266,8 @@ class _OpenFile:
 
         def read(number: int) -> bytes:
             digest = hashlib.sha256()
-            for at, views in buffers.turns(number):
-                _whole(self._content.read_into, views, at)
+            for at, views in buffers.groups(number):
+                _process_all(self._content.read_into, views, at)
                 for view in views:
                     digest.update(view)
             return digest.digest()
@@ -290,10 +290,10 @@ class _OpenFile:
             stop = min((number + 1) * PIECE_BYTES, num_bytes)
             for at in range(number * PIECE_BYTES, stop, _COPIED_BYTES):
                 view = buffer[: stop - at]
-                _whole(self._content.read_into, [view], at)
+                _process_all(self._content.read_into, [view], at)
                 digest.update(view)
                 if target is not None:
-                    _whole(write, [view], at)
+                    _process_all(write, [view], at)
             return digest.digest()
 
         self._verified(take, _pieces_of(0, num_bytes))
@@ -376,12 +376,12 @@ class _Buffers:
         self._starts = list(itertools.accumulate(map(len, self._buffers), initial=0))
         self.num_bytes = self._starts[-1]
 
-    def turns(self, number: int) -> Iterator[tuple[int, list[memoryview]]]:
+    def groups(self, number: int) -> Iterator[tuple[int, list[memoryview]]]:
         """Yield the buffers of a piece in groups that fit into a system call, each with its offset in the file."""
         at = number * PIECE_BYTES
         views = list(self._between(at, min(at + PIECE_BYTES, self.num_bytes)))
-        for first in range(0, len(views), _MOST_BUFFERS):
-            some = views[first : first + _MOST_BUFFERS]
+        for first in range(0, len(views), _MAX_BUFFERS):
+            some = views[first : first + _MAX_BUFFERS]
             yield at, some
             at += sum(map(len, some))
 
@@ -400,7 +400,7 @@ def _pieces_of(start: int, stop: int) -> range:
     return range(start // PIECE_BYTES, -(-stop // PIECE_BYTES))
 
 
-def _whole(call: Callable[[list[memoryview], int], int], views: list[memoryview], offset: int) -> None:
+def _process_all(call: Callable[[list[memoryview], int], int], views: list[memoryview], offset: int) -> None:
     """Repeat a call that may process only some bytes until all bytes are processed.
 
     Raises:
@@ -419,7 +419,7 @@ def _whole(call: Callable[[list[memoryview], int], int], views: list[memoryview]
 
 
 def _in_threads(action: Callable[[int], bytes], numbers: Sequence[int], most: int) -> list[bytes]:
-    threads = min(most, len(numbers), _MOST_THREADS)
+    threads = min(most, len(numbers), _MAX_THREADS)
     if threads < 2:
         return [action(number) for number in numbers]
     pool = ThreadPoolExecutor(threads, "pieces")  # threads have the priority of the thread that starts them

@@ -183,16 +183,16 @@ class PartsWriter:
             return None
         key = uuid.uuid4().hex
         probe = store.directory / f".probe.{key}.tmp"
-        made = strategy.is_chief and _tried(lambda: make_folder(probe))
+        made = strategy.is_chief and _succeeds(lambda: make_folder(probe))
         received = json.loads(strategy.from_chief(json.dumps([str(probe.absolute()), key]).encode()))
-        seen = made or _tried((Path(received[0]) / str(parts.rank)).touch)
+        seen = made or _succeeds((Path(received[0]) / str(parts.rank)).touch)
         seen_by = strategy.gather("seen" if seen else "")
         ranks = range(1, parts.number)
         shared = made and all(seen_by.values()) and all((probe / str(rank)).exists() for rank in ranks)
         shared = bool(strategy.from_chief(b"shared" if shared else b""))
         if strategy.is_chief:
-            _tried(lambda: [path.unlink() for path in probe.iterdir()])
-            _tried(probe.rmdir)
+            _succeeds(lambda: [path.unlink() for path in probe.iterdir()])
+            _succeeds(probe.rmdir)
         return cls(CheckpointStore(Path(received[0]).parent, store.keep), parts, received[1]) if shared else None
 
     def snapshot(self, program: Program) -> Snapshot:
@@ -239,7 +239,7 @@ class PartsWriter:
         return path, sum(file.num_bytes for file in files)
 
 
-def _tried(action: Callable[[], Any]) -> bool:
+def _succeeds(action: Callable[[], Any]) -> bool:
     """Return whether an action on the disk has succeeded."""
     try:
         action()

@@ -68,7 +68,7 @@ def test_a_mode_that_keeps_the_worst_is_told(metric: str, mode: Any, told: str) 
 def test_what_could_not_be_written_is_not_the_best() -> None:
     best = BestEpoch(HIGHEST)
     assert rises(best, "val_accuracy", 0.5, 0.7) == [True, True]
-    best.lose()
+    best.restore_previous()
     assert rises(best, "val_accuracy", 0.5, 0.6) == [False, True]
 
 
