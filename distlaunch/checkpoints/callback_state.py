@@ -27,9 +27,9 @@ def remember_config(callback: keras.callbacks.Callback, place: int) -> None:
         place: index of the callback in the config. The index in a task's list may differ, because only the chief has
             all callbacks.
     """
-    callback._distlaunch_place = place
+    vars(callback)["_distlaunch_place"] = place
     # distinguishes values from the config, which may have changed in a resumed run, from values changed by training
-    callback._distlaunch_made_with = _plain(callback)
+    vars(callback)["_distlaunch_made_with"] = _plain(callback)
 
 
 def place_of(callback: keras.callbacks.Callback, default: int) -> int:

@@ -30,7 +30,7 @@ def command(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    r"""Export the model of a checkpoint to the run directory, whichever strategy trained it.
+    """Export the model of a checkpoint to the run directory, whichever strategy trained it.
 
     \b
     saved_model  a folder with the signature `serve`, which includes data.preprocessing (text in, scores out)

@@ -56,7 +56,7 @@ def command(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    r"""Write a model's predictions, one row for each input row, in the same order.
+    """Write a model's predictions, one row for each input row, in the same order.
 
     \b
     predict RUN                      every example of a split of the run, with a checkpoint

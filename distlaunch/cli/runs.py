@@ -17,7 +17,7 @@ _DEFAULT = "runs"
 @click.argument("directory", metavar="[DIR]", type=FOLDER, default=_DEFAULT)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def command(directory: str, as_json: bool) -> None:
-    r"""List the runs in DIR (default: runs), the newest last.
+    """List the runs in DIR (default: runs), the newest last.
 
     \b
     running      the job is running

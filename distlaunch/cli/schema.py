@@ -9,7 +9,7 @@ from distlaunch.cli.exit_codes import Command
 
 @click.command("schema", cls=Command)
 def command() -> None:
-    r"""Print the JSON Schema of the config, for editors.
+    """Print the JSON Schema of the config, for editors.
 
     \b
     distlaunch schema > distlaunch.schema.json

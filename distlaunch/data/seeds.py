@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -12,6 +13,12 @@ from distlaunch.data.batches import Index
 from distlaunch.patches.tensorflow_shuffle import count_iterations
 
 _SEED_STEP = 1_000_003  # difference between the seeds of runs with neighbouring seeds; larger than any number of passes
+
+
+def shuffle_numbers(numbers: tf.Tensor, seed: Any) -> tf.Tensor:
+    """Return numbers in an order that depends on two int64 seeds alone; shape [numbers]."""
+    random: Any = tf.random
+    return random.experimental.stateless_shuffle(numbers, seed=seed)
 
 
 def seed_of_pass(seed: int, number_of_pass: Index) -> tf.Tensor:

@@ -214,7 +214,7 @@ class Split(ABC):
 
     def _with(self, **changes: Any) -> Self:
         changed = copy.copy(self)
-        changed.__dict__.update(changes)
+        vars(changed).update(changes)
         return changed
 
     # other forms

@@ -144,7 +144,7 @@ def _is_dataset(value: Any) -> bool:
 def _read_tfds(config: DataConfig) -> Splits:
     assert config.tfds is not None
     try:
-        import tensorflow_datasets as tfds
+        import tensorflow_datasets as tfds  # pyright: ignore[reportMissingImports]
     except ImportError:
         message = "tensorflow-datasets is not installed: pip install tensorflow-datasets"
         raise ConfigError(Problem(("data", "tfds"), message)) from None

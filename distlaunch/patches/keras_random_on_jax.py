@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import jax
+import jax.core
 
 from distlaunch.patches.symbols import Patch, Symbol, internal
 

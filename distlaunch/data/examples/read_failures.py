@@ -143,5 +143,6 @@ def _find_failed_example() -> Exception | None:
 def _reason(error: Exception) -> str:
     if isinstance(error, tf.errors.OpError):
         # for an exception in a Python function, the message contains the whole traceback
-        return error.message.partition("\nTraceback (")[0].partition(" [Op:")[0].rpartition("}} ")[2].strip()
+        message = str(getattr(error, "message", ""))
+        return message.partition("\nTraceback (")[0].partition(" [Op:")[0].rpartition("}} ")[2].strip()
     return f"{type(error).__name__}: {error}"

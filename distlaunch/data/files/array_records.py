@@ -104,7 +104,7 @@ def _count(files: FileSet) -> Index:
 
 def _library() -> Any:
     try:
-        from array_record.python import array_record_module
+        from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
     except ImportError:
         raise data_function_error("ArrayRecord files need a library: pip install 'distlaunch[grain]'") from None
     return array_record_module

@@ -21,6 +21,7 @@ from distlaunch.data.examples.each_example import ExampleMap, batch_of, first_fa
 from distlaunch.data.examples.read_failures import remember_rows
 from distlaunch.data.examples.skipping import Skipping
 from distlaunch.data.graph_clock import now
+from distlaunch.data.seeds import shuffle_numbers
 from distlaunch.data.split import Split
 
 
@@ -95,7 +96,7 @@ class Indexed(Split):
         if self._seed is not None:
             # stateless, so that the order is the same in every process and after a resume
             seed = [tf.constant(self._seed, tf.int64), number_of_pass]
-            order = tf.random.experimental.stateless_shuffle(order, seed=seed)
+            order = shuffle_numbers(order, seed=seed)
         return order + number_of_pass * self._number
 
     @tf.autograph.experimental.do_not_convert

@@ -171,7 +171,7 @@ class Pipeline(Split):
         """Spec of one example as functions get it; a row of a ragged tensor is a dense tensor of any length."""
 
         def plain(leaf: Any) -> Any:
-            is_row = isinstance(leaf, tf.RaggedTensorSpec) and leaf.ragged_rank == 0
+            is_row = isinstance(leaf, tf.RaggedTensorSpec) and leaf.ragged_rank == 0  # pyright: ignore[reportAttributeAccessIssue]
             return tf.TensorSpec(leaf.shape, leaf.dtype) if is_row else leaf
 
         return tf.nest.map_structure(plain, self._dataset.element_spec)

@@ -24,6 +24,7 @@ from distlaunch.data.examples.each_example import empty_value, unpack_arguments
 from distlaunch.data.examples.python_values import as_array, as_arrays
 from distlaunch.data.examples.read_failures import reading
 from distlaunch.data.fingerprints import fingerprint
+from distlaunch.data.seeds import shuffle_numbers
 from distlaunch.data.split import Split
 from distlaunch.data.splits import PyData
 
@@ -123,7 +124,7 @@ class PyDatasets(Split):
         if not self._shuffle:
             return order
         seed = [tf.constant(self._seed, tf.int64), number_of_pass]
-        return tf.random.experimental.stateless_shuffle(order, seed=seed)
+        return shuffle_numbers(order, seed=seed)
 
     def _read(self, number_of_pass: np.ndarray, index: np.ndarray, start: np.ndarray) -> list[np.ndarray]:
         at, number = int(number_of_pass), int(index)
@@ -250,7 +251,7 @@ def _seeded_generators(*numbers: int) -> Iterator[Callable[[], bool]]:
 
 def _states() -> tuple[Any, ...]:
     _, key, *others = np.random.get_state(legacy=True)
-    return random.getstate(), key.tobytes(), *others
+    return random.getstate(), np.asarray(key).tobytes(), *others
 
 
 def _is_same(one: np.ndarray, other: np.ndarray) -> bool:

@@ -11,19 +11,22 @@ from tensorflow.experimental import dtensor
 
 from distlaunch.strategies.mesh.layout import Axes
 
+# TensorFlow's stubs leave out what meshes and layouts can do
+Mesh = Any
+Layout: Any = dtensor.Layout
 
-def layout_of(mesh: dtensor.Mesh, axes: Axes) -> dtensor.Layout:
-    specs = [axis or dtensor.UNSHARDED for axis in axes]
-    return dtensor.Layout(specs, mesh)  # pyright: ignore[reportCallIssue] (the stubs leave it out)
+
+def layout_of(mesh: Mesh, axes: Axes) -> Any:
+    return Layout([axis or dtensor.UNSHARDED for axis in axes], mesh)
 
 
-def place(value: Any, layout: dtensor.Layout) -> Any:
+def place(value: Any, layout: Any) -> Any:
     """Put an array that every process has on the mesh."""
     whole = tf.constant(value)
     return place_rows(whole, 0, np.shape(whole), layout)
 
 
-def place_rows(rows: tf.Tensor, start: int, shape: Sequence[int], layout: dtensor.Layout) -> Any:
+def place_rows(rows: tf.Tensor, start: int, shape: Sequence[int], layout: Any) -> Any:
     """Return an array on the mesh.
 
     Args:
@@ -56,7 +59,7 @@ def _split_tensors(pieces: Any, dimension: int, size: int) -> Any:
     return tf.split(pieces, pieces.shape[dimension] // size, axis=dimension)
 
 
-def join_parts(components: Sequence[tf.Tensor], shape: Sequence[int], layout: dtensor.Layout) -> np.ndarray | None:
+def join_parts(components: Sequence[tf.Tensor], shape: Sequence[int], layout: Any) -> np.ndarray | None:
     """Join the parts that the devices of this process hold, or return None if they do not hold all parts."""
     parts = parts_of(shape, layout)
     here = [parts[device] for device in layout.mesh.local_device_ids()]
@@ -74,11 +77,11 @@ def join_parts(components: Sequence[tf.Tensor], shape: Sequence[int], layout: dt
 
 def gather(value: Any) -> np.ndarray:
     """Return a tensor of the mesh as a whole array; every process must call it."""
-    whole = dtensor.Layout.replicated(dtensor.fetch_layout(value).mesh, rank=value.shape.rank)
+    whole = Layout.replicated(dtensor.fetch_layout(value).mesh, rank=value.shape.rank)
     return dtensor.unpack(dtensor.relayout(value, whole))[0].numpy()
 
 
-def parts_of(shape: Any, layout: dtensor.Layout) -> list[tuple[slice, ...]]:
+def parts_of(shape: Any, layout: Any) -> list[tuple[slice, ...]]:
     """Return the slices of an array that each device holds, in the mesh's order."""
     mesh = layout.mesh
     sizes = [mesh.dim_size(axis) for axis in mesh.dim_names]
@@ -96,7 +99,7 @@ def parts_of(shape: Any, layout: dtensor.Layout) -> list[tuple[slice, ...]]:
     return found
 
 
-def parts_of_process(mesh: dtensor.Mesh, axis: str | None) -> tuple[int, int]:
+def parts_of_process(mesh: Mesh, axis: str | None) -> tuple[int, int]:
     """Return the index of the first part along an axis that this process's devices hold, and the number of parts."""
     if axis is None:
         return 0, 1

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.experimental import dtensor
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.data.batches import Batch, Source
 from distlaunch.data.rows import rows_of_process
 from distlaunch.strategies.coordination import Peers
-from distlaunch.strategies.dtensor.arrays import gather, layout_of, parts_of_process, place_rows
+from distlaunch.strategies.dtensor.arrays import Mesh, gather, layout_of, parts_of_process, place_rows
 from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch
 from distlaunch.strategies.mesh.row_counts import RowCounts
 
@@ -28,7 +27,7 @@ class Feed:
         rows: number of examples in all global batches so far.
     """
 
-    def __init__(self, mesh: dtensor.Mesh, axes: Axes, peers: Peers) -> None:
+    def __init__(self, mesh: Mesh, axes: Axes, peers: Peers) -> None:
         self._mesh, self.axes, self._peers = mesh, axes, peers
         self._sizes = {axis: mesh.dim_size(axis) for axis in mesh.dim_names}
         self.rows = 0

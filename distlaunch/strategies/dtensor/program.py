@@ -26,7 +26,7 @@ from distlaunch.patches.keras_functional_optimizer import make_functional
 from distlaunch.patches.keras_private import put_value, value_of
 from distlaunch.patches.tensorflow_random import change_draws
 from distlaunch.strategies.coordination import Peers
-from distlaunch.strategies.dtensor.arrays import place
+from distlaunch.strategies.dtensor.arrays import Layout, Mesh, place
 from distlaunch.strategies.dtensor.feed import Feed
 from distlaunch.strategies.dtensor.variable import MeshVariable
 from distlaunch.strategies.final_weights import set_final_weights
@@ -68,9 +68,7 @@ class DTensorProgram(ProgramDefaults):
         peers: the processes whose devices form the mesh.
     """
 
-    def __init__(
-        self, steps: Steps, mesh: dtensor.Mesh, layouts: Mapping[str, Axes], input_axes: Axes, peers: Peers
-    ) -> None:
+    def __init__(self, steps: Steps, mesh: Mesh, layouts: Mapping[str, Axes], input_axes: Axes, peers: Peers) -> None:
         self._steps, self._model, self._mesh, self._peers = steps, steps.model, mesh, peers
         self._feed = Feed(mesh, input_axes, peers)
         self._sizes = {axis: mesh.dim_size(axis) for axis in mesh.dim_names}
@@ -201,7 +199,7 @@ class DTensorProgram(ProgramDefaults):
         for name, value in values.items():
             self._sums[name].on_mesh.assign(value)
         # replicated, so that every device holds the value
-        return dtensor.relayout(loss_probe(logs), dtensor.Layout.replicated(self._mesh, rank=0))
+        return dtensor.relayout(loss_probe(logs), Layout.replicated(self._mesh, rank=0))
 
     def _test(self, batch: Batch) -> dict[str, tf.Tensor]:
         """Run one step, and return the values that it reports in place of the model's metrics."""
@@ -212,7 +210,7 @@ class DTensorProgram(ProgramDefaults):
             logs, (_, new_others, new_metrics) = self._steps.test(state, batch)
         assign_new(others, state[1], new_others)
         assign_new(metrics, state[2], new_metrics)
-        whole = dtensor.Layout.replicated(self._mesh, rank=0)
+        whole = Layout.replicated(self._mesh, rank=0)
         extra = extra_test_logs(self._model, logs)
         return {name: dtensor.relayout(tf.reduce_mean(value), whole) for name, value in extra.items()}
 
@@ -223,7 +221,7 @@ class DTensorProgram(ProgramDefaults):
             outputs, new = predictions_of(self._model, _read(trainable), values, batch)
         assign_new(others, values, new)
         return tf.nest.map_structure(
-            lambda leaf: dtensor.relayout(leaf, dtensor.Layout.replicated(self._mesh, rank=leaf.shape.rank)), outputs
+            lambda leaf: dtensor.relayout(leaf, Layout.replicated(self._mesh, rank=leaf.shape.rank)), outputs
         )
 
     def _find_log_names(self, batch: Batch) -> None:
@@ -299,14 +297,14 @@ class DTensorProgram(ProgramDefaults):
         self._sums = {name: MeshVariable(value, self._mesh, ()) for name, value in sums.items()}
 
 
-def _draw_whole_tensors(mesh: dtensor.Mesh) -> AbstractContextManager[None]:
+def _draw_whole_tensors(mesh: Mesh) -> AbstractContextManager[None]:
     """Draw whole random tensors on each device, in this context.
 
     The numbers of a split tensor would depend on its layout.
     """
 
     def whole(tensor: tf.Tensor) -> tf.Tensor:
-        return dtensor.relayout(tensor, dtensor.Layout.replicated(mesh, rank=tensor.shape.rank))
+        return dtensor.relayout(tensor, Layout.replicated(mesh, rank=tensor.shape.rank))
 
     return change_draws(whole)
 
@@ -349,7 +347,7 @@ class MeshFunction:
     Such tensors are, for instance, tables of layers, statistics passed to `Normalization`, and weights of a loss.
     """
 
-    def __init__(self, function: Callable[[Batch], Any], mesh: dtensor.Mesh) -> None:
+    def __init__(self, function: Callable[[Batch], Any], mesh: Mesh) -> None:
         self._call = tf.function(function, autograph=False, reduce_retracing=False)
         self._mesh = mesh
         self._seen: set[tuple[Any, ...]] = set()
@@ -372,4 +370,4 @@ class MeshFunction:
             )
             hint = "make it a weight of a layer, look up in `data.preprocessing`, or use kind: mirrored"
             raise ConfigError(Problem(("strategy", "kind"), f"{message}; {hint}"))
-        return place(tensor, dtensor.Layout.replicated(self._mesh, rank=tensor.shape.rank))
+        return place(tensor, Layout.replicated(self._mesh, rank=tensor.shape.rank))

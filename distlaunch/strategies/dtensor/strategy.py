@@ -20,7 +20,7 @@ from distlaunch.config.strategies.base import CPU_DEVICES
 from distlaunch.config.strategies.mesh import DTensor as DTensorConfig
 from distlaunch.strategies.coordination import Peers, addresses_and_rank
 from distlaunch.strategies.devices import virtual_cpus
-from distlaunch.strategies.dtensor.arrays import parts_of_process
+from distlaunch.strategies.dtensor.arrays import Mesh, parts_of_process
 from distlaunch.strategies.dtensor.program import DTensorProgram
 from distlaunch.strategies.mesh.parts import MeshParts
 from distlaunch.strategies.mesh.strategy import MeshStrategy
@@ -75,7 +75,7 @@ def _peers() -> Peers:
     return Peers(len(addresses), rank, TensorFlowStore(), addresses[0])
 
 
-def _mesh(sizes: dict[str, int], devices: list[str], peers: Peers) -> dtensor.Mesh:
+def _mesh(sizes: dict[str, int], devices: list[str], peers: Peers) -> Mesh:
     """Connect the processes, and return the mesh over these devices of each process."""
     dims, kind = list(sizes.items()), devices[0].partition(":")[0]
     if peers.number == 1:

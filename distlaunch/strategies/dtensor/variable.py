@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from distlaunch.base.errors import UsageError
-from distlaunch.strategies.dtensor.arrays import gather, join_parts, layout_of, parts_of, place
+from distlaunch.strategies.dtensor.arrays import Mesh, gather, join_parts, layout_of, parts_of, place
 from distlaunch.strategies.mesh.layout import Axes
 from distlaunch.strategies.mesh.parts import Block, StoredVariable
 from distlaunch.strategies.mesh.state import variable_placement
@@ -23,7 +23,7 @@ class MeshVariable(StandIn):
     which gradient tapes watch.
     """
 
-    def __init__(self, value: np.ndarray, mesh: dtensor.Mesh, axes: Axes) -> None:
+    def __init__(self, value: np.ndarray, mesh: Mesh, axes: Axes) -> None:
         self.axes = (*axes, *[None] * (value.ndim - len(axes)))
         self.layout = layout_of(mesh, self.axes)
         self.on_mesh = dtensor.DVariable(place(value, self.layout))

@@ -230,7 +230,7 @@ class _CachedResults:
         sizes = [size for size in mesh.shape.values() if size > 1]
         remedies = uncertain.kernels.name, uncertain.windows, uncertain.scatters is not None
         versions = _VERSION, jax.__version__, jaxlib.__version__
-        flags = os.environ.get("XLA_FLAGS", ""), bool(jax.config.jax_use_shardy_partitioner)
+        flags = os.environ.get("XLA_FLAGS", ""), bool(jax.config.jax_use_shardy_partitioner)  # pyright: ignore[reportAttributeAccessIssue]
         self._facts = [*versions, device.platform, device.device_kind, sizes, *remedies, *flags]
         folder = cache_directory("operations")
         name = hashlib.sha256(json.dumps(self._facts).encode()).hexdigest()[:24]

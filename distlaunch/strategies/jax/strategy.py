@@ -59,7 +59,8 @@ class Jax(MeshStrategy):
         self.num_replicas = int(dict(self.mesh.shape).get(config.batch_axis or "", 1))
 
     def keep_compiled(self, folder: Path) -> None:
-        if jax.config.jax_compilation_cache_dir is None:  # a user's setting takes precedence
+        # a user's setting takes precedence
+        if jax.config.jax_compilation_cache_dir is None:  # pyright: ignore[reportAttributeAccessIssue]
             jax.config.update("jax_compilation_cache_dir", str(folder))
             jax.config.update("jax_persistent_cache_min_compile_time_secs", _MIN_COMPILE_S)
             jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)  # any size
@@ -91,7 +92,7 @@ def make_mesh(config: JaxConfig, num_processes: int = 1) -> Mesh:
     cpus = product * CPU_DEVICES if filled else product
     with contextlib.suppress(RuntimeError):  # JAX is already running, and its devices cannot change
         each = -(-cpus // num_processes)
-        jax.config.update("jax_num_cpu_devices", max(each, jax.config.jax_num_cpu_devices))
+        jax.config.update("jax_num_cpu_devices", max(each, jax.config.jax_num_cpu_devices))  # pyright: ignore[reportAttributeAccessIssue]
     devices = _devices()
     step = math.lcm(product, num_processes)
     wanted = (cpus if devices[0].platform == "cpu" else len(devices) // step * step) if filled else product

@@ -159,7 +159,7 @@ def _export_with(preprocessing: Preprocessing, model: Any, path: Path) -> None:
         lambda inputs: model(preprocessing.layer(inputs), training=False),
         input_signature=[_named_specs(preprocessing.input_spec)],
     )
-    archive.write_out(path, verbose=False)
+    archive.write_out(path, verbose=False)  # pyright: ignore[reportAttributeAccessIssue] (of other backends)
 
 
 def remove(path: Path) -> None:

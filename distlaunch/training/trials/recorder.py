@@ -24,6 +24,7 @@ from distlaunch.checkpoints.meta import Progress
 from distlaunch.checkpoints.store import CheckpointStore
 from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Source, num_rows, pack
+from distlaunch.data.seeds import shuffle_numbers
 from distlaunch.strategies.protocol import Program, Vote
 from distlaunch.strategies.replica.row_random import RowOrder, draw_for_rows
 from distlaunch.strategies.state import State
@@ -231,7 +232,7 @@ def _permutation(rows: Any, seed: int, number: Any) -> tf.Tensor:
     """Return the original index of each row of a permuted batch; int64, shape [rows]."""
     # seeded with the batch's number, so that the order is known without reading the batch
     seeds = tf.stack([tf.constant(seed, tf.int64), tf.cast(number, tf.int64)])
-    return tf.random.experimental.stateless_shuffle(tf.range(rows, dtype=tf.int64), seed=seeds)
+    return shuffle_numbers(tf.range(rows, dtype=tf.int64), seed=seeds)
 
 
 def _is_sparse(source: Source) -> bool:
