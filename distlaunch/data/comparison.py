@@ -66,7 +66,7 @@ def compare_data(
         raise ConfigError(Problem(("data",), wrong))
     if config.data.sharding == "function" and config.cluster.num_workers > 1:
         if peers.is_chief:
-            message = "each worker trains on its own examples, so the numbers differ from one device"
+            message = "each worker trains on its own examples, so the numbers differ from those of one device"
             emit(Notice(level="info", message=f"data.sharding: function: {message}"))
         if config.strategy.has_coordinator:
             # the coordinator does not read the workers' data, so its own split has the wrong length

@@ -115,7 +115,7 @@ def test_stop_from_the_login_host(lab: Lab, slurm: Slurm, tmp_path: Path) -> Non
     assert listed.output.strip() == name
     again = slurm.distlaunch("submit", "--engine", "slurm", str(waiting.path), "--resume")
     assert again.end(60) == 2
-    assert "in the queue already" in again.said
+    assert "is already in the queue" in again.said
     cancelled = slurm.distlaunch("stop", str(waiting.path))
     assert cancelled.end(60) == 0, cancelled.output
     assert "cancelled before the first step" in cancelled.said

@@ -30,14 +30,22 @@ ELSEWHERE = (
 )
 A_CASE_S = 60  # at most, on a busy machine
 SELECTED, MIXED = selected(), selected_mixed()
-FULL, FULL_MIXED = full(), full_mixed()
+FULL: dict[str, Callable[[], list[Point]]] = {"test_full": full, "test_full_mixed": full_mixed}
+"""Points of the tests that `-m full_grid` runs; made only then, since making them takes as long as many tests."""
 
 
 def params(points: list[Point]) -> list[Any]:
-    # chosen in the order of what each adds: the first fifth has more than half of all pairs
-    in_ci = len(points) // 5
+    # chosen in the order of what each adds: the first seventh has almost half of all pairs
+    in_ci = len(points) // 7
     marks = [()] * in_ci + [pytest.mark.slow] * (len(points) - in_ci)
     return [pytest.param(at, marks=mark, id=name_of(at)) for at, mark in zip(points, marks, strict=True)]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if points := FULL.get(metafunc.function.__name__):
+        wanted = metafunc.config.getoption("markexpr")
+        asked = "full_grid" in wanted.replace("not full_grid", "")
+        metafunc.parametrize("at", points() if asked else [], ids=name_of)
 
 
 def train_here(at: Point) -> dict[str, Any]:
@@ -105,7 +113,6 @@ def test_selected(at: Point, trained: Trained, references) -> None:
 
 
 @pytest.mark.full_grid
-@pytest.mark.parametrize("at", FULL, ids=name_of)
 def test_full(at: Point, trained: Trained, references) -> None:
     check(trained(at), references(at))
 
@@ -116,6 +123,5 @@ def test_selected_mixed(at: Point, trained: Trained, references) -> None:
 
 
 @pytest.mark.full_grid
-@pytest.mark.parametrize("at", FULL_MIXED, ids=name_of)
 def test_full_mixed(at: Point, trained: Trained, references) -> None:
     check_mixed(trained(at), references(at), at["precision"])

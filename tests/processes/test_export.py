@@ -154,7 +154,7 @@ def test_a_run_predicts_json_lines_by_its_export(folder: Path) -> None:
         (("runs/one_device", "--input", "mine.py"), "--input mine.py: expected a file that ends in .npy"),
         (("runs", "--input", "rows.npz"), "runs is not an export; expected a run directory, a SavedModel folder"),
         (("runs/one_device/export/model.weights.h5", "--input", "rows.npz"), "contains only weights"),
-        (("runs/one_device", "--input", "rows.npz", "--set", "seed=1"), "--set: with --input an export predicts"),
+        (("runs/one_device", "--input", "rows.npz", "--set", "seed=1"), "--set: with --input, an export is used"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_predicted(folder: Path, words: tuple[str, ...], message: str) -> None:

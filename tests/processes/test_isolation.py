@@ -64,4 +64,4 @@ def test_a_config_asks_for_it_too(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "distlaunch", "train", "a.yaml"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "a.yaml:6: cluster.isolate works for jobs on this machine only" in done.stderr
+    assert "a.yaml:6: cluster.isolate: works for jobs on this machine only" in done.stderr

@@ -73,6 +73,7 @@ def test_one_task_is_told_and_all_stop_at_one_step(project: Path) -> None:
     assert [event.step for event in read_events(job.events) if isinstance(event, Restored)] == [done]
 
 
+@pytest.mark.slow  # in CI, below, a launcher starts both tasks
 def test_each_launcher_of_a_cluster_by_hand_says_that_it_was_stopped(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

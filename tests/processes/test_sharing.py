@@ -123,7 +123,7 @@ def own_data(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]
     folder = make_project(tmp_path_factory.mktemp("own"))
     code, out, err = run("train", "mine.yaml", *overrides((*OWN, *TWO["multi_worker_mirrored"])), cwd=folder)
     assert code == 0, out + err
-    assert "so the numbers are not those of one device" in " ".join((out + err).split())
+    assert "so the numbers differ from those of one device" in " ".join((out + err).split())
     [told] = [e for e in read_events(RunDir(folder / "runs" / "job").events) if isinstance(e, DataResolved)]
     assert told.examples == {"train": 171, "validation": 29}
     return epochs(folder)
@@ -157,4 +157,6 @@ def test_servers_train_on_what_each_worker_has(project: Path) -> None:
 def test_a_function_that_forgets_its_context(words: tuple[str, ...], who: str, project: Path) -> None:
     code, out, err = run("train", "mine.yaml", *overrides(words), cwd=project)
     assert code == 2, out + err
-    assert f"{who} got the same examples; the data function must return the part that" in " ".join(err.split())
+    assert f"{who} got the same examples; the data function must return the part for its `context`" in " ".join(
+        err.split()
+    )

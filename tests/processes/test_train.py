@@ -37,7 +37,7 @@ from distlaunch.base.events import (
 from distlaunch.base.run_dir import RunDir
 
 TWO_WORKERS = ("--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster.workers=2")
-SHORT = ("--set", "data.train_examples=600", "--set", "train.epochs=3", "--set", "determinism=true")
+SHORT = ("--set", "data.train_examples=1000", "--set", "train.epochs=3", "--set", "determinism=true")
 MAIN = str(CONFIGS / "fashion_mnist.yaml")
 SINGLE = str(CONFIGS / "fashion_mnist_one_device.yaml")
 SHIPPED = ("--set", "data.args.source=shipped")
@@ -48,7 +48,8 @@ CUSTOM = ("--set", "strategy.kind=mirrored", "--set", "strategy.replicas=2", "--
 
 @pytest.mark.parametrize(
     "strategy",
-    [pytest.param((), marks=pytest.mark.slow), pytest.param(CUSTOM, marks=pytest.mark.slow), TWO_WORKERS],
+    # on hosts, tests/cluster/ kills workers in CI
+    [(), pytest.param(CUSTOM, marks=pytest.mark.slow), pytest.param(TWO_WORKERS, marks=pytest.mark.slow)],
     ids=["one_device", "mirrored, custom", "two workers"],
 )
 def test_killed_and_resumed_is_as_never_killed(tmp_path: Path, strategy: tuple[str, ...]) -> None:
@@ -58,7 +59,8 @@ def test_killed_and_resumed_is_as_never_killed(tmp_path: Path, strategy: tuple[s
     assert code == 0, err
     job = start("train", SINGLE, *options, "--set", "train.log_every_steps=1", "--name", "killed", cwd=tmp_path)
     killed = RunDir(tmp_path / "runs" / "killed")
-    wait_for(killed, at_step(13))  # in the second epoch of 10 steps
+    wait_for(killed, at_step(23))  # in the second epoch of 16 steps
+    wait_for(killed, lambda events: any(isinstance(event, CheckpointSaved) and event.step >= 20 for event in events))
     victim = 1 if strategy == TWO_WORKERS else 0
     kill_task(killed, victim)
     code, _, err = finish(job)
@@ -70,7 +72,7 @@ def test_killed_and_resumed_is_as_never_killed(tmp_path: Path, strategy: tuple[s
     assert code == 0, err
     [restored] = [event for event in read_events(killed.events) if isinstance(event, Restored)]
     assert (restored.attempt, restored.epoch, restored.step % 5) == (1, 1, 0)
-    assert restored.step >= 10, "it was killed after step 13"
+    assert restored.step >= 20, "a checkpoint of this step was there"
     expected, got = final_state(RunDir(tmp_path / "runs" / "whole")), final_state(killed)
     assert expected.keys() == got.keys()
     assert all(np.array_equal(expected[name], got[name]) for name in expected)
@@ -161,7 +163,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     code, out, err = run("evaluate", str(run_dir.path), "--json", cwd=tmp_path)
     assert code == 0, err
     events = json_lines(out)
-    assert next(e for e in events if e["event"] == "Restored")["step"] == 20
+    assert next(e for e in events if e["event"] == "Restored")["step"] == 32
     assert "checksum" in next(e for e in events if e["event"] == "CheckpointFailed")["reason"]
 
 

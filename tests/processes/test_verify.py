@@ -169,7 +169,7 @@ def test_random_numbers_in_the_data_pipeline(project: Path) -> None:
     assert "RandomStandardNormal" in rows["mirrored"]["reasons"][0]
     code, rows = verify(project, "data.function=mine.py:unseeded")
     assert code == 1
-    assert rows["mirrored"]["reasons"][0].startswith("the data function returned other examples")
+    assert rows["mirrored"]["reasons"][0].startswith("the data function returned different examples")
 
 
 @pytest.mark.slow
