@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import selectors
 from collections import deque
@@ -95,14 +96,14 @@ class _Stream:
     """A pipe of a task.
 
     Attributes:
+        number: order in which the streams were added.
         hidden: the last of the lines that were not shown on the screen.
         num_lost: number of bytes that could not be written to the log since the last successful write.
     """
 
-    def __init__(
-        self, task: str, pipe: IO[bytes], log_path: Path, log_fd: int, allowance: Allowance, mask: SecretMask
-    ) -> None:
-        self.task, self.pipe, self.log_path, self.log_fd = task, pipe, log_path, log_fd
+    def __init__(self, number: int, task: str, pipe: IO[bytes], log_path: Path, log_fd: int, allowance: Allowance,
+                 mask: SecretMask) -> None:  # fmt: skip
+        self.number, self.task, self.pipe, self.log_path, self.log_fd = number, task, pipe, log_path, log_fd
         self.allowance, self.mask, self.splitter = allowance, mask, LineSplitter()
         self.num_hidden, self.hidden_at, self.num_lost = 0, 0.0, 0
         self.hidden: deque[str] = deque(maxlen=LAST_LINES)
@@ -120,6 +121,7 @@ class Pump:
         self._show, self._clock = show, clock
         self._selector = selectors.DefaultSelector()
         self._streams: dict[int, _Stream] = {}
+        self._numbers = itertools.count()
         self._hiding: dict[int, _Stream] = {}  # streams with hidden lines
 
     def add(self, task: str, pipe: IO[bytes], log_path: Path, mask: SecretMask) -> None:
@@ -128,7 +130,8 @@ class Pump:
         # a restarted task appends to the same file
         log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         os.set_blocking(pipe.fileno(), False)  # `finish` reads until the pipe is empty
-        self._streams[pipe.fileno()] = _Stream(task, pipe, log_path, log_fd, Allowance(self._clock()), mask)
+        number, allowance = next(self._numbers), Allowance(self._clock())
+        self._streams[pipe.fileno()] = _Stream(number, task, pipe, log_path, log_fd, allowance, mask)
         self._selector.register(pipe, selectors.EVENT_READ)
 
     def watch(self, fd: int, *, writing: bool = False) -> None:
@@ -141,8 +144,9 @@ class Pump:
     def turn(self, timeout_s: float) -> set[int]:
         """Wait for output and read a bounded part of it; return the watched descriptors that are ready."""
         ready = {key.fd for key, _ in self._selector.select(timeout_s)}
-        for fd in ready & self._streams.keys():
-            self._read(self._streams[fd])
+        # standard output first: a traceback that follows on standard error must not take its lines along
+        for stream in sorted((self._streams[fd] for fd in ready & self._streams.keys()), key=lambda each: each.number):
+            self._read(stream)
         if self._hiding:
             paused_since = self._clock() - PAUSE_S
             for stream in [each for each in self._hiding.values() if each.hidden_at <= paused_since]:

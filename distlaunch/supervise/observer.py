@@ -189,10 +189,10 @@ class Screen:
     def __init__(self, show: Callable[[str, str], None], clock: Callable[[], float]) -> None:
         self._show, self._clock = show, clock
         self._held: dict[str, tuple[float, list[str]]] = {}
-        self._failed = False
+        self.failed = False
 
     def line(self, task: str, text: str) -> None:
-        if self._failed:
+        if self.failed:
             return
         if task not in self._held and text.startswith(_TRACEBACK):
             self._held[task] = (self._clock(), [])
@@ -211,7 +211,7 @@ class Screen:
 
     def fail(self) -> None:
         """Stop showing lines after a failure."""
-        self._failed = True
+        self.failed = True
         self._held.clear()
 
     def close(self) -> None:

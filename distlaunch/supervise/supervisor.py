@@ -180,6 +180,8 @@ class Supervisor:
                     self._announcer.stalled(fact)
             decision = decide(self._state, self._clock(), self._rules)
             if decision.why in (Cause.FAILURE, Cause.OVERDUE) or (decision.why is Cause.STALLED and not decision.to):
+                if not self._screen.failed:  # what was printed before the failure is shown
+                    starter.wait(0.0)
                 self._screen.fail()
             if decision.send is not None:
                 self._send(decision.send, decision.to, decision.why)

@@ -82,9 +82,7 @@ def test_replicas_refuse_a_layer_that_keeps_the_state_of_rows(tmp_path: Path) ->
 
 def test_a_fixed_number_of_rows_is_that_of_each_replica(tmp_path: Path) -> None:
     _check(train(tmp_path / "one", "reshaped", ONE, 8), by_fit("reshaped", 8))
-    with pytest.raises(
-        ConfigError, match=r"exactly 8 rows, .* each of 2 replicas would get 4 .* global_batch: 16"
-    ):
+    with pytest.raises(ConfigError, match=r"exactly 8 rows, .* each of 2 replicas would get 4 .* global_batch: 16"):
         train(tmp_path / "refused", "reshaped", TWO, 8)
     # 32 examples and 16: whole batches only
     two = train(tmp_path / "two", "reshaped", TWO, 16, args={"rows": 80})

@@ -127,3 +127,20 @@ class TestScreen:
         self.screen.line("worker:1", "Collective ops is aborted")
         self.screen.close()
         assert self.shown == []
+
+
+def test_standard_output_is_read_before_standard_error(tmp_path: Path) -> None:
+    """What came before a traceback is shown, even if both are read in the same turn and the run fails then."""
+    shown: list[str] = []
+    screen = Screen(lambda task, text: shown.append(text), lambda: 0.0)
+    pump = Pump(screen.line, lambda: 0.0)
+    error, output = os.pipe(), os.pipe()  # the pipe with the smaller descriptor would be read first
+    for reading, name in ((output[0], "stdout.log"), (error[0], "stderr.log")):
+        pump.add("worker:0", io.FileIO(reading), tmp_path / name, SecretMask({}))  # type: ignore[arg-type]
+    os.write(error[1], b"Traceback (most recent call last):\n  boom\n")
+    os.write(output[1], b"hello\n")
+    pump.turn(1.0)
+    assert shown == ["hello"]
+    pump.close()
+    os.close(output[1])
+    os.close(error[1])
