@@ -53,7 +53,6 @@ FAST = [
     ("mlp rmsprop, L2", "8"),
     # with an axis that splits nothing, on which XLA's own gradients of convolutions are wrong
     ("BatchNorm over replicas", "2x2x2, no rules"),
-    ("random layers", "8"),
     ("average of weights", "2x2x2"),
 ]
 OWN_STEP = ("own step of JAX", "4x2")

@@ -30,8 +30,8 @@ ARGUMENTS = {
 }
 FAST = {
     # optimizers, weights, BatchNorm and embeddings on whole variables: see grid.py
-    "whole": ("own step function", "own train_step", "two inputs, two outputs"),
-    "fixed_shards": ("mlp sgd, uneven", CLIPPED, "masked tokens", EMBEDDINGS),
+    "whole": ("own step function", "own train_step"),
+    "fixed_shards": ("mlp sgd, uneven", CLIPPED, EMBEDDINGS),
     "min_size": OPTIMIZERS,
     "max_size": OPTIMIZERS,
 }  # fmt: skip
