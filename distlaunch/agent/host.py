@@ -14,7 +14,7 @@ from distlaunch.agent.warm_starts import WarmProcess, WarmStartError, WarmStarts
 from distlaunch.base.liveness import Liveness, read_liveness
 from distlaunch.base.secret_mask import SecretMask
 from distlaunch.cluster.cgroup import oom_kills
-from distlaunch.cluster.cores import bind
+from distlaunch.cluster.cores import bind_to_cores
 
 _NO_PROGRAM = 127
 """The exit code of a task whose program cannot be started, as in shells."""
@@ -114,7 +114,7 @@ class HostTasks:
 def _start(spec: TaskSpec, warm: WarmProcess | None, lifeline: Lifeline) -> Child:
     """Start the process of a task, bound to its cores."""
     child = _child(spec, warm, lifeline)
-    bind(child.pid, spec.cores)
+    bind_to_cores(child.pid, spec.cores)
     return child
 
 

@@ -161,24 +161,24 @@ class RunDir:
         """Return the files of a task such as `worker:1`."""
         return TaskDir(self._attempts / str(attempt) / task.replace(":", "-"))
 
-    def attempt_events(self, attempt: int) -> Path:
+    def reader_events(self, attempt: int) -> Path:
         """Return the event file of an evaluation, prediction or export. `events` has the events of training."""
         return self._attempts / str(attempt) / "events.jsonl"
 
-    def attempt_compiled(self, attempt: int) -> Path:
+    def reader_compiled(self, attempt: int) -> Path:
         """Return the `compiled` folder of an evaluation, prediction or export."""
         return self._attempts / str(attempt) / "compiled"
 
-    def attempt_control(self, attempt: int) -> Path:
+    def reader_control(self, attempt: int) -> Path:
         """Return the `control` socket of an evaluation, prediction or export."""
         return self._attempts / str(attempt) / ".control"
 
-    def attempt_lock(self, attempt: int) -> contextlib.AbstractContextManager[None]:
+    def reader_lock(self, attempt: int) -> contextlib.AbstractContextManager[None]:
         """Return the `lock` of an evaluation, prediction or export."""
         return lock_run(self._attempts / str(attempt) / ".lock")
 
-    def attempt_is_busy(self, attempt: int) -> bool:
-        """Return True if a launcher holds `attempt_lock`."""
+    def reader_is_busy(self, attempt: int) -> bool:
+        """Return True if a launcher holds `reader_lock`."""
         return owner_of(self._attempts / str(attempt) / ".lock") is not None
 
     def export_lock(self, kind: str) -> Path:
@@ -187,7 +187,7 @@ class RunDir:
 
     def event_files(self) -> list[Path]:
         """Return all event files of the run, including those of evaluations, predictions and exports."""
-        others = (self.attempt_events(number) for number in self.attempts())
+        others = (self.reader_events(number) for number in self.attempts())
         return [self.events, *(path for path in others if path.exists())]
 
     @contextlib.contextmanager

@@ -238,7 +238,9 @@ class Saver:
             self._report_failure(save, error.strerror or str(error))
             return
         if written is None or step == self._saved_step:
-            return  # the same step was reported already, before callbacks or the end of an epoch have changed it
+            # another process reports it, or this step has already been reported and was saved again because callbacks
+            # or the end of an epoch changed the state
+            return
         path, num_bytes = written
         self._saved_step = step
         now = self._process.clock()

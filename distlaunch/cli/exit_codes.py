@@ -31,10 +31,18 @@ CODES = {
 """The exit codes of each command, including those of common errors."""
 
 
+_IN_HELP = {
+    **MEANINGS,
+    ExitCode.DIFFERS: "a strategy does not give the numbers of one device",
+    ExitCode.INTERRUPTED: "interrupted with Ctrl-C; after another signal, 128 + its number",
+}
+"""Descriptions in the help of one command, which need not say for which commands they hold."""
+
+
 class Command(click.Command):
     """A command whose help ends with its exit codes."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)
         with formatter.section("Exit codes"):
-            formatter.write_dl([(str(int(code)), MEANINGS[code]) for code in CODES[str(self.name)]])
+            formatter.write_dl([(str(int(code)), _IN_HELP[code]) for code in CODES[str(self.name)]])

@@ -45,7 +45,8 @@ def command(
     """Show the output of a run's tasks, each line after its task's name, and the events of the run.
 
     Log files have no timestamps, so without -f the output comes task by task, followed by the events. Exits with 0 when
-    the run has ended, whatever its status, and with 130 on Ctrl-C. A submitted job may still be waiting in its queue.
+    the run has ended, whatever its status, and with 130 on Ctrl-C. The run may also be a submitted job that is
+    still waiting in its queue.
     """
     from distlaunch.runs.logs import LogSelection, await_attempt, follow_logs, show_logs
     from distlaunch.runs.report import open_run

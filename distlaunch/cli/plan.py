@@ -20,7 +20,7 @@ from distlaunch.cli.options import FILE, OVERRIDES
     "--variables/--no-variables",
     default=True,
     show_default=True,
-    help="Build the model and show which task or device holds which variable, if they differ.",
+    help="Build the model and show which task or device holds which variable, unless all hold the same variables.",
 )
 @click.option("--data", "with_data", is_flag=True, help="Read the data and show which task reads which examples.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")

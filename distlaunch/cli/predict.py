@@ -65,8 +65,8 @@ def command(
     predict EXPORT --data FUNCTION   the examples of a dataset, with an export
 
     A split that repeats forever is read for one epoch or one validation. The output file has one array, `predictions`,
-    or one array for each named output of the model. A RUN predicts under its own strategy, but a run with parameter
-    servers on one device.
+    or one array for each named output of the model. A RUN predicts under its own strategy. The exception is a run with
+    parameter servers: it predicts on one device.
 
     Input files: .npy for a single input, .npz for inputs by name, .csv and .tsv with a line of column names (the name
     of an input, or NAME_0, NAME_1 ... for its values), .txt with one text per line, .jsonl.

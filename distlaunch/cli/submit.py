@@ -58,11 +58,11 @@ def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def command(target: str, overrides: tuple[str, ...], name: str | None, resume: bool, **given: Any) -> int:
     """Submit a config as a batch job, or a run to resume.
 
-    The config and the script are copied to the run directory, so later changes to the config file have no effect.
-    Before its time limit and on preemption, the job stops with a checkpoint, is requeued and resumes. Each option has a
-    key in the config's section engine, with `kind: slurm`; options override keys. Use `logs -f`, `runs` and `stop` for
-    the job. The exit code is 0 if the job was submitted and 2 if the queue refuses it; with --wait, it is the code of
-    the job.
+    The config and the generated batch script are written to the run directory, so later changes to the config file have
+    no effect. Before its time limit and on preemption, the job stops with a checkpoint, is requeued and resumes. Each
+    option has a key in the config's section engine, with `kind: slurm`; options override keys. Use `logs -f`, `runs`
+    and `stop` for the job. The exit code is 0 if the job was submitted and 2 if the queue refuses it; with --wait, it
+    is the code of the job.
     """
     from distlaunch.cluster.machine import Machine
     from distlaunch.jobs.batch import submit

@@ -102,7 +102,7 @@ def node_cores(folder: Path) -> list[Cores]:
         return []
 
 
-def bind(pid: int, cores: Cores) -> None:
+def bind_to_cores(pid: int, cores: Cores) -> None:
     """Bind a new process to cores before it creates threads. Do nothing if `cores` is empty."""
     if cores:
         with contextlib.suppress(OSError):  # the process has ended, or a core is no longer available

@@ -34,7 +34,8 @@ class Host:
 
     Attributes:
         name: a host name, an address, or an alias in ssh's config.
-        slots: the maximum number of workers on the host; None for one per GPU, or one without GPUs.
+        slots: the maximum number of workers on the host. None for one worker per GPU, or for a single worker if the
+            host has no GPUs.
         python: the interpreter on the host; empty for the same path as on the launcher's host.
         folder: the working directory on the host; empty for the same path as on the launcher's host.
     """
@@ -64,7 +65,7 @@ def parse_host(text: str) -> Host:
     for word in settings:
         name, equals, value = word.partition("=")
         if name not in ("slots", "python", "folder") or not equals or not value:
-            hint = "" if equals else "if that is another host, separate the two; "
+            hint = "" if equals else "if that is another host, write it as a separate entry; "
             raise ValueError(f"got {word!r} after {first}; {hint}{EXAMPLE}")
         found[name] = value
     slots = found.get("slots")
@@ -130,7 +131,7 @@ def place_tasks(jobs: Mapping[str, int], slots: Sequence[int], names: Sequence[s
     free = [number for number, count in enumerate(slots) for _ in range(count)]
     if len(free) < workers:
         there = ", ".join(f"{name}: {count}" for name, count in zip(names, slots, strict=True))
-        message = f"{workers} workers need as many slots, but the hosts have {len(free)} ({there})"
+        message = f"{workers} workers need {workers} slots, but the hosts have {len(free)} ({there})"
         raise TooFewSlotsError(f"{message}; use fewer workers, more hosts, or `HOST slots=N`", len(free))
     places = {
         "worker": free[:workers],

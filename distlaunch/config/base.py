@@ -23,7 +23,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, defer_build=True)
 
     is_neutral: ClassVar[bool] = False
-    """Whether no key of the section affects the numbers: they control where the work runs, or what is kept and
+    """Whether no key of the section affects the numbers. Such keys control where the work runs, or what is kept and
     reported."""
     neutral_keys: ClassVar[frozenset[str]] = frozenset()
     """The keys of a section that do not affect the numbers, if others do."""

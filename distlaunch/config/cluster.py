@@ -12,7 +12,8 @@ from distlaunch.config.base import Positive, PositiveSeconds, Section, Words
 class WorkerRange(Section):
     """A range of numbers of workers.
 
-    A job starts with `max` workers, or as many as there is room for, and continues with fewer after it has lost one.
+    A job starts with `max` workers, or with fewer if the hosts have fewer slots, and continues with fewer after it has
+    lost one.
     """
 
     min: Positive = 1
@@ -29,8 +30,8 @@ class Cluster(Section):
     ] = 1
     """Worker processes (multi_worker_mirrored, parameter_server, dtensor, jax). `{min: 1, max: 4}`: a job that may
     continue with fewer workers after it has lost one, at the same global batch size. `auto`: one for each GPU of all
-    hosts, or one per host without GPUs, as many as can share the batch, the mesh or the streams; counted again at each
-    start.
+    hosts, or one per host without GPUs; fewer if that number cannot share the batch, the mesh or the streams equally.
+    They are counted again at each start.
     """
     ps: Annotated[int, Field(ge=0)] = 0
     """Parameter servers (parameter_server)."""
@@ -53,7 +54,7 @@ class Cluster(Section):
 
     @property
     def num_workers(self) -> int:
-        """The number of workers that a job starts with; 1 for `auto`, until an engine has counted its places."""
+        """The number of workers that a job starts with; 1 for `auto`, until an engine has counted its slots."""
         if self.workers == "auto":
             return 1
         return self.workers.max if isinstance(self.workers, WorkerRange) else self.workers

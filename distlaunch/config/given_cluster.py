@@ -20,7 +20,7 @@ def joined_cluster(config: RunConfig, machine: Machine) -> tuple[ClusterSpec, Ta
 
 
 def tf_config_sizes(config: RunConfig, cluster: ClusterSpec) -> dict[str, int]:
-    """Return the keys of the section `cluster` for which a given cluster has other numbers of tasks."""
+    """Return the numbers of tasks of a given cluster that differ from the section `cluster`, by key."""
     if config.strategy.has_coordinator:
         given = {"workers": len(cluster.jobs.get("worker", ())), "ps": len(cluster.jobs.get("ps", ()))}
     elif config.strategy.in_lockstep:

@@ -31,8 +31,8 @@ class Found:
     """The run of a name that is continued.
 
     Attributes:
-        finished: whether it reached its planned end, like all other runs of the name.
-        newer: the newest run of the name, if that is another, finished one.
+        finished: whether the run reached its planned end, as all other runs of the name did.
+        newer: the newest run of the name, if it is a different run, which then has finished.
     """
 
     run: RunDir
@@ -133,7 +133,7 @@ def _config_of(run: RunDir, attempt: int) -> RunConfig | None:
 
 
 def _missing_formats(config: RunConfig, run: RunDir, step: int) -> Iterator[str]:
-    # at any time: an export that was later replaced from another checkpoint, on request, is kept
+    # look at all events: an export that was later replaced from another checkpoint, on request, is kept
     made = {event.format for event in read_all_events_of(run, Exported)
             if isinstance(event, Exported) and event.step in (step, None)}  # fmt: skip
     for kind in dict.fromkeys(config.export):

@@ -148,8 +148,8 @@ class MetricComponent(Component):
     """A metric by name, with arguments."""
 
     additive: bool | None = None
-    """Whether its state after some rows is the sum of its states after parts of them. null: tested, for metrics that
-    are not Keras's.
+    """Whether the metric's state after some rows is the sum of its states after parts of these rows. null: tested, for
+    metrics that are not Keras's.
     """
 
 

@@ -91,7 +91,7 @@ def names_in(text: str) -> list[str]:
 
 
 def stands_for_secret(text: str, key: Key, value: Any, environ: Mapping[str, str]) -> bool:
-    """Return whether a text with variables stands for a secret: by the name of one, or by its key."""
+    """Return whether a text with variables stands for a secret, judged by the variables' names and the text's key."""
     names = names_in(text)
     given = [environ.get(name, "") for name in names]
     return bool(names) and (

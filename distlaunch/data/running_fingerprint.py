@@ -26,7 +26,7 @@ class RunningFingerprint:
     """Running digest of all global batches that were read, with one value after each batch.
 
     Args:
-        gather: gathers a value of each process in all of them.
+        gather: makes each process's value available to all processes.
     """
 
     def __init__(self, gather: Gather) -> None:

@@ -213,7 +213,7 @@ def run_attempt(
                 # store the range, so that a resume may use all workers again
                 config, text = full_config, dump_config(full_config)
             replaced_config = _write_run(run, config, text, plan, allocation, context.machine.environ)
-        with run.attempt_lock(attempt) if plan.is_reader else contextlib.nullcontext():
+        with run.reader_lock(attempt) if plan.is_reader else contextlib.nullcontext():
             outcome = Supervisor(plan, allocation, observer, signals=signals).run()
         end_leftover_processes(plan, observer)
         if mode == "train" and outcome.status == "done":

@@ -1,7 +1,7 @@
 """Makes `jax.distributed.initialize()` without arguments find the processes that a launcher has started.
 
 JAX registers further clusters: subclasses of its `ClusterEnv`. Ours is defined when the script imports JAX, not
-earlier, so that the script can still set what JAX reads on import.
+earlier, so that the script can still set the variables that JAX reads when it is imported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PATCH = Patch(
         Symbol(f"{_HOME}.ClusterEnv.get_process_id", "()"),
         Symbol(f"{_HOME}.ClusterEnv._cluster_types"),
     ),
-    why="JAX reads the coordinator's address from the environment, but the number of processes and the own number "
+    why="JAX reads the coordinator's address from the environment, but the number and the rank of processes "
     "only from registered clusters.",
     until="JAX reads JAX_NUM_PROCESSES and JAX_PROCESS_ID from the environment.",
 )

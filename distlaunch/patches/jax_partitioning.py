@@ -44,8 +44,8 @@ PATCH = Patch(
     why="Without any error, with Shardy and with GSPMD (JAX 0.10.2), XLA adds up the gradient of a kernel over mesh "
     "axes that hold copies: of grouped convolutions on any mesh with two axes, and of all convolutions if one axis "
     "splits an example and another axis splits nothing. Gradients of maxima over overlapping windows are wrong if "
-    "examples are split. Updates of a scatter count several times on meshes with two axes if an axis does not divide "
-    "them.",
+    "an axis splits an example. Updates of a scatter count several times on meshes with two axes if an axis does not "
+    "divide them.",
     until="test_partitioning.py finds JAX's own operations correct on its meshes.",
 )
 
@@ -63,9 +63,10 @@ class Uncertain:
     """Operations that XLA may compute incorrectly on a mesh.
 
     Attributes:
-        kernels: convolutions, in the gradients of their kernels.
-        windows: gradients of maxima over overlapping windows.
-        scatters: the mesh on which updates that an axis does not divide count several times; None if they do not.
+        kernels: the convolutions whose kernel gradients may be incorrect.
+        windows: whether gradients of maxima over overlapping windows may be incorrect.
+        scatters: the mesh, if updates of a scatter that an axis does not divide may count several times; otherwise
+            None.
     """
 
     kernels: Kernels = Kernels.NONE
@@ -79,7 +80,7 @@ _uncertain: ContextVar[Uncertain] = ContextVar("uncertain", default=_NOTHING)
 
 @contextlib.contextmanager
 def computed_exactly(uncertain: Uncertain) -> Iterator[None]:
-    """Trace these operations in other ways in this context."""
+    """Trace replacements of these operations in this context."""
     if uncertain != _NOTHING:
         _install()
     token = _uncertain.set(uncertain)
@@ -120,7 +121,7 @@ def _with_whole_updates(scatter: Callable[..., Any]) -> Callable[..., Any]:
     def scattered(operand: Any, scatter_indices: Any, updates: Any, *args: Any, **kwargs: Any) -> Any:
         mesh = _uncertain.get().scatters
         if mesh is not None:
-            # whole in each dimension that an axis may have split unevenly, and unconstrained in the others
+            # do not split a dimension that some axis does not divide; leave the other dimensions to XLA
             sizes = [size for size in mesh.shape.values() if size > 1]
             free = PartitionSpec.UNCONSTRAINED
             spec = [free if all(number % size == 0 for size in sizes) else None for number in np.shape(updates)]

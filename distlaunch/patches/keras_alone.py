@@ -55,7 +55,7 @@ def alone(model: keras.Model, functions: Functions) -> Iterator[None]:
 def call_methods_within(
     model: keras.Model, methods: Iterable[str], context: Callable[[], AbstractContextManager[None]]
 ) -> Iterator[None]:
-    """Run these methods of a model and its submodels in a context, while this one is active."""
+    """Make calls of these methods of a model and its submodels run in `context`, until the block ends."""
     models, methods = list(_models(model)), list(methods)
 
     def wrapped(method: Callable[..., Any]) -> Callable[..., Any]:

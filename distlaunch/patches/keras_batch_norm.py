@@ -19,7 +19,7 @@ PATCH = Patch(
 
 @contextlib.contextmanager
 def accept_synchronized() -> Iterator[None]:
-    """Accept `BatchNormalization(synchronized=True)` in this context: a mesh has no other statistics."""
+    """Accept `BatchNormalization(synchronized=True)` in this context, because a mesh uses the whole batch anyway."""
     PATCH.check()
     cls = keras.layers.BatchNormalization
     original = cls.__init__

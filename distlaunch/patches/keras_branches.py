@@ -1,7 +1,7 @@
 """Makes conditional updates of optimizers work across replicas: accumulated gradients, averages that overwrite weights.
 
 Replicas synchronize first and take the branch together, as in Keras's own LossScaleOptimizer. Gradients are summed
-before (see `keras_gradient_sums`), so accumulators in each replica hold those of the global batch.
+before (see `keras_gradient_sums`), so the accumulators in each replica hold the gradients of the global batch.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def branch_together(optimizer: keras.optimizers.Optimizer) -> None:
         try:
             return apply(self, grads, trainable_variables)
         finally:
-            # the user's own `ops.cond`, outside of the update, must use Keras's
+            # outside of the update, a user's own `ops.cond` must still be Keras's
             _local.applying = False
 
     def overwrite_together(self: Any, variables: Any) -> None:

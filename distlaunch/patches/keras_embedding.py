@@ -1,4 +1,4 @@
-"""Makes an Embedding layer look up rows elsewhere than in its own table."""
+"""Replaces the function with which an Embedding layer looks up rows."""
 
 from __future__ import annotations
 

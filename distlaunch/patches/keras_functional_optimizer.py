@@ -1,7 +1,7 @@
 """Makes Keras's optimizers for TensorFlow update values in a stateless scope, as on other backends.
 
-They get the methods of other backends. For conditional actions (accumulated gradients, averages that overwrite weights,
-loss scaling), both branches are computed, and their values selected.
+They get the methods that Keras uses on other backends. For conditional actions (accumulated gradients, averages that
+overwrite weights, loss scaling), both branches are computed, and their values selected.
 """
 
 from __future__ import annotations
@@ -64,8 +64,7 @@ def make_functional(optimizer: Any) -> None:
     # the class keeps its name, which appears in messages and saved configs
     optimizer.__class__ = type(cls.__name__, (cls, _neutral()), {"apply": apply})
     private(optimizer, "_trainable_variables_indices")
-    # `_var_key` of the base class is `id(variable)`, that of TensorFlow's class is not, and the optimizer was built
-    # with the latter
+    # the base class's `_var_key` is `id(variable)`, but the optimizer was built with the keys of TensorFlow's class
     places = {id(variable): index for index, variable in enumerate(optimized(optimizer))}
     optimizer._trainable_variables_indices = places
     if hasattr(optimizer, "_var_to_optimizer_idx"):

@@ -13,8 +13,8 @@ from distlaunch.patches.symbols import Patch, Symbol
 
 PATCH = Patch(
     symbols=(Symbol("keras.metrics.Mean.update_state", "(self, values, sample_weight=None)"),),
-    why="On TensorFlow, Keras does not know a batch's number of rows when it tracks these losses, and averages them "
-    "over batches; in a functional step it does know it, and would weight them.",
+    why="On TensorFlow, Keras does not know a batch's number of rows when it tracks these losses, so it averages them "
+    "over batches. In a functional step, it knows the number of rows and would weight the losses by it.",
     until="Keras weights these losses by rows on every backend, or on none.",
 )
 

@@ -1,6 +1,6 @@
 """Private parts of Keras that distlaunch reads or sets, each behind a named function.
 
-Attributes of objects exist only if there is an object, so they are checked where they are used.
+Instance attributes cannot be checked without an instance, so they are checked where they are used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SET_MASK = Symbol("keras.src.backend.common.masking.set_keras_mask", "(x, mask)
 PATCH = Patch(
     symbols=(_FLATTEN, _FUNCTIONAL, _COMPUTE_LOSS, _GET_STATE, _SET_STATE, _GET_MASK, _SET_MASK),
     why="Strategies place, split and name variables, and a functional step needs parts of a compiled model that only "
-    "Keras's own trainers use; neither is public.",
+    "Keras's own trainers use. Keras has no public API for either purpose.",
     until="Keras makes public: the layers within a layer, a variable's value and path, the compiled losses and metrics "
     "as objects, and the global dtype policy without its default.",
 )
@@ -46,12 +46,12 @@ def layers_directly_in(layer: keras.Layer) -> list[Any]:
 
 
 def trainable_list(layer: keras.Layer) -> list[Any]:
-    """Return a layer's own list of its own trainable variables; changes to it change the layer."""
+    """Return the list in which a layer keeps its trainable variables; changing the list changes the layer."""
     return private(layer, "_trainable_variables")
 
 
 def other_list(layer: keras.Layer) -> list[Any]:
-    """Return a layer's own list of its own other variables, without random seeds and metrics."""
+    """Return the list in which a layer keeps its other variables, without random seeds and metrics."""
     return private(layer, "_non_trainable_variables")
 
 
@@ -61,12 +61,12 @@ def other_paths(part: Any) -> list[str]:
 
 
 def has_seed_generators(layer: keras.Layer) -> bool:
-    """Return whether a layer draws random numbers with generators in lists of its own."""
+    """Return whether a layer has random seed generators of its own, which Keras tracks in a list of the layer."""
     return bool(getattr(layer, "_seed_generators", None))
 
 
 def embedding_table(layer: keras.layers.Embedding) -> Any:
-    """Return the variable as it was created, or None if the layer is not built.
+    """Return a layer's table as it was created, or None if the layer is not built.
 
     With LoRA or quantization, `embeddings` is computed.
     """
@@ -146,7 +146,7 @@ def compute_loss(model: keras.Model, x: Any, y: Any, predictions: Any, sample_we
 
 
 def value_of(variable: Any) -> Any:
-    """Return a variable's value in place; `variable.value` may be cast or taken from a scope."""
+    """Return the object that stores a variable's value. Unlike `variable.value`, no scope casts or replaces it."""
     return private(variable, "_value")
 
 
@@ -177,12 +177,12 @@ def optimized(optimizer: Any) -> Sequence[Any]:
 
 
 def learning_rate_of(optimizer: Any) -> Any:
-    """Return the variable, schedule or function; `learning_rate` would be its current value."""
+    """Return the learning rate as a variable, schedule or function; `learning_rate` would give its current value."""
     return private(optimizer, "_learning_rate")
 
 
 def raw_counter(optimizer: Any) -> Any:
-    """Return the variable that counts every step; with accumulated gradients, `iterations` counts fewer updates."""
+    """Return the variable that counts every step; with accumulated gradients, `iterations` only counts updates."""
     return private(optimizer, "_iterations")
 
 

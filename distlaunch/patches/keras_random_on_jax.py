@@ -23,8 +23,8 @@ PATCH = Patch(
         Symbol(f"{_HOME}.dropout", "(inputs, rate, noise_shape=None, seed=None)"),
         _DRAW_SEED,
     ),
-    why="The random generators of TensorFlow and JAX differ, so a model would have other initial weights and masks, "
-    "and no run on JAX could be compared with one on TensorFlow.",
+    why="The random generators of TensorFlow and JAX differ, so a model would have different initial weights and "
+    "masks, and no run on JAX could be compared with one on TensorFlow.",
     until="Keras's random numbers are the same on every backend, or come from a generator that can be chosen.",
 )
 

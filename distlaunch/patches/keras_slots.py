@@ -1,4 +1,4 @@
-"""Creates an optimizer's slots in another scope than its other variables."""
+"""Creates an optimizer's slots in a different scope from its other variables."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ PATCH = Patch(
 def make_slots_in(
     optimizer: Any, scope: Callable[[Any], AbstractContextManager[Any]], made: Callable[[Any, Any], None]
 ) -> None:
-    """Create the slots of the optimizer in other scopes from here on.
+    """Create the optimizer's slots in the scopes that `scope` returns, from here on.
 
     Args:
-        scope: returns the scope of a slot; gets the variable that the slot belongs to.
+        scope: called with the variable that a slot belongs to; returns the slot's scope.
         made: called with each variable and its new slot.
     """
     PATCH.check()

@@ -27,10 +27,10 @@ class Symbol:
     parameters: str | None = None
 
     def get(self) -> Any:
-        """Return the part itself, as it was at the first request.
+        """Return the part itself, as it was when it was first requested.
 
         Raises:
-            FrameworkError: it does not fit.
+            FrameworkError: the installed version has no such part.
         """
         return _checked(self)
 

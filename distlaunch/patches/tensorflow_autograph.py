@@ -90,7 +90,7 @@ def convert_ahead(place: str, *, entry: bool = False) -> None:
 
 
 def _codes(code: types.CodeType, names: list[str]) -> list[types.CodeType]:
-    """Return the code objects of functions with a name within another; all lambdas have the same name."""
+    """Return the code objects of the functions with this name inside a function. All lambdas have the same name."""
     if not names:
         return [code]
     within = [const for const in code.co_consts if isinstance(const, types.CodeType) and const.co_name == names[0]]

@@ -28,7 +28,7 @@ _instances = itertools.count(1)
 def mirrored_strategy(devices: Sequence[str]) -> tf.distribute.MirroredStrategy:
     """Return a MirroredStrategy whose collectives cannot be confused with an earlier one's in this process."""
     PATCH.check()
-    # TensorFlow counts keys up from the base, so the distance bounds what one strategy may use
+    # TensorFlow counts keys up from the base, so the distance limits the number of keys for one strategy
     base = next(_instances) * 1_000_000
     # a class attribute, since the constructor already reads it
     return type("MirroredStrategy", (tf.distribute.MirroredStrategy,), {"_collective_key_base": base})(devices)

@@ -20,8 +20,8 @@ PATCH = Patch(
     ),
     why="A distribution strategy gives each device its own iterator, with a thread that tunes it. The thread sleeps "
     "for growing intervals, up to a minute. On cancellation it is woken before it can see the reason, and sometimes "
-    "goes back to sleep. Freeing the iterator, as after each validation, waits for the thread: one in eight times in "
-    "TensorFlow 2.21, about as long as the iterator was used.",
+    "goes back to sleep. Freeing the iterator, as after each validation, waits for the thread. In TensorFlow 2.21, "
+    "one wait in eight takes about as long as the iterator was in use.",
     until="TensorFlow's CancellationManager is cancelled before it calls back, or device iterators are not tuned.",
 )
 

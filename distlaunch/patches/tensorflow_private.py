@@ -105,9 +105,8 @@ def batching_of(dataset: tf.data.Dataset) -> Literal["last", "mapped"] | None:
     """Return whether the elements of a pipeline come from `.batch()` or a similar method.
 
     Returns:
-        `last` if they are unchanged since batching; `mapped` if a function was applied to each batch afterwards; None
-            if
-        neither is known.
+        `last` if they are unchanged since batching; `mapped` if a function was applied to each batch afterwards;
+            None if neither is known.
     """
     _INPUTS.get()
     batches, maps, keep = (tuple(symbol.get() for symbol in kinds) for kinds in (_BATCHES, _MAPS, _KEEP_ELEMENTS))

@@ -15,7 +15,7 @@ Draw = Callable[..., Any]
 """Maps (shape, key, counter, ...) to numbers."""
 
 COUNTING = ("stateless_random_uniform_v2", "stateless_random_normal_v2")
-"""Operations for which one count of the generator makes a fixed number of values."""
+"""Operations that make a fixed number of values from one count of the generator."""
 OTHERS = ("stateless_truncated_normal_v2", "stateless_random_uniform_int_v2", "stateless_random_uniform_full_int_v2")
 
 _HOME = "tensorflow.python.ops.stateless_random_ops.gen_stateless_random_ops_v2"
@@ -32,8 +32,8 @@ PATCH = Patch(
         ),
         _KNOWN_SHAPE,
     ),
-    why="Replicas with the same seeds would all draw the numbers of the first rows, and DTensor draws other numbers in "
-    "other layouts; each row has to get the numbers that one device draws for it.",
+    why="Replicas with the same seeds would all draw the numbers of the first rows, and DTensor draws different "
+    "numbers in different layouts; each row has to get the numbers that one device draws for it.",
     until="TensorFlow's generators accept the position of a part in a whole tensor, like JAX's partitionable threefry.",
 )
 

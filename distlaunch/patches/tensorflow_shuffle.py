@@ -1,4 +1,4 @@
-"""Makes a pipeline that shuffles itself begin any pass in the order of an uninterrupted run."""
+"""Makes a pipeline with its own shuffling begin any pass in the order of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CACHE = Symbol("tensorflow.python.data.ops.cache_op.CacheDataset")
 PATCH = Patch(
     symbols=(_SHUFFLE, _SEEDS, _VARIANT, _INPUTS, _REPEAT, _CACHE),
     why="A dataset that reshuffles in each iteration draws the order from a state that cannot be set. So a resumed run "
-    "reads other orders than an uninterrupted one, and two readers of a dataset see different orders.",
+    "reads examples in a different order from an uninterrupted one, and two readers of a dataset see different orders.",
     until="The state of `Dataset.shuffle` can be set.",
 )
 
@@ -62,7 +62,7 @@ class Shuffles:
         return any(mine is theirs for mine, _ in self.found for theirs, _ in other.found)
 
     def begin(self, number_of_pass: Any) -> None:
-        """Make the next iteration the first one of a pass; also in a graph."""
+        """Make the next iteration the first one of a pass. This also works in a graph."""
         for shuffle, in_pass in self.found:
             done = tf.cast(number_of_pass, tf.int64) * in_pass
             shuffle.iterations.assign(tf.constant(shuffle.settled[0], tf.int64) + done)

@@ -1,4 +1,7 @@
-"""Describes the ports that the tasks of a plan open and who can reach them, since anyone who can controls the tasks."""
+"""Describes the ports that the tasks of a plan open and who can reach them.
+
+Anyone who can reach the ports can control the tasks.
+"""
 
 from __future__ import annotations
 

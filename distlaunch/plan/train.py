@@ -134,7 +134,7 @@ class LaunchPlan:
     def events(self) -> Path:
         """The event file of the lead task."""
         run = RunDir(self.run_dir)
-        return run.attempt_events(self.attempt) if self.is_reader else run.events
+        return run.reader_events(self.attempt) if self.is_reader else run.events
 
     @property
     def is_beside(self) -> bool:

@@ -212,7 +212,7 @@ def attempt_report(run: RunDir, number: int, facts: RunFacts) -> AttemptReport:
     problems = "" if failure or good else config_problems(run, number)
     # locks show whether an attempt is running; of the attempts that train, only the newest can be
     reads = mode in READ_MODES
-    running = run.attempt_is_busy(number) if reads else number == newest_training(run) and run.is_busy()
+    running = run.reader_is_busy(number) if reads else number == newest_training(run) and run.is_busy()
     if end is not None and attempt.stopped_after_failure:  # a stop request came before the restart
         status = end.status
     elif failure is not None or problems:

@@ -112,7 +112,7 @@ class Supervisor:
     def _make_signal_pipe(self) -> SignalPipe:
         # the launcher of a separate evaluator does not control the run
         run = RunDir(self._plan.run_dir)
-        control = run.attempt_control(self._plan.attempt) if self._plan.is_reader else run.control
+        control = run.reader_control(self._plan.attempt) if self._plan.is_reader else run.control
         return SignalPipe(None if self._plan.is_beside else control)
 
     @property

@@ -16,7 +16,7 @@ def hold_lifeline() -> None:
     if number is None:
         return
     fd = int(number)
-    # nor do they inherit it
+    # and do not inherit it either
     os.set_inheritable(fd, False)
 
     def wait() -> None:

@@ -192,7 +192,7 @@ def _of_structure(data: Any, where: str, model: ExportedModel) -> Arrays:
 
 
 def _pipeline_batches(dataset: Any, where: str, model: ExportedModel, size: int) -> Iterator[Arrays]:
-    """Yield batches of a dataset: of single examples, or those that it already has (with one more dimension)."""
+    """Yield the batches of a dataset, or make batches of its single examples (which have one dimension less)."""
     import keras
     import tensorflow as tf
 

@@ -220,7 +220,7 @@ def _train_or_use(arguments: argparse.Namespace, config: RunConfig, run: RunDir,
 
     began, is_training = time.monotonic(), arguments.mode == "train"
     # a mode that only reads the run writes nothing to it
-    compiled = None if is_training else run.attempt_compiled(arguments.attempt)
+    compiled = None if is_training else run.reader_compiled(arguments.attempt)
     session = Session.build(config, run, arguments.task, process, compiled=compiled)
     status = "done"
     if is_training:
@@ -290,7 +290,7 @@ def _event_file(run: RunDir, arguments: argparse.Namespace) -> Any:
     spec = from_tf_config(text)[0] if text else ClusterSpec({})
     # without a cluster it is worker:0, the only task
     if arguments.task == spec.chief:
-        return run.attempt_events(arguments.attempt) if arguments.mode in READ_MODES else run.events
+        return run.reader_events(arguments.attempt) if arguments.mode in READ_MODES else run.events
     return run.task(arguments.attempt, str(arguments.task)).events
 
 

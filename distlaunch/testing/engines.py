@@ -99,7 +99,7 @@ PROGRAMS = {
 
 
 class Attempt:
-    """An attempt of a job without supervision: its tasks are started, watched and asked by the tests.
+    """An attempt of a job without supervision: the tests themselves start, watch and stop its tasks.
 
     Attributes:
         lines: what tasks have printed, as (task, line).
@@ -157,7 +157,7 @@ class Attempt:
         self.wait_until(lambda: [line for _, line in self.lines].count(text) >= number, f"{number} lines {text!r}")
 
     def text(self, task: str, stream: str = "stdout") -> str:
-        """Return what the log of a task holds."""
+        """Return the content of a task's log."""
         (found,) = [each.files for each in self.plan.tasks if str(each.task) == task]
         log = found.stdout_log if stream == "stdout" else found.stderr_log
         return log.read_text()
@@ -167,8 +167,8 @@ class EngineConformance:
     """Tests that an engine must pass.
 
     Attributes:
-        slots: how many workers the hosts of `make` take, at least 2; None: as many as are asked for, so that too many
-            are not tested.
+        slots: maximum number of workers on the hosts of `make`, at least 2; None if there is no limit, so that the
+            refusal of too many is not tested.
         has_processes: tasks are processes of this machine, whose environment can be seen.
         has_listeners: tasks can open ports that `listening` sees.
     """
@@ -247,7 +247,7 @@ class EngineConformance:
             with pytest.raises(TooFewSlotsError) as refused:
                 engine.allocate(Needs(slots + 1, slots + 1, slots + 1, {"worker": slots + 1}))
             assert refused.value.slots == slots
-            # and none of what it took for the others is held
+            # the refused request has not kept any slots
             engine.allocate(Needs(slots, slots, slots, {"worker": slots})).release()
 
     def test_too_few_ports_are_a_mistake_of_the_config(self, tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ class EngineConformance:
                 assert attempt.text(task, "stderr") == "trouble\n"
                 shown = [line for name, line in attempt.lines if name == task]
                 numbered = [int(line.removeprefix("line ")) for line in shown if line.startswith("line ")]
-                assert numbered == sorted(set(numbered)), "what is shown of a flood is in order"
+                assert numbered == sorted(set(numbered)), "the lines that are shown of a flood are in order"
                 assert numbered[:100] == list(range(100))
                 assert "the last, without an end" in shown
 
@@ -392,7 +392,7 @@ class EngineConformance:
 
 
 def _is_marked(process: psutil.Process, mark: str) -> bool:
-    """Whether a process is of this test, and not this one."""
+    """Return whether a process was started by this test, and is still running."""
     try:
         is_running = process.status() != psutil.STATUS_ZOMBIE
         return process.pid != os.getpid() and is_running and process.environ().get(MARK) == mark

@@ -122,7 +122,7 @@ class Session:
         notices = _Notices(process.emit, strategy)
         notices.from_chief("warning", share_note(config, strategy.num_replicas))
         if strategy.is_chief:
-            notices.from_each_task("warning", *_unreported_version_warnings(run, config.strategy.backend))
+            notices.from_each_task("warning", *_untested_version_warnings(run, config.strategy.backend))
         config, train, validation, preprocessing = _read_data(config, run, strategy, notices)
         splits = {"train": train} if validation is None else {"train": train, "validation": validation}
         check_not_batched(splits, config.data, None)
@@ -347,7 +347,7 @@ class _Notices:
             self.emit(Notice(level=level, message=message))
 
 
-def _unreported_version_warnings(run: RunDir, backend: Backend) -> list[str]:
+def _untested_version_warnings(run: RunDir, backend: Backend) -> list[str]:
     """Return warnings about untested versions, without those that the run's events already have."""
     warnings = untested(frameworks(backend))
     if not warnings:

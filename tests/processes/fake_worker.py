@@ -42,7 +42,7 @@ CONFIG = yaml.safe_load(RUN.attempt_config(ATTEMPT).read_text())  # importing py
 FILES = RUN.task(ATTEMPT, ARGS.task)
 TF_CONFIG = os.environ.get("TF_CONFIG")
 CHIEF = str((from_tf_config(TF_CONFIG)[0] if TF_CONFIG else ClusterSpec({})).chief)
-OF_RUN = RUN.attempt_events(ATTEMPT) if ARGS.mode in READ_MODES else RUN.events
+OF_RUN = RUN.reader_events(ATTEMPT) if ARGS.mode in READ_MODES else RUN.events
 WRITER = EventWriter(OF_RUN if ARGS.task == CHIEF else FILES.events, attempt=ATTEMPT, task=ARGS.task)
 SAVED = RUN.checkpoints / "step"
 HEARTBEAT = Heartbeat(FILES.heartbeat)

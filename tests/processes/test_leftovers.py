@@ -136,7 +136,7 @@ def test_a_reader_that_is_ended_leaves_no_folder(exported: Path, tmp_path: Path,
     attempt, exports = run.next_attempt(), sorted(os.listdir(run.export))
     process = subprocess.Popen([*command(), *words, "runs/job"], cwd=exported, env=env, stdout=-3, stderr=-1)
     try:
-        wait_until(lambda: run.attempt_events(attempt).exists(), timeout_s=60)
+        wait_until(lambda: run.reader_events(attempt).exists(), timeout_s=60)
         process.terminate()
         error = process.communicate(timeout=60)[1]
         assert process.returncode in (0, 143), error  # it may be done before it looks

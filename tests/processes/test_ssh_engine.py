@@ -129,7 +129,7 @@ def test_a_script_runs_on_hosts_and_again_after_a_failure(tmp_path: Path, enviro
     assert (tmp_path / "calls").read_text().count("BatchMode=yes") == 2
     refused = _run(environ, "run", "--hosts", "first", "--workers", "2", "--runs-dir", runs, str(script))
     assert refused.returncode == 2
-    assert "2 workers need as many slots, but the hosts have 1 (first: 1)" in refused.stderr
+    assert "2 workers need 2 slots, but the hosts have 1 (first: 1)" in refused.stderr
 
 
 _KILLS_ITS_AGENT = """
@@ -215,7 +215,7 @@ def test_a_host_may_be_back_at_a_later_restart(tmp_path: Path, environ: dict[str
     (tmp_path / "bin" / "ssh").write_text(_AWAY.format(away=tmp_path / "away"))
     words = ("--workers", "2", "--restarts", restarts, "--backoff", "0.01", "job.py")
     done = _run(environ, "run", "--hosts", "first,second", *words, cwd=tmp_path)
-    why = "2 workers need as many slots, but the hosts have 1 (first: 1); "
+    why = "2 workers need 2 slots, but the hosts have 1 (first: 1); "
     told = done.stdout + done.stderr
     assert f"restart 1 of {restarts} in 0.01 s: " in told
     assert "second is left out: " in told
@@ -230,7 +230,7 @@ def test_a_host_may_be_back_at_a_later_restart(tmp_path: Path, environ: dict[str
 def test_too_few_slots_start_nothing(tmp_path: Path, environ: dict[str, str]) -> None:
     done = _run(environ, "train", str(_config(tmp_path, hosts=["only"])))
     assert done.returncode == 2
-    assert "2 workers need as many slots, but the hosts have 1 (only: 1)" in done.stderr
+    assert "2 workers need 2 slots, but the hosts have 1 (only: 1)" in done.stderr
     assert not (tmp_path / "runs" / "tiny").exists()
 
 

@@ -29,7 +29,7 @@ def test_without_hosts_it_is_what_is_written(overrides: list[str], kind: str) ->
     ("hosts", "hostfile", "overrides", "told"),
     [
         ("a,,b", None, [], "--hosts: got an empty text; expected HOST"),
-        ("a b", None, [], "--hosts: got 'b' after a; if that is another host, separate the two; expected"),
+        ("a b", None, [], "--hosts: got 'b' after a; if that is another host, write it as a separate entry; expected"),
         ("a", "f", [], "--hosts and --hostfile: engine.hostfile: got both 'hosts' and 'hostfile'"),
         ("a", None, ["engine.intrface=x"], "--set engine.intrface=x: engine.intrface: unknown key; did you mean"),
         ("a", None, ["train.epochs=3"], "--set train.epochs=3: train.epochs: a script has no config"),

@@ -87,7 +87,7 @@ def test_workers_fill_the_slots_in_order(jobs: dict[str, int], slots: list[int],
 
 
 def test_too_few_slots_are_told_with_what_there_is() -> None:
-    with pytest.raises(UsageError, match=r"^4 workers need as many slots, but the hosts have 3 \(a: 2, b: 1\);"):
+    with pytest.raises(UsageError, match=r"^4 workers need 4 slots, but the hosts have 3 \(a: 2, b: 1\);"):
         place_tasks({"worker": 4}, [2, 1], ["a", "b"])
 
 

@@ -71,7 +71,7 @@ def test_reports_have_the_events_of_readers(tmp_path: Path) -> None:
     EventWriter(run.events, attempt=0, task="worker:0").write(
         RunEnded(status="stopped", step=4, epochs_done=1, seconds=1.0)
     )
-    EventWriter(run.attempt_events(1), attempt=1, task="worker:0").write(
+    EventWriter(run.reader_events(1), attempt=1, task="worker:0").write(
         Evaluated(step=4, split="validation", logs={"loss": 2.0})
     )
     facts = RunFacts.of(read_all_events(run))
@@ -81,7 +81,7 @@ def test_reports_have_the_events_of_readers(tmp_path: Path) -> None:
         assert [attempt_report(run, number, facts).status for number in range(4)] == [
             *("stopped", "done", "running", "killed")
         ]
-    with run.attempt_lock(3):
+    with run.reader_lock(3):
         assert attempt_report(run, 3, facts).status == "running"
         assert not run.is_busy()
 

@@ -13,7 +13,7 @@ from distlaunch.engines.slurm.allocation import (
     node_counts,
     node_names,
     slurm_engine,
-    srun_command,
+    srun_agent_command,
 )
 
 
@@ -56,11 +56,11 @@ def test_only_the_first_task_of_a_step_trains() -> None:
 
 
 def test_the_agents_step_is_beside_that_of_the_command() -> None:
-    command = srun_command(Host("n1"), "/opt/py", 8, {"SLURM_LABELIO": "1"})
+    command = srun_agent_command(Host("n1"), "/opt/py", 8, {"SLURM_LABELIO": "1"})
     assert command[:4] == ["env", "-u", "SLURM_LABELIO", "srun"]
     assert {"--overlap", "--nodelist=n1", "--cpus-per-task=8", "--ntasks=1"} <= set(command)
     assert command[-4:] == ["/opt/py", "-P", "-m", "distlaunch.agent.remote"]
-    assert srun_command(Host("n1"), "/opt/py", None, {})[0] == "srun"
+    assert srun_agent_command(Host("n1"), "/opt/py", None, {})[0] == "srun"
 
 
 def test_without_an_allocation_it_says_what_to_do() -> None:

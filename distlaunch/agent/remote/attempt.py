@@ -26,7 +26,7 @@ _SCAN_S = 0.25
 _LEFTOVERS_END_WITHIN_S = 1.0
 """Seconds for leftover processes to end. The launcher gets no messages in this time; its shortest timeout is 3 s."""
 _TAIL_S = 10.0
-"""Seconds for which the report of an end waits until the last output has been sent."""
+"""Maximum time in seconds that the report of a task's end waits for the task's last output to be sent."""
 
 
 class HostAttempt:
@@ -35,7 +35,7 @@ class HostAttempt:
     Args:
         copy: this host's copy of the run directory; None if the directory is shared with the launcher.
         num_computing: the number of tasks that share the cores of this host.
-        without: variables of this process that tasks do not get.
+        without: environment variables of this process that tasks do not inherit.
         beat_s: interval in seconds at which the heartbeats of all tasks are sent.
     """
 
@@ -62,7 +62,7 @@ class HostAttempt:
         self._beat_at = self._scan_at = float("-inf")
         if copy is not None:
             copy.begin()
-            for path in (run.events, run.attempt_events(number)):
+            for path in (run.events, run.reader_events(number)):
                 copy.follow(self._name(path), whole_lines=True)
 
     def start(self, frame: Frame, tasks: HostTasks) -> None:
@@ -132,11 +132,15 @@ class HostAttempt:
 
     @property
     def is_ending(self) -> bool:
-        """Return True if the end of a task waits to be reported."""
+        """Return True if the end of a task has not been reported yet."""
         return bool(self._ends)
 
     def end_leftover_processes(self) -> str:
-        """End the processes that ended tasks have left running; return a line that names them, or an empty string."""
+        """End the processes that are still running although their tasks have ended.
+
+        Returns:
+            A line that names the processes, or an empty string if there are none.
+        """
         from distlaunch.agent.leftover_processes import end_leftovers
 
         if not self._started:

@@ -54,7 +54,11 @@ class CodeCopy:
             raise UsageError(f"cannot put the code in {folder}: {error.strerror}") from None
 
     def commit(self) -> None:
-        """Delete the files that no longer belong to the code. Raise UsageError if one is missing."""
+        """Check that the code is complete, and delete the files that are no longer part of it.
+
+        Raises:
+            UsageError: a file of the code is missing or differs.
+        """
         if self.is_same:
             return
         missing = [name for name, digest in self._expected.items() if digest_of(self.folder / name) != digest]

@@ -101,5 +101,5 @@ def _parts(name: str) -> tuple[str, ...]:
 
 
 def _whole(name: str) -> str:
-    """Return the final name of a file whose own name or folder has the prefix and suffix of an incomplete one."""
+    """Return a file's final path, without the prefix and suffix that mark incomplete files and folders."""
     return "/".join(found["name"] if (found := _PART.match(part)) else part for part in _parts(name))

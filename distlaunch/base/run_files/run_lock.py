@@ -143,7 +143,7 @@ def _acquire(fd: int, path: Path) -> bool:
         if not left:
             message = f"{path.parent}: this run is still running ({owner.description}); `distlaunch stop` ends it"
             raise RunBusyError(message) from None
-        time.sleep(_RETRY_S)  # another process may hold the lock only for an instant, in `owner_of`
+        time.sleep(_RETRY_S)  # the lock may be held only briefly, by another process that is in `owner_of`
     raise AssertionError
 
 

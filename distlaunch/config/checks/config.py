@@ -72,7 +72,7 @@ def fitting_workers(config: RunConfig, numbers: Iterable[int], num_gpus: int | N
 
 
 def _with_workers(config: RunConfig, number: int) -> RunConfig:
-    """Return the config with this number of workers, without the ports of others."""
+    """Return the config with this number of workers, and without the ports that they do not need."""
     config = config.with_workers(number)
     cluster = config.cluster
     if cluster.ports == "auto":
@@ -97,7 +97,7 @@ def data_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     for name in ("map", "augment"):
         if data.batched and getattr(data, name) is not None:
             message = f"got {getattr(data, name)} with `batched: true`, but there are no single examples to apply it to"
-            yield Problem(("data", name), f"{message}; write `.map(...)` in your own pipeline, and remove it here")
+            yield Problem(("data", name), f"{message}; write `.map(...)` in your own pipeline, and remove this setting")
     # compare the type, since True is an instance of int
     if data.batched and type(data.shuffle) is int:
         message = f"got {data.shuffle} with `batched: true`; your own pipeline shuffles; write `shuffle: false`"
@@ -256,7 +256,8 @@ def _streams_fit(config: RunConfig) -> Iterator[Problem]:
         yield Problem(("data", "global_batch"), "missing: `data.streams` needs it; add it below `data:`")
         return
     if config.strategy.has_coordinator:
-        message = f"got {streams}, but {config.strategy.kind} assigns any batch to any worker; streams cannot do that"
+        kind = config.strategy.kind
+        message = f"got {streams}, but {kind} assigns any batch to any worker, which is impossible with streams"
         yield Problem(_STREAMS, f"{message}; use files that can be read by number, or `data.sharding: function`")
     elif config.strategy.in_lockstep and streams % workers:
         message = f"got {streams}, which {workers} workers cannot share equally; use a multiple of {workers}"

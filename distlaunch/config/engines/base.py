@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class EngineSection(Section):
     """The section `engine` of one kind, with the traits of that kind.
 
-    A package adds a kind with a subclass and an entry point of the group `distlaunch.engines` that names it. The name
-    of the entry point is the kind. The defaults are for an engine that uses other hosts.
+    A package adds a kind with a subclass and an entry point of the group `distlaunch.engines` that names the
+    subclass. The name of the entry point is the kind. The defaults are for an engine that uses other hosts.
     """
 
     is_neutral: ClassVar[bool] = True
@@ -35,7 +35,7 @@ class EngineSection(Section):
     is_here: ClassVar[bool] = False
     """Whether the job uses the devices of this machine."""
     joins_given_cluster: ClassVar[bool] = False
-    """Whether a job becomes one task of the cluster that TF_CONFIG describes, if it is set."""
+    """Whether a job becomes one task of the cluster that TF_CONFIG describes, if TF_CONFIG is set."""
     file_keys: ClassVar[tuple[str, ...]] = ()
     """The keys that hold a path, which is relative to the config file."""
 
@@ -44,7 +44,7 @@ class EngineSection(Section):
     `false`: each gets a fresh process."""
 
     def resolve(self, environ: Mapping[str, str]) -> EngineSection:
-        """Return the section of the engine to use in this environment, which is another one for `auto`."""
+        """Return the section to use in this environment; for `auto`, that of the engine which `auto` selects."""
         return self
 
     def for_one_device(self, environ: Mapping[str, str]) -> EngineSection:

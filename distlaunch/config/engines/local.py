@@ -13,10 +13,11 @@ from distlaunch.config.engines.slurm import Slurm, is_in_allocation
 
 
 class Auto(RemoteSection):
-    """The place that the environment names: a task of the cluster that TF_CONFIG describes, if it is set.
+    """The hosts that the environment determines.
 
-    Else the nodes of the Slurm allocation that this command is in, for which the keys of `slurm` count that are not for
-    `submit` alone; else this machine.
+    If TF_CONFIG is set, the command runs one task of the cluster that TF_CONFIG describes. Otherwise, in a Slurm
+    allocation, the tasks run on its nodes, with the keys of `kind: slurm` that are not only for `submit`. Otherwise,
+    they run on this machine.
     """
 
     kind: Literal["auto"] = "auto"

@@ -80,7 +80,7 @@ class Slurm(RemoteSection):
     nodes: Positive | None = None
     """null: as many as `cluster.workers` needs."""
     workers_per_node: Positive | None = None
-    """null: one for each requested GPU, or one."""
+    """null: one for each requested GPU, or one without GPUs."""
     gpus: Gpus | None = None
     """The GPUs of each node; `a100:4` asks for a type."""
     cpus: Positive | None = None

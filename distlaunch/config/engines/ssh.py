@@ -27,10 +27,10 @@ class Ssh(RemoteSection):
     file_keys: ClassVar[tuple[str, ...]] = ("hostfile",)
 
     hosts: Annotated[list[str], _HOSTS] = Field(default_factory=list)
-    """HOST, USER@HOST or USER@HOST:PORT as ssh knows them, perhaps followed by `slots=N` (workers that it takes;
-    default: one for each GPU, or one), `python=PATH` and `folder=PATH`."""
+    """HOST, USER@HOST or USER@HOST:PORT as ssh knows them, perhaps followed by `slots=N` (maximum number of workers;
+    default: one for each GPU, or one without GPUs), `python=PATH` and `folder=PATH`."""
     hostfile: str | None = None
-    """A file with one host a line, written as in `hosts`, in place of them; relative to the config file."""
+    """A file with one host per line, written as in `hosts`; it replaces `hosts`. Relative to the config file."""
     env: Annotated[list[str], Words("a list of names, such as [MY_VARIABLE]")] = Field(default_factory=list)
     """Variables of this environment that tasks get, besides those of TensorFlow, Keras, JAX, XLA, NCCL, gRPC and
     OpenMP, which they get anyway."""

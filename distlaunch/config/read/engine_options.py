@@ -36,7 +36,9 @@ def load_engine(
         section["hostfile"] = hostfile
     # the other sections of the config have defaults
     rest = {"model": {"function": STAND_IN}, "data": {"function": STAND_IN, "global_batch": 1}}
-    environ = {name: value for name, value in environ.items() if name != "TF_CONFIG"}  # it describes another cluster
+    environ = {
+        name: value for name, value in environ.items() if name != "TF_CONFIG"
+    }  # TF_CONFIG describes another cluster
     try:
         return load_mapping({**rest, "engine": section}, overrides, environ).config.engine
     except ConfigError as error:

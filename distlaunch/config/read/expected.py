@@ -99,7 +99,7 @@ class Expected:
         return models[0]
 
     def inner(self, part: str | int, value: Any) -> Expected | None:
-        """Return the expected value at a key or index within this one; `value` tells sections from mappings."""
+        """Return the expected value at a key or index within this one; `value` distinguishes sections from mappings."""
         section = self.section(value) if isinstance(part, str) else None
         if section is not None:
             info = section.model_fields.get(part) if isinstance(part, str) else None

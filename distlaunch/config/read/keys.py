@@ -1,4 +1,4 @@
-"""The keys of the config by their last word, for users who try an option with that name."""
+"""Finds keys of the config by their last word, for users who try that word as an option."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def load_config(
     """Read and check a config completely, without importing user code.
 
     Args:
-        path: a YAML file; `-` for standard input. A pipe is read once, however often it is asked for.
+        path: a YAML file; `-` for standard input. A pipe is read only once, even if it is loaded again.
         overrides: `train.epochs=3` and the like.
         environ: values for `${NAME}`.
         num_gpus: number of GPUs of this machine; None if unknown, to skip the checks that depend on it.
@@ -297,7 +297,7 @@ def _source_of(root: Node, problem: Problem) -> str:
         return root.nearest(problem.key).source
     inner = [(key, each.source) for key, each in node.walk() if each.is_override]
     named = [source for key, source in inner if any(_names(problem.message, part) for part in key)]
-    # if the message names no argument but only one was given, this is the one
+    # if the message names no argument, and only one was given, it is meant
     arguments = {source for key, source in inner if "args" in (*problem.key[-1:], *key[:1])}
     if named:
         return named[0]

@@ -44,7 +44,7 @@ def resolve(text: str) -> Scalar:
     """Return the value of a scalar without quotes.
 
     Raises:
-        ValueError: a whole number beyond 64 bits, or another that a double cannot hold.
+        ValueError: a whole number beyond 64 bits, or another number that a double cannot hold.
     """
     if text in _NULL:
         return None

@@ -23,7 +23,7 @@ class Node:
     """A value and where it stands: `run.yaml:12`, or `--set a.b=c`.
 
     Attributes:
-        text: how a scalar was written; None: it is none.
+        text: how a scalar was written; None for a value that is not a scalar.
     """
 
     value: Scalar | list[Node] | dict[str | int, Node]

@@ -23,7 +23,7 @@ _TEXT = "text"
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 # a variable, whose braces would begin a mapping inside [ ] and { }
 _VARIABLE = re.compile(r"\$\{[^{}\n\"']*\}")
-# each character of a variable that means something to YAML, and a stand-in that means nothing
+# each character of a variable that has a meaning in YAML, and a stand-in without a meaning
 _STAND_INS = {ord(character): 0xF8D0 + index for index, character in enumerate("{}[],:#")}
 _RESTORED = {stand_in: character for character, stand_in in _STAND_INS.items()}
 _START = "; start with `model:`, `data:` and `strategy:`, or let `distlaunch init` write a config"
@@ -94,7 +94,7 @@ class _NodeLoader(_Loader):
         # `!` alone makes a scalar text
         if event.tag not in (None, "!"):
             message = f"got the tag '{event.tag.replace('tag:yaml.org,2002:', '!!')}'; tags are not supported; "
-            hint = "write the value without it, and in quotes if it is text that begins with '!'"
+            hint = "remove the tag; if the value is text that begins with '!', put the text in quotes"
             raise _error(self._name, line, message + hint)
         self.anchors.pop(event.anchor, None)  # it may be defined again
         if isinstance(event, yaml.ScalarEvent):

@@ -38,7 +38,7 @@ _BY_NAME = {"augment": (SEED,)}
 _EXAMPLE_FORMS = (("x", "y"), ("example",), ("x", "y", "sample_weight"))
 """Possible forms of examples, which only the data determines; see `data/examples/each_example.py`."""
 Forms = Mapping[str, tuple[tuple[str, ...], ...]]
-"""Names of the values that a function is called with by position, by role; several if it may choose."""
+"""For each role, the names of the values that distlaunch passes by position; several if the function may choose."""
 _NAMES = ("PyDataset", "keras.utils.Sequence", "utils import Sequence")
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib"))
 _MOST_FILES = 50
@@ -154,7 +154,7 @@ def _check_call(site: Site, function: Function, called: Calls) -> Iterator[Probl
 
 
 def _batch_size_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yield a problem if no user file that the data function is in, or imports, mentions a `PyDataset`.
+    """Yield a problem if neither the data function's file nor the user files that it imports mention a `PyDataset`.
 
     If that cannot be known, the run reports it once it has read the data.
     """

@@ -26,7 +26,7 @@ class Moved:
         values: changed values of the config, by their keys.
         folder: the folder from which the config's relative paths start; None if unknown.
         modules: the folder that is searched for modules before the current directory; None if there is none.
-        note: a message about it; empty if nothing was moved.
+        note: a message about the move; empty if nothing was moved.
         problems: files that were not found.
     """
 

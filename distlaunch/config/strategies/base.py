@@ -13,7 +13,7 @@ from distlaunch.config.read.tree import Key
 from distlaunch.config.read.words import either
 
 CPU_DEVICES = 2
-"""Number of virtual devices if it is left open and there is no GPU: `replicas: auto`, a mesh axis of -1."""
+"""Number of virtual devices without GPUs if the config gives no number (`replicas: auto`, or a mesh axis of -1)."""
 
 _MOST_WORKERS, _MOST_CHOICES = 1_000, 8
 """Limits for suggestions if workers cannot share something equally."""

@@ -32,7 +32,10 @@ AUTO_AXIS = "model"
 Axis = Annotated[str | None, Words("the name of a mesh axis, or ~ for a dimension that is not split")]
 MeshSizes = Annotated[
     dict[str, int],
-    Field(min_length=1, description="axis name -> size; one size may be -1 and is filled"),
+    Field(
+        min_length=1,
+        description="axis name -> size; one size may be -1 and is then computed from the number of devices",
+    ),
     Words("a mapping of axes to sizes, such as {batch: 4, model: 2}"),
 ]
 LayoutRules = Annotated[
@@ -90,7 +93,7 @@ class Mesh(StrategySection):
 
     @property
     def product(self) -> int:
-        """Number of devices of the mesh, without an axis that is filled."""
+        """Product of the axis sizes that are given, not counting an axis of -1."""
         return math.prod(size for size in self.mesh.values() if size > 0)
 
     @property
@@ -101,7 +104,7 @@ class Mesh(StrategySection):
         return "batch" if "batch" in self.mesh else None
 
     def _size(self, axis: str, num_gpus: int | None) -> int | None:
-        """Return the number of devices along an axis; None for one that is filled (-1) from unknown devices."""
+        """Return the number of devices along an axis; None for an axis of -1 if the devices are not known yet."""
         size = self.mesh.get(axis, 1)
         if size != -1:
             return size if size > 0 else None
@@ -110,11 +113,12 @@ class Mesh(StrategySection):
         return num_gpus // self.product if num_gpus and num_gpus % self.product == 0 else None
 
     def problems(self, num_gpus: int | None) -> Iterator[Problem]:
-        """Check that sizes are at least 1, except one to be filled, and that layouts use existing axes, each once."""
+        """Check that sizes are at least 1, except one of -1, and that layouts use existing axes, each at most once."""
         for axis, size in self.mesh.items():
             if size < 1 and size != -1:
                 yield Problem(
-                    ("strategy", "mesh", axis), f"got {size}; expected a size of at least 1, or -1 to fill the axis"
+                    ("strategy", "mesh", axis),
+                    f"got {size}; expected a size of at least 1, or -1 to compute it from the number of devices",
                 )
         filled = [axis for axis, size in self.mesh.items() if size == -1]
         if len(filled) > 1:
@@ -123,7 +127,7 @@ class Mesh(StrategySection):
                 key, f"got -1 for {listed(filled)}; expected it for one axis only; write the size of the others"
             )
         if filled and num_gpus and num_gpus % self.product:
-            others = f"{num_gpus} GPUs are not divisible by the other axes' {self.product}"
+            others = f"{num_gpus} GPUs are not divisible by {self.product}, the product of the other axes' sizes"
             yield Problem(("strategy", "mesh", filled[0]), f"got -1, but {others}; change their sizes")
         yield from self._layout_problems()
         yield from _axes(self.input_layout or [], self.mesh, ("strategy", "input_layout"))

@@ -104,7 +104,8 @@ def num_threads(config: DataConfig) -> int:
 def num_parallel_batches(config: DataConfig) -> int:
     """Return the number of batches that are made at the same time, which share the threads.
 
-    While the threads of one batch wait for its last example and for joining, the threads of the other batch can work.
+    While the threads of one batch wait for its last example and for the examples to be joined into a batch, the
+    threads of the other batch can work.
     With JPEG images on two threads, this saves a tenth of the time.
     """
     return 2 if num_threads(config) % 2 == 0 else 1
@@ -112,7 +113,7 @@ def num_parallel_batches(config: DataConfig) -> int:
 
 def batch_of(rows: Any, examples: tf.data.Dataset, one: Callable[..., Any], threads: int, began: tf.Tensor, *,
              skips: bool = False, at_once: int = 1) -> Batch:  # fmt: skip
-    """Return the batch of `one` applied to each example, in their order, without rows if there are no examples.
+    """Apply `one` to each example and return the results as a batch, in order. The batch has no rows without examples.
 
     This is a dataset within the input pipeline, because `tf.map_fn` would process one example after the other.
 

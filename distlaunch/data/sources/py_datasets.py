@@ -288,7 +288,11 @@ def check_config(config: DataConfig, dataset: keras.utils.PyDataset, rows: int |
     for key in ("map", "augment") if training else ("map",):
         if getattr(config, key) is not None:
             message = f"got {getattr(config, key)}, but {name} gives batches, not single examples"
-            problems.append(Problem(("data", key), f"{message}; call it in its __getitem__, and remove it here"))
+            problems.append(
+                Problem(
+                    ("data", key), f"{message}; call the function in the dataset's __getitem__, and remove this setting"
+                )
+            )
     if training and config.global_batch not in (None, rows):
         message = f"got {config.global_batch}, but the batches of {name} are global batches, and have {rows} examples"
         problems.append(Problem(("data", "global_batch"), f"{message}; remove it, or write {rows}"))

@@ -50,13 +50,13 @@ def slurm_engine(settings: Slurm, machine: Machine, files: HostFiles) -> RemoteE
             last = " / ".join([line for line in stderr.splitlines() if line.strip()][-3:])
             return explain_python(stderr, python) or f"srun ended with exit code {code}: {last or 'no message'}"
 
-        command = srun_command(host, python, num_cpus.get(host.name), environ, settings.srun)
+        command = srun_agent_command(host, python, num_cpus.get(host.name), environ, settings.srun)
         return Command(command, explain)
 
     return RemoteEngine("slurm", hosts, command_of, "srun", settings, machine, files)
 
 
-def srun_command(
+def srun_agent_command(
     host: Host, python: str, num_cpus: int | None, environ: Mapping[str, str], more: Sequence[str] = ()
 ) -> list[str]:
     """Return the `srun` command that starts an agent. It also works within a job step."""

@@ -368,6 +368,9 @@ class MeshFunction:
             message = (
                 "DTensor cannot use objects that the model keeps on the host, such as a tf.Variable or a lookup table"
             )
-            hint = "make it a weight of a layer, look up in `data.preprocessing`, or use kind: mirrored"
+            hint = (
+                "make the variable a weight of a layer, move the lookup table into `data.preprocessing`, "
+                "or use kind: mirrored"
+            )
             raise ConfigError(Problem(("strategy", "kind"), f"{message}; {hint}"))
         return place(tensor, Layout.replicated(self._mesh, rank=tensor.shape.rank))

@@ -186,7 +186,8 @@ def _to_jax_array(leaf: Any) -> np.ndarray:
     if not isinstance(leaf, tf.Tensor) or leaf.dtype in (tf.string, tf.variant):
         kind = leaf.dtype.name if isinstance(leaf, tf.Tensor) else type(leaf).__name__
         message = (
-            f"a batch has {kind}, which JAX does not support; convert it to numbers of one shape in the data function"
+            f"a batch has a component of type {kind}, which JAX does not support; "
+            "convert it to a numeric array with the same shape for every example, in the data function"
         )
         raise ConfigError(Problem(("data",), message))
     array = leaf.numpy()

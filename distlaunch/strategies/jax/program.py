@@ -45,7 +45,7 @@ from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Program
 from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import logs_to_host, metric_results
 
-_IN_FLIGHT = 2  # steps that may be in progress: more than one keeps the devices busy, and few limit the memory
+_IN_FLIGHT = 2  # steps that may be in progress: more than one keeps the devices busy, and a small number limits memory
 _STEPS_PER_CHECK = 16  # steps of an evaluation between two checks for a stop request
 
 

@@ -1,8 +1,8 @@
 """Functional steps, which take the old state and return the new one without assigning anything.
 
-Keras's own JAX trainer has such steps. These differ where Keras on JAX differs from Keras on TensorFlow, such as for
-masks of predictions, which metrics get too, and they support `loop: custom`. They have Keras's signatures, so that a
-model's own `train_step(state, data)` can replace them.
+Keras's own JAX trainer has such steps. The steps here behave like Keras on TensorFlow where the two backends differ;
+for example, metrics also receive the masks of predictions. They also support `loop: custom`. They have Keras's
+signatures, so that a model's own `train_step(state, data)` can replace them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FunctionalStep:
         """Return the logs of a training step, and the new state."""
         trainable, others, slots, metrics = state
         number = len(self._model.optimizer.variables)
-        slots, unused = slots[:number], slots[number:]  # `unused` belongs to other optimizers than the compiled one
+        slots, unused = slots[:number], slots[number:]  # `unused` belongs to optimizers other than the compiled one
         model, optimizer = self._model, self._model.optimizer
 
         def loss_of(trainable: Values) -> Any:
@@ -148,7 +148,7 @@ def extra_test_logs(model: keras.Model, logs: FunctionalLogs) -> FunctionalLogs:
 
 
 def known_log_names(steps: Steps) -> list[str] | None:
-    """Return the names of `extra_log_names` without a trace; None if only a trace can find them."""
+    """Return the result of `extra_log_names` if it is known without tracing the step; otherwise None."""
     if not isinstance(getattr(steps.train, "__self__", None), FunctionalStep):
         return None
     if steps.logs == "mean":
@@ -157,7 +157,10 @@ def known_log_names(steps: Steps) -> list[str] | None:
 
 
 def reference_loss(model: keras.Model, per_example: Callable[[Any, Any], Any]) -> LossOf:
-    """Return the loss of `loop: custom` without a step: the mean over the global batch plus regularization."""
+    """Return the loss that `loop: custom` uses if the config names no step function.
+
+    It is the mean over the global batch plus the regularization.
+    """
 
     def loss(x: Any, y: Any, predictions: Any, sample_weight: Any) -> Any:
         return sum(model.losses, start=average(per_example(y, predictions), sample_weight))

@@ -50,7 +50,7 @@ class MeshStrategy(MultiProcessStrategy):
             return Share()
         first, here = self._parts_here(axis)
         if axis is None or here * number != self.num_replicas:
-            message = f"got {'no axis' if axis is None else repr(axis)} for the batch"
+            message = f"the mesh does not give each process its own part of the batch (batch axis: {axis or 'none'})"
             why = f"so several of the {number} processes need the same rows, and all must read the same data"
             hint = "use `data.sharding: rows` without `data.streams`, or a mesh whose first axis splits the batch"
             raise ConfigError(Problem(("strategy", "mesh"), f"{message}, {why}; {hint}"))

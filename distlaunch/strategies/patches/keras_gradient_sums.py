@@ -71,7 +71,7 @@ def sum_gradients_first(optimizer: keras.optimizers.Optimizer, place: int) -> No
 
 
 def _weight_by_rows(gradient: Any, share: ReplicaShare | None) -> Any:
-    """Return a replica's gradient, weighted by its rows if its step has not weighted the loss."""
+    """Return a replica's gradient. It is weighted by the replica's rows if the step has not weighted the loss."""
     if share is None or not share.kind.weighs_gradients:
         return gradient
     if isinstance(gradient, tf.IndexedSlices):
@@ -81,5 +81,5 @@ def _weight_by_rows(gradient: Any, share: ReplicaShare | None) -> Any:
 
 
 def has_sparse_gradients(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Return whether a step traced with `sum_gradients_first` has sparse gradients, as those of embeddings."""
+    """Return whether a step traced with `sum_gradients_first` has sparse gradients, such as those of embeddings."""
     return getattr(optimizer, "_distlaunch_sparse", False)

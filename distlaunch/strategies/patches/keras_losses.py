@@ -274,7 +274,7 @@ def _replace_moments() -> None:
         # E[x^2] - E[x]^2 may be slightly negative because of rounding
         variance = tf.maximum(squares / count - tf.square(mean), 0.0)
         if share.trial is not None:
-            # in a trial, the moments of all rows are constants for a part
+            # in a trial, the moments of all rows are constants in the computation of a part
             mean, variance = tf.stop_gradient(mean), tf.stop_gradient(variance)
         return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
 

@@ -73,7 +73,7 @@ def _save_whole(owner: Any, own_variables: Callable[[], Sequence[Any]]) -> None:
             store[str(index)] = host_value(variable)
 
     def load_own_variables(self: Any, store: Any) -> None:
-        # checked before the first assignment, so that no layer is loaded by half
+        # checked before the first assignment, so that no layer is loaded only in part
         check(self, store)
         for index, (_, variable) in enumerate(join_shards(own_variables())):
             variable.assign(store[str(index)])

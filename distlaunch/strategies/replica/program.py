@@ -94,8 +94,8 @@ class ReplicaProgram(ProgramDefaults):
             whole = self._find_reductions()
             if self._model.compiled and self._model.jit_compile is True:
                 self.notes.append(
-                    "jit_compile is ignored on replicas; since random layers such as Dropout draw other numbers with "
-                    "XLA, one device with jit_compile uses other dropout masks"
+                    "jit_compile is ignored on replicas. One device with jit_compile would use different dropout "
+                    "masks, since random layers draw different numbers under XLA"
                 )
         self._gathered_metrics, self._gathers = whole, self._train_kind.reductions.gathers
         self._sums = Sums(strategy, steps, replicas, self._ballots, self._train_kind, self._test_kind, whole)

@@ -71,8 +71,8 @@ class ParquetFiles(Table, FilesOfRecords):
             for array, (name, kind) in zip(found, self._kinds.items(), strict=True):
                 values, null = as_numpy(rows.column(name), kind)
                 if null is not None:
-                    reason = f"the column '{name}' is null, for which a tensor of {kind.name} has no value"
-                    raise UnreadableRecordError(int(places[null]), f"{reason}; replace it when writing the file")
+                    reason = f"column '{name}' has a null here, which a tensor of {kind.name} cannot hold"
+                    raise UnreadableRecordError(int(places[null]), f"{reason}; replace nulls when you write the file")
                 array[places] = values
         return tuple(found)
 
