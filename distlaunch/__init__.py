@@ -12,7 +12,7 @@ __version__ = "0.2.0"
 
 def task() -> ThisTask:
     """Return which task of its job this process is: `job`, `index`, `is_chief` and `num_workers`."""
-    # here: the package itself imports nothing
+    # imported here, since the package itself must import nothing
     from distlaunch.cluster.tf_config import this_task
 
     return this_task()

@@ -3,7 +3,7 @@
 import sys
 
 if not sys.flags.safe_path:
-    # the current directory: a `random.py` there would be Python's, and the command imports nothing of the user's
+    # the current directory: a `random.py` there would shadow Python's, and the command imports no code of the user
     del sys.path[0]
 
 from distlaunch.cli.main import main

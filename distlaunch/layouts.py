@@ -11,12 +11,13 @@ ATTRIBUTE = "_distlaunch_layout"
 def with_layout(layer: Layer, **axes: list[str | None]) -> Layer:
     """Set how a layer's variables are split over the mesh axes of `dtensor` and `jax`; other strategies ignore it.
 
-    A rule of the config's `strategy.layout` that matches a variable comes first. An axis that the mesh has not splits
-    nothing, so that one model serves all meshes.
+    A rule of the config's `strategy.layout` that matches a variable comes first. An axis that the mesh does not have
+    splits nothing, so the same model can be used on every mesh.
 
     Args:
         layer: a Keras layer, or a `tf.Module`.
-        axes: attribute of the variable -> mesh axis of each of its dimensions; None for one that is not split.
+        axes: for each variable, by the layer's attribute, the mesh axis of each dimension; None for a dimension that is
+            not split.
 
     Returns:
         The layer itself: `with_layout(keras.layers.Dense(64), kernel=[None, "model"], bias=["model"])`.

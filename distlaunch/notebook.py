@@ -51,10 +51,10 @@ class Result:
     """The result of a training.
 
     Attributes:
-        history: values of each epoch by name, those of earlier attempts of the run included.
-        model: on one device, free of the strategy, with the weights at the end.
-        run_dir: the run directory; give it to `train` to go on.
-        status: `stopped`: interrupted, with a checkpoint.
+        history: values of each epoch, by name, including those of earlier attempts of the run.
+        model: the model on one device, without the strategy, with the weights at the end.
+        run_dir: the run directory; pass it to `train` to continue the run.
+        status: `stopped` if training was interrupted, with a checkpoint.
     """
 
     history: dict[str, list[float]]
@@ -71,14 +71,14 @@ def train(
     An interrupt (Ctrl-C, or the notebook's stop button) stops after the current step, with a checkpoint.
 
     Args:
-        config: a config file, its content as a dict, or a run directory to go on with. With `resume: auto` a config
-            goes on with the newest unfinished run of its name, or returns the finished one.
+        config: a config file, its content as a dict, or a run directory to continue. With `resume: auto`, a config
+            continues the newest unfinished run of its name; if that run has finished, its result is returned.
         overrides: `train.epochs=3` and the like.
-        runs_dir: where a new run directory is made, instead of where the config says.
+        runs_dir: the folder for a new run directory, instead of the config's `runs_dir`.
 
     Raises:
-        ConfigError: the config is wrong; it holds every problem that was found.
-        UsageError: the strategy needs processes of its own, or more devices than this process has.
+        ConfigError: the config is wrong. The error has all problems that were found.
+        UsageError: the strategy needs separate processes, or more devices than this process has.
     """
     loaded = notebook_config(config, tuple(overrides))
     if runs_dir is not None:
@@ -120,9 +120,7 @@ def _with_argument_paths(config: RunConfig) -> RunConfig:
 def _check_process(config: RunConfig) -> None:
     strategy, cluster = config.strategy, config.cluster
     if cluster.evaluator:
-        raise UsageError(
-            "cluster.evaluator: nothing is started beside this process; remove it, or use `distlaunch train`"
-        )
+        raise UsageError("cluster.evaluator: a notebook starts no other process; remove it, or use `distlaunch train`")
     if strategy.processes(cluster):
         raise UsageError(_processes_needed(strategy, cluster))
     wanted = strategy.backend
@@ -148,7 +146,8 @@ def _processes_needed(strategy: Strategy, cluster: Cluster) -> str:
     else:
         alone = [kind for kind, model in MODELS.items() if "workers" not in model.cluster_keys]
         key, got, change = "strategy.kind", strategy.kind, f"write `strategy.kind: {either(alone)}`"
-    return f"{key}: got {got!r}, which needs processes of its own, but a notebook is one; {change}, or {otherwise}"
+    problem = f"{key}: got {got!r}, which needs separate processes, but a notebook is a single process"
+    return f"{problem}; {change}, or {otherwise}"
 
 
 def _choose(given: str | Path | Mapping[str, Any], config: RunConfig) -> RunDir:
@@ -165,7 +164,7 @@ def _choose(given: str | Path | Mapping[str, Any], config: RunConfig) -> RunDir:
     if changed:
         raise UsageError(
             f"{found.run.path} is finished, and this config would give other numbers: {', '.join(changed)}; "
-            "to go on with it and the new values, ask for more `train.epochs`; for a new run, write `resume: never`"
+            "to continue it with the new values, increase `train.epochs`; for a new run, write `resume: never`"
         )
     return found.run
 
@@ -176,8 +175,8 @@ def train_here(
     """Run the next attempt of a run, whose lock the caller holds.
 
     Args:
-        interrupts: gives a function that says whether to stop after the current step, and may say that an exception is
-            an interrupt.
+        interrupts: yields a function that returns whether to stop after the current step. On exit, it may treat an
+            exception as an interrupt.
     """
     from distlaunch.base.process import Process
     from distlaunch.training.precision import dtype_policy_scope
@@ -212,7 +211,7 @@ def train_here(
 
 
 class _Reporter:
-    """Writes the run's events, and prints those that a person waits for."""
+    """Writes the run's events, and prints those that show the progress."""
 
     def __init__(self, run: RunDir, attempt: int, epochs: int) -> None:
         self._writer = EventWriter(run.events, attempt=attempt, task=str(_TASK))
@@ -246,7 +245,7 @@ class _Reporter:
 def _interrupts() -> Generator[Callable[[], bool]]:
     """Yield a function that returns whether an interrupt came. A second interrupt ends training at once."""
     asked = threading.Event()
-    # signals of Python come to the main thread alone, and only it may set handlers
+    # Python delivers signals to the main thread, and only the main thread may set handlers
     if threading.current_thread() is not threading.main_thread():
         yield asked.is_set
         return
@@ -257,7 +256,7 @@ def _interrupts() -> Generator[Callable[[], bool]]:
         asked.set()
         print("stopping after the current step; interrupt again to end at once", flush=True)
 
-    # the notebook's own handler comes back below
+    # the notebook's own handler is restored below
     before = signal.signal(signal.SIGINT, interrupt)
     try:
         yield asked.is_set

@@ -2,16 +2,17 @@
 
     python scripts/benchmark.py [--models mlp,cnn] [--strategies mirrored] [--rounds 5] [--json FILE] [--quick]
 
-One set of processes measures one row of the table. It compiles all of them first, then trains them in turn, round by
-round, so that a busy machine slows all alike. Of each round of two epochs the second counts. What is said of one
-machine holds for another only as far as the ratios do; look at their range before believing them.
+One set of processes measures one row of the table. It first compiles all contenders, and then trains them in turn,
+round by round, so that a busy machine slows all of them equally. A round has two epochs, of which the second is
+measured. Times are specific to a machine. Ratios are more general; check their range before you rely on them.
 
-All use the same model, Adam, loss, accuracy metric, global batch and examples in a new order each epoch:
+All contenders use the same model, Adam, loss, accuracy metric and global batch, and a new order of examples in each
+epoch:
 * `fit`: `model.fit` on the arrays;
 * `loop`: TensorFlow's tutorial "Custom training with tf.distribute.Strategy": a tf.function for one step, called once
   for each batch of a dataset from `experimental_distribute_dataset`;
-* `repeat`: that loop over `dataset.repeat()`, counting its steps: several workers then need not agree, before each
-  step, whether the data has ended;
+* `repeat`: the same loop over `dataset.repeat()`, which counts its steps, so that several workers need not agree before
+  each step whether the data has ended;
 * `distlaunch`: the strategy, input, program and loop that `distlaunch train` uses, with its default options.
 """
 
@@ -41,7 +42,7 @@ TASK = Path(__file__).with_name("benchmark_task.py")
 
 
 def run_row(row: Row) -> Result:
-    """Starts the row's processes, waits for them, and returns what the first one measured."""
+    """Start the processes of a row, wait for them, and return the measurements of the first one."""
     with tempfile.TemporaryDirectory() as folder:
         return _run_row(row, Path(folder))
 
@@ -76,7 +77,7 @@ def _run_row(row: Row, folder: Path) -> Result:
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> list[int | None]:
-    """Exit codes once all have ended, or one has failed, or time is up; None for those that still run."""
+    """Return the exit codes when all have ended, one has failed or time is up; None for processes that still run."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         codes = [process.poll() for process in processes]
@@ -86,7 +87,7 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> list[int | None]:
 
 
 def describe(row: Row, result: Result) -> str:
-    """The row's line, and one more for each contender that does not run."""
+    """Return the line of a row, and a line for each contender that does not run."""
     cells = [_milliseconds(result, name) for name in CONTENDERS] + [_ratio(result, name) for name in OTHERS]
     return "\n".join([_line(row.title, cells), *(f"    {name} fails: {why}" for name, why in result.failures.items())])
 
@@ -106,7 +107,7 @@ def _milliseconds(result: Result, name: str) -> str:
 
 
 def _ratio(result: Result, name: str) -> str:
-    """Median over the rounds of how many times faster distlaunch was, and the range."""
+    """Return how many times faster distlaunch was: the median over the rounds, and the range."""
     if name in result.failures or "distlaunch" in result.failures:
         return "-"
     pairs = zip(result.seconds[name], result.seconds["distlaunch"], strict=True)

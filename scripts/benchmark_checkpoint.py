@@ -1,12 +1,12 @@
-"""Times checkpoints beside training, as ratios of what one process measures in one run.
+"""Measures what checkpoints cost during training, as ratios of times that one process measures in one run.
 
     python scripts/benchmark_checkpoint.py [--megabytes 1000] [--strategies one_device,jax] [--saves 5]
 
-    stall    how long training stands still for a checkpoint, beside a plain copy of the same arrays
-    steps    a step while a checkpoint is written, beside one while nothing is written
+    stall    the time for which training pauses for a checkpoint, relative to a plain copy of the same arrays
+    steps    the time of a step while a checkpoint is written, relative to a step while nothing is written
 
-The state is that of an embedding that a step hardly touches, so that steps are short and the copy is what counts. To
-the program, ten minutes have passed between two checkpoints.
+The state is mainly an embedding that steps hardly use, so steps are short and the copy determines the cost. The
+program's clock shows ten minutes between two checkpoints.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def model(megabytes: int) -> Any:
-    """A frozen table makes up the state; a few dense layers make up the step."""
+    """Return a model with a frozen table, which makes up its state, and a few dense layers, which make up its step."""
     import keras
 
     layers = keras.layers

@@ -1,11 +1,13 @@
-"""What many hosts cost: agents and trivial tasks on this machine, against as many bare Python processes.
+"""Measures what many hosts cost: agents and trivial tasks on this machine, relative to as many bare processes.
 
     python scripts/benchmark_hosts.py [--hosts 8,16,32,64] [--slots 8] [--output-mb 100] [--idle-s 20]
 
-A program in place of `ssh` starts each agent here, so all of them share the cores, as they would not on real hosts. For
-each number of hosts it prints how long it takes until all tasks run at the same time, the ratio to bare processes that
-do the same, the largest memory of the controller, the share of a core that it takes while the tasks do nothing, and
-whether everything that the tasks have printed is in their logs, byte for byte.
+A program in place of `ssh` starts each agent on this machine, so all agents share its cores, unlike on real hosts. For
+each number of hosts, the script prints:
+- the time until all tasks run at the same time, and its ratio to the time of bare processes;
+- the maximum memory of the controller;
+- the share of a core that the controller uses while the tasks do nothing;
+- whether the logs have all output of the tasks, byte for byte.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ _LIMIT_S = 600.0
 
 @dataclass
 class Cost:
-    """Of one job."""
+    """The cost of one job."""
 
     up_s: float
     all_s: float
@@ -55,7 +57,7 @@ class Cost:
 
 
 def _wait_up(folder: Path, number: int, process: psutil.Process | None) -> int:
-    """Until all tasks are up; returns the largest memory that the process had meanwhile."""
+    """Wait until all tasks are up; return the maximum memory of the process in this time."""
     until, most = time.monotonic() + _LIMIT_S, 0
     while (folder / "up").stat().st_size < number:
         if time.monotonic() > until or (process is not None and process.status() == psutil.STATUS_ZOMBIE):
@@ -66,7 +68,7 @@ def _wait_up(folder: Path, number: int, process: psutil.Process | None) -> int:
 
 
 def bare(folder: Path, script: Path, number: int) -> float:
-    """Seconds until so many bare processes are up, started one after the other by one that does nothing else."""
+    """Return the seconds until a number of bare processes are up, which one process starts one after the other."""
     began = time.monotonic()
     (folder / "up").write_bytes(b"")
     (folder / "go").touch()
@@ -81,7 +83,7 @@ def bare(folder: Path, script: Path, number: int) -> float:
 
 
 def launched(folder: Path, script: Path, hosts: int, slots: int, output_mb: float, idle_s: float) -> Cost:
-    """The same by distlaunch."""
+    """Run the tasks with distlaunch, and return the cost."""
     number = hosts * slots
     (folder / "up").write_bytes(b"")
     lines = round(output_mb * 1e6 / number / 100)

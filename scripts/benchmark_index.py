@@ -1,8 +1,8 @@
-"""Times the index of many small TFRecord examples, made and read again, and its memory.
+"""Measures the index of many small TFRecord examples: the time to make it and to read it again, and its memory.
 
     python scripts/benchmark_index.py --examples 10000000 --files 1000
 
-Each measurement is a process of its own, so that its peak of memory is its own too.
+Each measurement is made in a separate process, so that its peak memory is measured separately, too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def masked_crc(data: bytes) -> int:
 
 
 def write_files(folder: Path, num_examples: int, num_files: int) -> int:
-    """Writes TFRecord files of equal records with numbers in them; returns their bytes."""
+    """Write TFRecord files with numbered records of the same size; return the number of bytes."""
     length = struct.pack("<Q", _DATA_BYTES)
     header = length + struct.pack("<I", masked_crc(length))
     shares = np.diff(np.linspace(0, num_examples, num_files + 1).astype(int))
@@ -47,7 +47,7 @@ def write_files(folder: Path, num_examples: int, num_files: int) -> int:
 
 
 def measure(folder: str) -> dict[str, float]:
-    """In this process: seconds until the source is ready, and for batches in random order; peak memory."""
+    """Return the seconds until the source is ready, the seconds for batches in random order, and peak memory."""
     from distlaunch.data import tfrecord  # imports TensorFlow, before the clock starts
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -77,7 +77,7 @@ def measure(folder: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Writes the files, indexes them, reads the index again."""
+    """Write the files, index them, and read the index again."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=1_000_000)
     parser.add_argument("--files", type=int, default=100)

@@ -1,15 +1,15 @@
-"""How input scales with workers, and what it costs against a pipeline written by hand.
+"""Measures how input scales with workers, and what it costs relative to a pipeline written by hand.
 
     python scripts/benchmark_input.py [--pairs N] [--torch PYTHON]
 
-1. A map that waits 10 ms an example, one thread a process, a step that costs nothing: an epoch with one, two
-   and four workers, as ratios.
-2. Python code that computes for 2 ms an example: an epoch with a process for each core, against threads.
-3. JPEG images of 224 x 224 on one device: images a second through `distlaunch.data.image_folder`, against the best
-   tf.data pipeline that we could write, and a PyTorch DataLoader with as many workers as there are cores, one after the
-   other. The latter needs `--torch`, a Python that has torch, torchvision and Pillow.
+1. A map that waits 10 ms per example, with one thread per process and a step that costs nothing: the ratios of the
+   epoch times with one, two and four workers.
+2. Python code that computes for 2 ms per example: the epoch time with a process for each core, relative to threads.
+3. JPEG images of 224 x 224 on one device: images per second with `distlaunch.data.image_folder`, relative to the best
+   tf.data pipeline that we could write, and to a PyTorch DataLoader with one worker per core. The DataLoader needs
+   `--torch`, a Python that has torch, torchvision and Pillow.
 
-Ratios of one run on one machine; use a quiet one.
+The ratios are those of one run on one machine. Run the script on an idle machine.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false
@@ -121,7 +121,7 @@ def _python(folder: Path) -> None:
 
 
 def _epoch_s(folder: Path, name: str, data: dict[str, Any], **more: Any) -> float:
-    """Trains, and tells how long the fastest epoch took."""
+    """Train, and return the duration of the fastest epoch."""
     (folder / "mine.py").write_text(MINE)
     config = {
         "name": name,

@@ -1,9 +1,9 @@
-"""How much processor time the launcher needs for what tasks print, without secrets to mask and with some.
+"""Measures the processor time that the launcher needs for the output of tasks, with and without secrets to mask.
 
     python scripts/benchmark_logs.py [--against FOLDER] [--rounds 10] [--mebibytes 256]
 
-Prints seconds for each GiB of lines, and the ratios to no secret. With `--against` the same is measured with the code
-of another checkout, in turns, and the ratios to it are printed.
+Prints the seconds per GiB of lines for each number of secrets, and their ratios to the time without secrets. With
+`--against`, the code of another checkout is measured in turn with this code, and the ratios are printed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SECRETS = {
     "AWS_SECRET_ACCESS_KEY": "Abcdefgh/ijkl+mn12345678zz",
 }
 NUMBERS = (0, 1, 3)
-"""How many secrets there are."""
+"""The numbers of secrets to measure."""
 WORDS = (
     *("epoch", "step", "loss:", "accuracy:", "val_loss:", "learning_rate:", "INFO", "WARNING", "worker", "chief"),
     *("0.1234", "1.5e-3", "/job:worker/replica:0/task:0", "reading", "writing", "(32,", "128)", "dtype=float32"),
@@ -85,7 +85,7 @@ def _measure(code: Path, number: int, lines: Path) -> tuple[float, float]:
 
 
 def launch(number: int, lines: str) -> None:
-    """Run a task that prints a file, with so many secrets in its environment, and print what that took."""
+    """Run a task that prints a file, with a number of secrets in its environment, and print the times."""
     from distlaunch.agent.host import HostTasks
     from distlaunch.agent.messages import TaskSpec
 

@@ -1,14 +1,14 @@
-"""Times a training step on meshes of 8 virtual CPU devices beside the loop that a user writes by hand.
+"""Times a training step on meshes of 8 virtual CPU devices, relative to a loop that a user writes by hand.
 
     python scripts/benchmark_meshes.py [--rows NAME,...] [--rounds 7] [--quick]
 
-Each row is a process of its own, which compiles both first and then trains them in turn, round by round, so that a busy
-machine slows both alike. The ratio is the median over the rounds, with its range.
+Each row is measured in a separate process, which first compiles both programs and then trains them in turn, round by
+round, so that a busy machine slows both equally. The ratio is the median over the rounds, with its range.
 
-* DTensor: the sentiment classifier on its three meshes. The other is the loop of TensorFlow's tutorial "Distributed
-  training with DTensors": each batch is cut and packed in Python, one step a call, a progress bar.
-* JAX: the loop of the Keras guide "Multi-GPU distributed training with JAX", with the metrics of `fit` in its step:
-  each batch is put on the devices, one jitted step with donated state.
+* DTensor: the sentiment classifier on its three meshes, relative to the loop of TensorFlow's tutorial "Distributed
+  training with DTensors". The loop splits and packs each batch in Python, makes one step per call, and shows progress.
+* JAX: relative to the loop of the Keras guide "Multi-GPU distributed training with JAX", with the metrics of `fit` in
+  its step. The loop puts each batch on the devices, and calls one jitted step with donated state.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Epoch = Callable[[], None]  # trains so many steps
 
 
 def measure(name: str, steps: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds a step of both, one number a round."""
+    """Return the seconds per step of both programs, one number per round."""
     import yaml
 
     from distlaunch.config.backend import choose_backend
@@ -82,7 +82,7 @@ def _ignore(value: Any) -> None: ...
 
 
 def _batches(session: Any) -> Any:
-    """The same batches as both tutorials have them: shuffled, batched, preprocessed, and nothing ahead of its use."""
+    """Return the same batches as in both tutorials: shuffled, batched, preprocessed, and not read ahead."""
     source = session.train.training_source(0, 0, ends_visible=False)
     return iter(source.elements.map(source.load))
 
@@ -123,7 +123,7 @@ def _dtensor_loop(session: Any, section: Any, steps: int) -> Epoch:
 
 
 def _cut(x: Any, where: Any) -> Any:
-    """Parts of a host tensor for each device of a layout, by nested splits."""
+    """Return the part of a host tensor for each device of a layout, by nested splits."""
     import tensorflow as tf
     from tensorflow.experimental import dtensor
 

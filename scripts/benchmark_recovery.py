@@ -1,4 +1,4 @@
-"""How long a job needs from a kill to the first step of its next attempt, beside a cold start of the same job.
+"""Measures the time from a kill to the first step of the next attempt, relative to a cold start of the same job.
 
     python scripts/benchmark_recovery.py [--strategy multi_worker_mirrored] [--workers 2] [--rounds 10]
 
@@ -55,13 +55,13 @@ def config(strategy: str, workers: int) -> dict:
 
 @dataclass(frozen=True)
 class Round:
-    """Seconds, of one job.
+    """Times of one job, in seconds.
 
     Attributes:
-        settled: from the kill until the attempt was given up, and all its tasks had ended.
-        cold: of a job with fresh processes, from the command until the first step was done.
+        settled: from the kill until the attempt was given up and all of its tasks had ended.
+        cold: from the command until the first step was done, for a job with fresh processes.
         start_up, up: from the command, and from the kill, until all tasks had loaded their framework.
-        start, recovery: the same until the first step was done.
+        start, recovery: from the command, and from the kill, until the first step was done.
     """
 
     victim: str

@@ -1,14 +1,15 @@
-"""Times how a checkpoint comes into several processes, as ratios to reading and verifying its file once in one.
+"""Times how several processes get a checkpoint, relative to reading and verifying its file once in one process.
 
-python scripts/benchmark_restore.py [--megabytes 1000] [--processes 4] [--rounds 5]
+    python scripts/benchmark_restore.py [--megabytes 1000] [--processes 4] [--rounds 5]
 
-memory    the first reads and verifies the file, the others map it too, as processes of one host do
-copied    the same on a disk that is not of this host: they map a copy in memory
-file      each reads and verifies the file, as processes of other hosts with the same disk do, here on one machine
-network   the first reads the file, the others have its bytes from the first over connections, and verify them
-stored    the same over a store of keys: base64 in pieces (an estimate without RPCs)
+    memory    one process reads and verifies the file, and the others map it, as on one host
+    copied    one process reads and verifies the file, and the others map its copy in memory, as on one host whose run
+              is on another host's disk
+    file      each process reads and verifies the file, as on several hosts with the same disk; here on one machine
+    network   one process reads the file, and the others get its bytes over connections and verify them
+    stored    the same through a key-value store: base64 in pieces (an estimate without RPCs)
 
-Each process looks at every page of the state before it counts as there.
+A process counts as ready when it has accessed every page of the state.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def main() -> None:
 
 
 def measure(megabytes: int, processes: int, rounds: int) -> tuple[list[float], dict[str, list[float]], float]:
-    """Seconds of reading once; the ratios of each way to them; seconds of `stored`."""
+    """Return the seconds of reading once, the ratios of each way to these, and the seconds of `stored`."""
     import numpy as np
 
     # imported before anything is timed
@@ -79,7 +80,7 @@ def measure(megabytes: int, processes: int, rounds: int) -> tuple[list[float], d
 
 
 def _seconds(action: Callable[[], Any]) -> float:
-    """What it takes; what it returns is freed before the next begins."""
+    """Return the duration of a call, whose result is freed before the next call begins."""
     began = time.perf_counter()
     result = action()
     seconds = time.perf_counter() - began
@@ -88,7 +89,7 @@ def _seconds(action: Callable[[], Any]) -> float:
 
 
 def _others(number: int) -> list[Any]:
-    """Starts the other processes, and waits until they have imported what they need."""
+    """Start the other processes, and wait until their imports are done."""
     context = multiprocessing.get_context("spawn")
     ends = [context.Pipe() for _ in range(number)]
     for _, theirs in ends:
@@ -137,7 +138,7 @@ def _ask(pipes: list[Connection], what: tuple[Any, ...]) -> None:
 
 
 def look(state: dict[str, Any]) -> bool:
-    """Looks at every page, which a mapping alone does not bring in."""
+    """Access every page, since a mapping alone does not load the pages."""
     return all(value.reshape(-1).view("uint8")[::4096].sum() >= 0 for value in state.values())
 
 

@@ -27,7 +27,7 @@ CROSS_ENTROPY = {"name": "SparseCategoricalCrossentropy", "args": {"from_logits"
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table, and what its processes need to know."""
+    """One row of the table, and the settings of its processes."""
 
     model: str
     batch: int
@@ -43,7 +43,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Result:
-    """Seconds a step, one number a round, of each contender, or why it does not run."""
+    """The seconds per step of each contender, one number per round, or the reason why it does not run."""
 
     seconds: dict[str, list[float]]
     failures: dict[str, str]
@@ -53,7 +53,7 @@ Epoch = Callable[[], float]  # trains two epochs; returns the seconds of the sec
 
 
 def measure(row: Row, task: Task) -> Result:
-    """Runs in each process of a row; all of them go through the same sequence."""
+    """Measure a row; this runs in each of its processes, in the same order."""
     from distlaunch.config.run import RunConfig
     from distlaunch.strategies.factory import create
 
@@ -67,13 +67,13 @@ def measure(row: Row, task: Task) -> Result:
         try:
             running[name] = makers[name](config, strategy, row)
             running[name]()  # compiles
-        except Exception as error:  # whatever a contender raises is its result
+        except Exception as error:  # an exception of a contender is its result
             running.pop(name, None)
             result.failures[name] = f"{type(error).__name__}: {error}".strip().splitlines()[0]
     for _ in range(row.rounds):
         for name, epoch in running.items():
             result.seconds.setdefault(name, []).append(epoch() / row.steps)
-    strategy.from_chief(b"done")  # nobody leaves before the others are done
+    strategy.from_chief(b"done")  # no process ends before the others are done
     return result
 
 
@@ -95,7 +95,7 @@ def _config(row: Row) -> dict[str, Any]:
 
 
 def examples(number: int) -> dict[str, Any]:
-    """So many training examples: the shipped subset of Fashion-MNIST, over and over."""
+    """Return a number of training examples: the shipped subset of Fashion-MNIST, repeated as needed."""
     from distlaunch.workloads.images import fashion_mnist
 
     images, labels = fashion_mnist(source="shipped")["train"]

@@ -1,9 +1,9 @@
-"""How long tasks of this machine need until they can build a model: fresh, and forked from a warm process.
+"""Measures how long tasks need until they can build a model: as fresh processes, and forked from a warm process.
 
     python scripts/benchmark_warm_start.py [--backend tensorflow] [--rounds 5] [--tasks 8]
 
-Prints seconds from the start of a task until everything that tasks import is there, the processor time of that, and
-the ratios: one task warm against cold, and many at once against one.
+Prints the seconds from the start of a task until its imports are done, their processor time, and two ratios: a warm
+task relative to a cold one, and many tasks at once relative to one.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def start(pool: WarmStarts, backend: str, number: int, *, warm: bool) -> tuple[float, float]:
-    """Seconds until the last task is ready, and the mean of their processor time in seconds."""
+    """Return the seconds until the last task is ready, and the mean processor time of the tasks in seconds."""
     what = Preload("distlaunch.tasks.preload", (backend,), READ_LATE) if warm else None
     with HostTasks(lambda task, line: None, time.monotonic, pool) as tasks:
         began = time.time()
@@ -82,7 +82,7 @@ def _spec(name: str, backend: str, what: Preload | None) -> TaskSpec:
 
 
 def _told(spec: TaskSpec) -> Sequence[float]:
-    """When the task was ready, and its processor time; logs grow, so the last line counts."""
+    """Return when a task was ready, and its processor time, from the last line of its log."""
     at, cpu = map(float, spec.stdout_log.read_text().splitlines()[-1].split())
     return at, cpu
 

@@ -3,11 +3,14 @@
     python scripts/chaos.py [--faults 200] [--seed 0] [--strategies jax,dtensor] [--kinds kill,stop] [--jobs 2]
 
 Each trial trains a few hundred steps under one strategy and is disturbed once: a task or the launcher is killed (also
-within a checkpoint), frozen or told to end, a task fails, a checkpoint is torn, the disk is full for a while, a port is
-taken. What did not end well is resumed. Then its weights must be those of a run of the same strategy that nothing
-happened to, bit by bit (of parameter servers with several workers: as many steps), and the failure must be told with
-its task and its cause, in time; no process, no bound port and no temporary file may be left. Trial N of `--seed S` is
-`--seed S+N --faults 1`.
+while it writes a checkpoint), frozen or asked to end, a task fails, a checkpoint is truncated, the disk is full for a
+while, or a port is in use. A run that did not end well is resumed. In the end:
+- Its weights must equal those of an undisturbed run of the same strategy, bit for bit. With several workers of
+  parameter servers, the number of steps must be the same.
+- The failure must have been reported in time, with its task and its cause.
+- No process, no bound port and no temporary file may be left.
+
+Trial N of `--seed S` is `--seed S+N --faults 1`.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--strategies", type=_names(STRATEGIES), default=tuple(STRATEGIES))
     parser.add_argument("--kinds", type=_names(FAULTS), default=FAULTS, help="which faults")
-    parser.add_argument("--jobs", type=int, default=1, help="how many trials at the same time")
+    parser.add_argument("--jobs", type=int, default=1, help="number of trials at the same time")
     words = parser.parse_args()
     # a shell starts background jobs with Ctrl-C ignored, which the launchers would inherit
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -58,7 +61,7 @@ def _names(allowed: Sequence[str] | dict[str, object]):
 
 
 def run_all(trials: Sequence[Trial], work: Path, jobs: int) -> list[Result]:
-    """The undisturbed runs first, then all trials; each is told when it is over."""
+    """Run the undisturbed runs first, then all trials, and print each when it is over."""
     compared = sorted({trial.strategy for trial in trials} - set(ASYNCHRONOUS))
     with ThreadPoolExecutor(jobs) as pool:
         weights = dict(zip(compared, pool.map(lambda name: undisturbed(name, work / name), compared), strict=True))
@@ -83,7 +86,7 @@ def _line(result: Result) -> str:
 
 
 def print_table(results: Sequence[Result]) -> None:
-    """Faults by how they ended."""
+    """Print the faults, and how their trials ended."""
     print(f"\n{'fault':<13} {'trials':>6} {'violations':>10}   known after (median, most)   ended with")
     for fault in FAULTS:
         own = [result for result in results if result.trial.fault == fault]

@@ -1,4 +1,4 @@
-"""What must hold after a run was disturbed: who is named, how it ends, what is left, and its weights."""
+"""Checks a run after it was disturbed: the named task, the exit code, what is left behind, and the weights."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ DEAD_S, STOPPED_S = 1.0, STALL_S + 2
 
 
 class Aftermath:
-    """Looks at what a trial has left, and adds what should not be to its result.
+    """Checks what a trial has left behind, and adds violations to its result.
 
     Args:
-        work: the folder that the trial has for itself.
-        expected: the weights that nothing happened to; None: they cannot be compared.
+        work: the folder of the trial.
+        expected: the weights of an undisturbed run; None if they cannot be compared.
     """
 
     def __init__(self, result: Result, run: RunDir, work: Path, expected: Path | None) -> None:
         self._result, self._run, self._work, self._expected = result, run, work, expected
 
     def fail(self, text: str) -> None:
-        """Something is not as it should be."""
+        """Record a violation."""
         self._result.violations.append(text)
 
     def check_end(self, launch: Launch, code: int, at: float, ended: float) -> None:
-        """The exit code, and for faults of a task the diagnosis.
+        """Check the exit code, and for faults of a task also the diagnosis.
 
         Args:
             at, ended: when the run was disturbed, and when its command had ended.
@@ -62,10 +62,10 @@ class Aftermath:
         if task_fault:
             self._check_diagnosis(launch, at, ended)
         if trial.fault in (*KILLS, "stop") and trial.restarts and code != 0:
-            self.fail(f"exit {code} although it might be started again: {launch.text[-400:]}")
+            self.fail(f"exit {code} although a restart was allowed: {launch.text[-400:]}")
 
     def _check_diagnosis(self, launch: Launch, begun: float, ended: float) -> None:
-        """Who, and why; and when it was known."""
+        """Check the named task and reason, and when they were reported."""
         trial = self._result.trial
         failed = [(e.failed_task, e.reason, e.time) for e in events_of(self._run, TaskFailed)]
         again = [(e.restarted_task, e.reason, e.time) for e in events_of(self._run, TaskRestarted)]
@@ -111,7 +111,7 @@ class Aftermath:
     def nothing_left(self) -> None:
         self.gone(within_s=5.0)
         ours = {f"process {pid}" for pid in processes_of(self._work)}
-        # by now a port may be somebody else's
+        # another process may use the port by now
         for number in self._ports():
             holder = find_holder(number)
             if holder is not None and holder.partition(" (")[0] in ours:

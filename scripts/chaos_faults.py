@@ -1,4 +1,4 @@
-"""Carries out what is to be done to a run."""
+"""Carries out the fault of a trial."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from distlaunch.base.events import CheckpointFailed, CheckpointSaved, StepsDone,
 from distlaunch.base.run_dir import RunDir
 
 MOMENTS = ("copy", "write", "sync", "commit")
-"""Of a checkpoint, at which a task is killed."""
+"""The stages of a checkpoint at which a task is killed."""
 FULL_BYTES = 200_000
-"""A task whose files may grow no further cannot write a checkpoint; its event file is smaller."""
+"""Limit on the size of a task's files. A checkpoint exceeds it, and the event file does not."""
 
 
 class Disturbance:
-    """Carries a trial out in a folder of its own."""
+    """Carries out a trial in a separate folder."""
 
     def __init__(self, trial: Trial, work: Path, expected: Path | None) -> None:
         self.trial, self.work = trial, work
@@ -82,7 +82,7 @@ class Disturbance:
         return ["--set", f"restarts.max={self.trial.restarts}"]
 
     def _wait_for_moment(self, launch: Launch) -> bool:
-        """Until the step is reached; for faults of checkpoints until there are two."""
+        """Wait until the step is reached; for faults of checkpoints, until there are two checkpoints."""
         saves = 2 if self.trial.fault == "truncate" else 0
         until = time.monotonic() + LIMIT_S
         while launch.process.poll() is None and time.monotonic() < until:
@@ -99,7 +99,7 @@ class Disturbance:
         os.kill(self._pid(), signal.SIGKILL)
 
     def _kill_saving(self, launch: Launch) -> None:
-        """While a checkpoint is copied, or written, or put in its place, as the seed says; the last chance is taken."""
+        """Kill a task while a checkpoint is copied, written or renamed, as the seed decides, or at the last chance."""
         pid, folder, events = self._pid(), self.run.checkpoints, EventReader(self.run.events)
         moment, last = MOMENTS[self.trial.seed % len(MOMENTS)], EPOCHS * STEPS_PER_EPOCH - SAVE_STEPS
         there, step, reached = len(checkpoints(self.run)), 0, False
@@ -117,7 +117,7 @@ class Disturbance:
         os.kill(pid, signal.SIGKILL)
 
     def _warm_lost(self, launch: Launch) -> None:
-        """First what tasks are forked from, then a task, which has to be started without it."""
+        """Kill the process that tasks are forked from, then a task, which must then be started without that process."""
         for pid in processes_of(self.work):
             with contextlib.suppress(psutil.Error):
                 if "distlaunch.agent.warm_process" in psutil.Process(pid).cmdline():
@@ -154,7 +154,7 @@ class Disturbance:
         draft.rename(path)
 
     def _truncate(self, launch: Launch) -> None:
-        """The launcher is lost with its machine, whose disk has half of the newest checkpoint."""
+        """Kill the launcher and its tasks, and truncate the newest checkpoint, as if the machine had failed."""
         self._lost_launcher(launch)
         newest = max(checkpoints(self.run)[-1].glob(STATE))
         os.truncate(newest, newest.stat().st_size // 2)
@@ -165,7 +165,7 @@ class Disturbance:
         self._after.gone(within_s=5.0)
 
     def _full_disk(self, launch: Launch) -> None:
-        """For one checkpoint at least; then there is space again."""
+        """Fill the disk for at least one checkpoint, then free the space."""
         pid, seen = self._pid(), len(events_of(self.run, CheckpointFailed))
         before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (FULL_BYTES, resource.RLIM_INFINITY))
         until = time.monotonic() + 60

@@ -3,11 +3,14 @@
     python scripts/chaos_hosts.py [--faults 50] [--seed 0] [--kinds kill_host,cut_pair]
 
 The hosts are those of `pytest -m cluster`: network namespaces with an sshd each, which needs root. Two of them train
-and one is a spare; none shares a disk with another. Each run is disturbed once. What did not end well is resumed when
-the fault is over. Then its weights must be those of a run that nothing happened to, bit by bit, the host at fault must
-have been named, and no process may be left on any host. What cannot start is started again without the fault. Half of
-the faults that strike one job happen beside a second job on the same hosts, which must end as if it were alone. Trial N
-of `--seed S` is `--seed S+N --faults 1`.
+and one is a spare. They share no disk. Each run is disturbed once. A run that did not end well is resumed when the
+fault is over; a run that could not start is started again without the fault. In the end:
+- Its weights must equal those of an undisturbed run, bit for bit.
+- The host at fault must have been named.
+- No process may be left on any host.
+
+In half of the trials whose fault concerns only one job, a second job runs on the same hosts, which must not be
+affected. Trial N of `--seed S` is `--seed S+N --faults 1`.
 """
 
 from __future__ import annotations
@@ -41,12 +44,12 @@ AGENT, TASK = "distlaunch.agent.remote", "distlaunch.tasks.worker"
 
 @dataclass
 class Trial:
-    """One run and what is done to it.
+    """One run and its fault.
 
     Attributes:
-        host: where; of two hosts that no longer reach each other, the first.
-        beside: whether there is another job on the same hosts, which is not to be disturbed.
-        violations: what should not be; empty if all is well.
+        host: the host at fault; the first of two hosts that no longer reach each other.
+        beside: whether another job runs on the same hosts, which must not be disturbed.
+        violations: conditions that do not hold; empty on success.
     """
 
     seed: int
@@ -60,7 +63,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Of its run."""
+        """The name of its run."""
         return f"trial-{self.seed}-"
 
     @staticmethod
@@ -72,7 +75,7 @@ class Trial:
 
 
 class Disturber:
-    """The faults, each by its name."""
+    """The faults, with a method for each name."""
 
     def __init__(self, lab: Lab, disk: Path) -> None:
         self._lab, self._disk = lab, disk
@@ -99,7 +102,7 @@ class Disturber:
         self._task(trial).suspend()
 
     def pause_host(self, trial: Trial, job: Job) -> None:
-        """Shorter than it takes to give a host up."""
+        """Freeze a host for less time than it takes to declare it lost."""
         frozen = self._lab.processes(trial.host)
         for process in frozen:
             process.suspend()
@@ -129,7 +132,7 @@ class Disturber:
         self._inside(trial.host, "mount", "-o", f"remount,size={used + 4}k", str(self._disk))
 
     def release(self, trial: Trial) -> None:
-        """Ends what holds a port."""
+        """End the process that holds a port."""
         for process in self._lab.processes(trial.host):
             if HOLDS_PORT in process.cmdline():
                 process.kill()
@@ -144,12 +147,12 @@ class Disturber:
         return job.output
 
     def wrong_python(self, trial: Trial) -> list[str]:
-        """Before the start: a host is to use a Python that has no distlaunch."""
+        """Make a host use a Python without distlaunch, before the start."""
         wrong = [f"{name} python=/usr/bin/false" if at == trial.host else name for at, name in enumerate(HOSTS, 1)]
         return [f"engine.hosts={wrong}"]
 
     def taken_port(self, trial: Trial) -> list[str]:
-        """Before the start: another program has one of the ports that the config names."""
+        """Bind one of the ports that the config names, before the start."""
         port = 21000 + trial.seed % 1000
         ports = [port if at == trial.host else port + 2000 for at in (1, 2)]
         self._lab.run(trial.host, [sys.executable, "-c", HOLDS_PORT, str(port)]).wait_for("held", 30)
@@ -164,7 +167,7 @@ signal.pause()
 """
 HOSTS = ["host1", "host2", "host3"]
 AT_START = ("wrong_python", "taken_port")
-"""Faults that are there when a job is started."""
+"""Faults that exist when a job is started."""
 FAULTS = [name for name in vars(Disturber) if not name.startswith("_") and name != "release"]
 OF_ONE_JOB = ("kill_task", "kill_agent", "kill_controller", "term_controller", "stop_task")
 HARMLESS = ("pause_host", "lose_packets")
@@ -175,14 +178,14 @@ EXACT = {
     "term_controller": (4,),
     "full_disk": (0, 3),
 }
-"""Exit codes where they are not 3, or 0 after a restart."""
+"""Exit codes of faults for which they are not 3, or 0 after a restart."""
 
 
 class Runs:
     """Runs of the lab.
 
     Args:
-        disk: a folder that each host has for itself.
+        disk: a folder that is separate on each host.
     """
 
     def __init__(self, lab: Lab, work: Path, disk: Path) -> None:
@@ -215,7 +218,7 @@ class Runs:
         return final_state(RunDir(self.disk / "whole"))
 
     def execute(self, trial: Trial) -> None:
-        """Carries a trial out, and adds what should not be to it."""
+        """Carry out a trial, and record its violations."""
         run = RunDir(self.disk / trial.name)
         restarts = f"restarts.max={trial.restarts}"
         fault = getattr(self._disturber, trial.fault)
@@ -283,7 +286,7 @@ class Runs:
     def _grow_disks(self) -> None:
         for number in (1, 2, 3):
             self.lab.run(number, ["mount", "-o", "remount,size=50%", str(self.disk)]).end(30)
-            # what a run that ended badly has left there
+            # files that a failed run has left there
             self.lab.run(number, ["sh", "-c", f"rm -rf {self.disk}/trial-* {self.disk}/beside-*"]).end(30)
 
 
@@ -317,7 +320,7 @@ def main() -> None:
 
 
 def print_table(trials: list[Trial]) -> None:
-    """Faults by how they ended."""
+    """Print the faults, and how their trials ended."""
     for fault in FAULTS:
         own = [trial for trial in trials if trial.fault == fault]
         ends = collections.Counter(trial.outcome for trial in own)

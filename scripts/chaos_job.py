@@ -1,4 +1,4 @@
-"""What the runs of chaos.py train: a small model, slowly, and a callback that fails when it is told to."""
+"""The model and data of the runs of chaos.py: a small model with slow steps, and a callback that fails on request."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import keras
 import numpy as np
 
 STEP_S = 0.01
-"""Each step takes so long at least, so that there are moments to disturb."""
+"""Minimum duration of a step, so that there is time to disturb the run."""
 
 
 class ChaosError(RuntimeError):
-    """The exception that is told apart from all others."""
+    """The exception that the callback raises, which differs from all others."""
 
 
 def model() -> keras.Model:
-    """Big enough that its checkpoints can be told from other files by their size."""
+    """Return a model so large that its checkpoints can be distinguished from other files by their size."""
     layers = keras.layers
     return keras.Sequential(
         [
@@ -39,7 +39,7 @@ def data() -> dict[str, Any]:
 
 
 class Sabotage(keras.callbacks.Callback):
-    """Ends this task as the file FOLDER/TASK says, once."""
+    """Fails or ends this task once, as the file FOLDER/TASK requests."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()

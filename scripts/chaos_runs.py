@@ -1,4 +1,4 @@
-"""The runs that chaos.py disturbs: started, watched, and looked at when they are over."""
+"""Starts and watches the runs that chaos.py disturbs, and reads their results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STRATEGIES: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
 }
 EPOCHS, STEPS_PER_EPOCH, SAVE_STEPS = 6, 40, 15
 STATE = "*.safetensors"
-"""What the files with a state are called: one, or one of each process."""
+"""Name pattern of the files with a state: one file, or one for each process."""
 STALL_S = 15.0
 LIMIT_S = 300.0
 
@@ -58,7 +58,7 @@ cluster: {{stall_timeout_s: {stall_s}, stop_timeout_s: 20, start_timeout_s: 200}
 
 
 class Launch:
-    """A `distlaunch train` that is watched: what it says, and when."""
+    """A watched `distlaunch train`: the lines of its output with their times."""
 
     def __init__(self, work: Path, *words: str) -> None:
         temporary = work / "tmp"
@@ -81,7 +81,7 @@ class Launch:
             self.said.append((time.time(), line.rstrip()))
 
     def wait(self) -> int:
-        """The exit code; raises subprocess.TimeoutExpired."""
+        """Return the exit code. Raise subprocess.TimeoutExpired after the timeout."""
         code = self.process.wait(LIMIT_S)
         self._reader.join()
         return code
@@ -92,7 +92,7 @@ class Launch:
 
 
 def options(strategy: str) -> list[str]:
-    """What makes the common config one of a strategy."""
+    """Return the overrides that select a strategy."""
     return [word for key, value in STRATEGIES[strategy][0].items() for word in ("--set", f"{key}={value}")]
 
 
@@ -105,7 +105,7 @@ def write_config(work: Path) -> None:
 
 
 def undisturbed(strategy: str, work: Path) -> Path:
-    """The last checkpoint of a run that nothing happens to; raises RuntimeError if it fails."""
+    """Return the last checkpoint of an undisturbed run. Raise RuntimeError if the run fails."""
     write_config(work)
     launch = Launch(work, "job.yaml", *options(strategy))
     if launch.wait() != 0:
@@ -122,7 +122,7 @@ def final_state(run: RunDir) -> Path:
 
 
 def differences(expected: Path, got: Path) -> list[str]:
-    """Arrays that are not the same bit by bit. Metrics begin anew where a run goes on."""
+    """Return the arrays that differ in any bit, without metrics, which start again when a run is resumed."""
     one, other = (
         {n: v for n, v in _read(path).items() if not n.startswith(("metric/", "log/"))} for path in (expected, got)
     )
@@ -135,7 +135,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 
 
 def processes_of(work: Path) -> list[int]:
-    """Processes that were started for a trial, by whomever: they have its folder for temporary files."""
+    """Return the processes that were started for a trial, recognized by its folder for temporary files."""
     mark, found = str(work / "tmp"), []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # gone, or another user's
@@ -145,10 +145,10 @@ def processes_of(work: Path) -> list[int]:
 
 
 def crowd() -> float:
-    """How many processes wait for each core: on a busy machine everything takes longer."""
+    """Return the number of processes per core that want to run, since everything takes longer on a busy machine."""
     return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
 def events_of(run: RunDir, kind: type[Event]) -> list:
-    """The run's own events of a kind."""
+    """Return the run's own events of a kind."""
     return [event for event in read_events(run.events) if isinstance(event, kind)]

@@ -1,4 +1,4 @@
-"""What a trial of `chaos.py` does to which run, and how it went."""
+"""The plan and the result of a trial of `chaos.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KILLS = ("kill", "kill_saving", "warm_lost")
 
 @dataclass(frozen=True)
 class Trial:
-    """What is done to which run, and when."""
+    """The fault of a trial, its run, and its time."""
 
     seed: int
     strategy: str
@@ -42,12 +42,12 @@ class Trial:
 
 @dataclass
 class Result:
-    """How a trial went.
+    """The result of a trial.
 
     Attributes:
-        outcome: what the disturbed command ended with.
-        detected_s: from the fault to the first word about it.
-        violations: what should not be; empty if all is well.
+        outcome: how the disturbed command ended.
+        detected_s: seconds from the fault to the first message about it.
+        violations: conditions that do not hold; empty on success.
     """
 
     trial: Trial

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A CI job: proves every config, by `distlaunch validate` and then `distlaunch train --smoke` (a few steps, a restart
-# from the checkpoint, validation, an export). Ends with 1 if one of them fails, after all have been tried.
+# A CI job that tests every config with `distlaunch validate` and then `distlaunch train --smoke` (a few steps, a restart
+# from the checkpoint, validation, an export). Exits with 1 if a config fails, after all configs have been tested.
 #
 #   scripts/ci_smoke.sh [CONFIG ...]        default: all of configs/
 #

@@ -3,7 +3,7 @@
     python scripts/make_reviews.py movieReviewSnippets_GroundTruth.txt
 
 The file is in additional_resources/hutto_ICWSM_2014.tar.gz of that distribution: id, mean rating from -4 to 4, text.
-Keeps the clear ratings, |rating| >= 1, in an order that is mixed and always the same.
+Keeps the reviews with a clear rating, |rating| >= 1, in a shuffled order that is always the same.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python scripts/mutants.py [--only NAME,...] [--list]
 
-Each mutant of `mutants.yaml` changes one place of a copy of the repository, and the tests named beside it must fail
-there. They must pass in a copy without a fault, which is tried first. Takes about an hour on 2 cores; the test suite
-itself is not enough to tell what its tests would miss. Exit code 1: a mutant was not caught.
+Each mutant of `mutants.yaml` changes one place in a copy of the repository, in which its tests must then fail. Before
+that, the tests must pass in an unchanged copy. So the script shows which faults the tests would miss. It takes about an
+hour on 2 cores. Exit code 1 means that a mutant was not caught.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _COPIED = (
 )
 _TOLD = 5000
 _NO_TESTS = 5
-"""pytest's exit code where it found none: nothing would be proven."""
+"""Exit code of pytest if it found no tests, which proves nothing."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A fault, and the tests that must find it.
+    """A fault, and the tests that must detect it.
 
     Attributes:
-        find: text that stands in the file once.
+        find: text that occurs in the file exactly once.
         tests: arguments of pytest.
     """
 
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def _try_all(mutants: Sequence[Mutant], folder: Path) -> list[str]:
-    """Names of those that were not caught."""
+    """Return the names of the mutants that were not caught."""
     sound = _copy(folder / "sound")
     for tests in sorted({mutant.tests for mutant in mutants}):
         code, output = _run(sound, tests)

@@ -154,7 +154,10 @@ class HostTask:
         self._given_up = code
 
     def poll(self) -> Exit | None:
-        """Return how the task ended, or None if it runs. After the end, all output is read and its group is gone."""
+        """Return how the task ended, or None if it runs.
+
+        When this returns an end, all output of the task has been read, and its process group is gone.
+        """
         code = self._given_up if self._child is None else self._child.poll()
         if code is None:
             return None

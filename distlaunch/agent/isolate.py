@@ -40,7 +40,7 @@ def _leave_network() -> None:
     except PermissionError:
         user, group = os.geteuid(), os.getegid()
         _unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
-        # only the own user and group can be mapped, the group first; see user_namespaces(7)
+        # only this process's user and group can be mapped, the group first; see user_namespaces(7)
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")

@@ -430,7 +430,7 @@ def _check_placement(variables: Sequence[Mapping[str, Any]], mesh: Mapping[str, 
         if not sizes or len(sizes) != len(mesh["axes"]) or not all(1 <= size <= _MOST_DEVICES for size in sizes):
             raise ValueError("the mesh has no sizes")
         if math.prod(sizes) != len(mesh["devices"]) or not {*mesh["inputs"]} <= {*mesh["axes"], None}:
-            raise ValueError("the mesh has other devices, or its inputs other axes")
+            raise ValueError("the devices do not match the mesh, or the inputs have unknown axes")
     for variable in variables:
         _require(variable, _VARIABLE)
         for part in variable["parts"]:
@@ -438,13 +438,13 @@ def _check_placement(variables: Sequence[Mapping[str, Any]], mesh: Mapping[str, 
             if "layout" in variable:
                 _require(part, {"bounds": list[list[int]]})
                 if [len(pair) for pair in part["bounds"]] != [2] * len(variable["shape"]):
-                    raise ValueError("bounds are not those of the shape")
+                    raise ValueError("the bounds do not match the shape")
             elif not fits(part.get("rows", 0), list[int] | None) or len(part["rows"] or (0, 0)) != 2:
-                raise ValueError("rows are no pair")
+                raise ValueError("rows are not a pair")
         if "layout" in variable:
             layout = variable["layout"]
             if not fits(layout, list[str | None]) or len(layout) != len(variable["shape"]) or not variable["parts"]:
-                raise ValueError("the layout is not that of the shape")
+                raise ValueError("the layout does not match the shape")
 
 
 def _require(data: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:

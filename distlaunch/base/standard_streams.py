@@ -55,7 +55,7 @@ def keep_going_without_readers() -> None:
     """
     for name in ("stdout", "stderr"):
         stream: Any = getattr(sys, name)
-        # leave streams alone that a test has replaced
+        # do not change streams that a test has replaced
         if isinstance(stream, io.TextIOWrapper) and stream is getattr(sys, f"__{name}__"):
             stream.flush()
             setattr(sys, name, _with_raw(cast(io.TextIOWrapper, stream), _Output(stream.fileno())))

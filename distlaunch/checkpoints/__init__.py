@@ -3,7 +3,7 @@
 | question | module |
 |---|---|
 | When is a checkpoint saved? | `policy`, `best` |
-| How does training go on during a write? | `saver`, `throttle`; which process writes what: `writers` |
+| How does training continue during a write? | `saver`, `throttle`; which process writes what: `writers` |
 | Where are checkpoints, which are kept, and which are damaged? | `store` |
 | What does a checkpoint contain? | `meta` (progress, config), `state_files` and `format` (arrays), `callback_state` |
 | From which checkpoint does a run continue? | `restorer`; with other optimizer settings: `optimizer_changes` |

@@ -36,7 +36,7 @@ _IN_HELP = {
     ExitCode.DIFFERS: "a strategy does not give the numbers of one device",
     ExitCode.INTERRUPTED: "interrupted with Ctrl-C; after another signal, 128 + its number",
 }
-"""Descriptions in the help of one command, which need not say for which commands they hold."""
+"""Descriptions for the help of a single command, which do not name commands."""
 
 
 class Command(click.Command):

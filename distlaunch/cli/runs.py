@@ -27,7 +27,7 @@ def command(directory: str, as_json: bool) -> None:
     done         the run has reached its planned end
     failed       a task has failed
     stopped      stopped by SIGTERM or `distlaunch stop`, with a checkpoint if at least one step was done
-    interrupted  the same by Ctrl-C
+    interrupted  stopped in the same way by Ctrl-C
     killed       the launcher is gone; `train RUN --resume` continues from the last checkpoint, if there is one
 
     The values are those of the last complete epoch, or the values so far in the first epoch. The time is that from the

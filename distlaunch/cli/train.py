@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @click.option(
     "--resume",
     is_flag=True,
-    help="Resume the newest unfinished run of this name, or make the outputs that a finished one lacks.",
+    help="Resume the newest unfinished run of this name, or add the outputs that a finished run lacks.",
 )
 @click.option("--smoke", is_flag=True, help="Test the config in about a minute: a few steps, a resume, an export.")
 @click.option("--debug", is_flag=True, help="Train on one device in this process, so that breakpoint() works.")

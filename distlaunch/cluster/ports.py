@@ -14,7 +14,7 @@ from distlaunch.base.errors import UsageError
 REUSE_ENV = {"TF_GRPC_REUSE_PORT": "1"}
 """Variable that lets TensorFlow bind a port that this process holds."""
 
-OTHER_PORTS = "choose another one, or write `ports: auto`"
+OTHER_PORTS = "choose other ports, or write `ports: auto`"
 
 
 class ReservedPorts:

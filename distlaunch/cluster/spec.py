@@ -106,7 +106,7 @@ def places_of(tasks: Sequence[Task], places: Sequence[Place], cluster: ClusterSp
     left, found = list(places), dict[Task, Place]()
     addresses = {} if cluster is None else {task: cluster.address(task) for task in tasks if task in cluster.tasks}
     for task, address in addresses.items():
-        # an address of a given cluster is none of ours
+        # an address of a given cluster is not among the places
         place = next((place for place in left if place.address == address), None)
         if place is not None:
             found[task] = place

@@ -28,7 +28,7 @@ def kinds_written(root: Node) -> dict[str, object]:
 def drop_foreign_keys(root: Node, before: Mapping[str, object]) -> None:
     """Remove the file's keys for another kind of strategy or engine than the one that an override chose.
 
-    Keys that no kind knows remain, and are reported; so do keys that an override sets.
+    Keys that no kind knows remain, and are reported. Keys that an override sets remain, too.
 
     Args:
         before: the kinds in the file; see `kinds_written`.

@@ -10,7 +10,7 @@ _MIN_OPEN_FILES = 1024
 _MIN_PROCESSES = 1024
 """The limit includes threads, and a TensorFlow task has hundreds of them on a host with many cores."""
 _MAX_CLOCK_DIFFERENCE_S = 5.0
-"""Difference of clocks from which on there is a warning, since events and logs have the times of their hosts."""
+"""Smallest difference of clocks that causes a warning, since events and logs have the times of their hosts."""
 
 
 def host_warnings(name: str, state: Mapping[str, Any], paths: Mapping[str, str], clock_s: float = 0.0) -> Iterator[str]:

@@ -136,7 +136,7 @@ def _choose_resumed(request: JobRequest, new: Choice, chief_run_name: str) -> Ch
     """Choose what `--resume` does with the runs of a name.
 
     Args:
-        new: the new run that this launcher would start otherwise. It may be that of a single task of a cluster.
+        new: the run that this launcher starts if there is none to resume. It may be for a single task of a cluster.
         chief_run_name: the name of the chief's run. If that run can be found, it decides for all tasks.
     """
     from distlaunch.config.resume import find_run

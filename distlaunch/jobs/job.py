@@ -88,7 +88,7 @@ def _make_missing_outputs(choice: Choice, run: RunDir, observer: Observer) -> At
     """Make the missing exports and evaluations of a finished run.
 
     Returns:
-        The result of the first that failed, else of the last.
+        The result of the first attempt that failed; if none failed, that of the last one.
     """
     config, context = choice.config, choice.context
     result: AttemptResult | None = None

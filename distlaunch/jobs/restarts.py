@@ -174,7 +174,10 @@ def _recent_restarts(restart_times: Sequence[float], window_s: float | None) -> 
 
 
 def _next_workers(config: RunConfig, workers: int, *, lost: bool, num_gpus: int) -> int:
-    """Return the number of workers of the next attempt: fewer after a task was lost, all again in the attempt after."""
+    """Return the number of workers of the next attempt.
+
+    It is smaller after a task was lost. The attempt after that uses all workers again.
+    """
     wanted = config.cluster.workers
     if not isinstance(wanted, WorkerRange):
         return workers

@@ -1,4 +1,4 @@
-"""The plan of a script's tasks: the environment that describes the cluster to each. Pure."""
+"""The plan of a script's tasks, with the environment that describes the cluster to each of them."""
 
 from __future__ import annotations
 

@@ -219,8 +219,8 @@ def plan_launch(
     Args:
         cluster: addresses of all tasks; empty for a single process.
         here: the only task to start if TF_CONFIG is given; None to start all tasks.
-        places: the places of tasks, first of those with addresses, last of the evaluator. Tasks without a place run on
-            this machine.
+        places: the places of tasks: first the tasks with addresses, and last the evaluator. Tasks without a place run
+            on this machine.
         extra: arguments for the worker.
         engine: see `LaunchPlan`.
     """

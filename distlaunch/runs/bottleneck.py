@@ -10,21 +10,21 @@ from typing import Any
 from distlaunch.base.events import StepsTimed
 
 _MIN_WAITED_FRACTION = 0.1
-"""Fraction of the time of steps from which on waiting for input is reported."""
+"""Smallest fraction of the time of steps for which waiting for input is reported."""
 _HANDOVER_S = 0.5e-3
 """Time per step allowed for handing over a batch that is already loaded. Steps of small models are that short."""
 _MIN_TIMED_S = 1.0
-"""Total time of steps from which on their times are meaningful."""
+"""Smallest total time of steps, in seconds, for which the times are meaningful."""
 _SLOWER_FACTOR = 1.5
-"""A task is clearly slower from this factor above the value of the others."""
+"""Smallest factor between the values of a task and of the others for which the task is clearly slower."""
 _BUSY_FRACTION = 0.8
-"""Fraction of its core time that a task computes from which on more threads would not help."""
+"""Fraction of its core time in which a task computes, above which more threads would not help."""
 _BUSY_WITH_STEPS_FRACTION = 0.75
 """The same for a task whose input does little work. Measured: 0.80 in a job of small steps with one core per task."""
 _IDLE_CORES = 0.5
-"""Average number of busy cores up to which the threads that make examples mostly wait, for example for a disk."""
+"""Largest average number of busy cores at which the threads that make examples mostly wait, for example for a disk."""
 _ONE_CORE = 1.4
-"""Average number of busy cores up to which only one thread computes at a time. Steps add a little to 1."""
+"""Largest average number of busy cores at which only one thread computes at a time. Steps add a little to 1."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Outcome:
 
 
 MIN_WAITED_FRACTION = 0.1
-"""Fraction of the training time from which on waiting for a task is reported as a warning."""
+"""Smallest fraction of the training time for which waiting for a task is reported as a warning."""
 
 
 def attempt_warnings(

@@ -1,4 +1,4 @@
-"""The evaluator task: evaluates each new checkpoint of a run while training goes on."""
+"""The evaluator task: evaluates each new checkpoint of a run while training continues."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Axes = Sequence[str | None]
 _Cell = tuple[int, int]
 _MAX_NAMES = 3  # variables that a picture names; the others are counted
 _MAX_GRIDS = 4  # grids that are drawn for a mesh of three axes
-_MAX_WIDE_COLUMNS = 4  # columns up to which a cell may be wide
+_MAX_WIDE_COLUMNS = 4  # maximum width of a cell, in columns
 _DEVICES_IN_WIDE_CELL, _DEVICES_IN_NARROW_CELL = 8, 3
 
 

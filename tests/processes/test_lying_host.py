@@ -81,7 +81,7 @@ def write(path: str, payload: str = _EVIL, **fields: Any) -> dict[str, Any]:
 def test_a_host_that_lies_is_lost(liar: Liar, lies: list[dict[str, Any]]) -> None:
     code, said = liar(lies)
     assert code == 75, said
-    assert "the host liar was lost: what it sends is not a message of an agent" in said
+    assert "the host liar was lost: it sent something that is not a message of an agent" in said
     assert not liar.run.config.exists()
     assert json.loads(liar.run.plan.read_text())["tasks"]
     assert not list(liar.folder.rglob("evil.py"))
@@ -100,7 +100,7 @@ def test_a_host_that_lies_is_lost(liar: Liar, lies: list[dict[str, Any]]) -> Non
 def test_a_host_that_answers_nonsense_is_lost(liar: Liar, forge: dict[str, Any]) -> None:
     code, said = liar([], forge)
     assert code in (2, 75), said
-    assert "what it sends is not a message of an agent: its answer to" in said
+    assert "it sent something that is not a message of an agent: its answer to" in said
 
 
 def test_a_flood_of_lines_is_bounded_on_screen_and_disk(liar: Liar) -> None:

@@ -247,7 +247,7 @@ def test_what_a_notebook_cannot_do_and_an_interrupt(machine: Machine) -> None:
     code, out, err = machine(sys.executable, "cells.py", CONFIGS / "linear_regression.yaml")
     assert code == 0, out[-2000:] + err
     lines = [line for line in out.splitlines() if not line.startswith(("epoch ", "resuming from step "))]
-    assert lines[0].startswith("strategy.kind: got 'multi_worker_mirrored', which needs processes of its own")
+    assert lines[0].startswith("strategy.kind: got 'multi_worker_mirrored', which needs separate processes")
     assert "use `distlaunch train`" in lines[0]
     assert lines[1].startswith("config: data.global_batch: got 0")
     said = lines[-8:]

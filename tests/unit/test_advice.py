@@ -84,7 +84,7 @@ def test_a_missing_file_may_only_have_to_be_copied() -> None:
     summary = "FileNotFoundError: [Errno 2] No such file or directory: '/data/x y.npy'"
     lines = 'Traceback (most recent call last):\n  File "/home/u/d.py", line 3, in data\n    np.load(path)'
     found = TaskError(summary, f"{lines}\n{summary}", kind="FileNotFoundError")
-    expected = "copy /data/x y.npy to that host if it is missing only there, else fix d.py:3"
+    expected = "copy /data/x y.npy to that host if it is missing only there, otherwise fix d.py:3"
     assert given(Cause.FAILURE, found, 3, hosts=True) == Advice(expected)
     assert given(Cause.FAILURE, found, 3) == Advice("fix d.py:3")
 

@@ -66,7 +66,7 @@ def test_types_that_make_no_tensor_and_nulls(tmp_path: Path) -> None:
         parquet(path)
     source = parquet(path, columns=["n"])
     assert source[2] == {"n": 2}
-    with pytest.raises(RecordError, match=r"example 1 .*record 1\): the column 'n' is null"):
+    with pytest.raises(RecordError, match=r"example 1 .*record 1\): column 'n' has a null here"):
         source.read(np.array([3, 1, 2]))
 
 

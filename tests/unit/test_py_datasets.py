@@ -178,7 +178,7 @@ def test_what_draws_is_read_in_one_thread_and_reproduced(kind: type[Batches], ke
 @pytest.mark.parametrize(("workers", "shared"), [(1, False), (4, True)])
 def test_a_generator_of_its_own_is_named(workers: int, shared: bool) -> None:
     (note,) = split_of(OwnGenerator(workers=workers)).notes
-    assert "returns another batch 0 each time, from its own generator, which a resume cannot reset" in note
+    assert "returns a different batch 0 each time, from its own generator, which a resume cannot reset" in note
     assert ("and which threads share" in note) == shared
 
 

@@ -175,7 +175,7 @@ class Agent:
         try:
             os.chdir(frame.text("folder"))
         except OSError as error:
-            advice = "create it, give another one with folder=PATH, or use `engine.sync: code`"
+            advice = "create it, name another folder with folder=PATH, or use `engine.sync: code`"
             raise UsageError(f"{error.strerror}: {frame.text('folder')}; {advice}") from None
         self._reply(frame)
 

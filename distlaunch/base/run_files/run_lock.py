@@ -26,7 +26,8 @@ _TRIES = 3
 _RETRY_S = 0.02
 _POLL_INTERVAL_S = 0.2
 TOUCH_S, _FRESH_S = 10.0, 60.0
-"""On disks without locks: interval at which the file is touched, and time for which that counts, in seconds."""
+"""On disks without locks: interval in seconds at which the file is touched, and time in seconds after which a touch no
+longer counts."""
 
 
 class Owner(NamedTuple):

@@ -79,11 +79,11 @@ class ModelFacts:
         own_batch_norm: layers of the user's classes that do the same, recognised by the names of the classes.
         embeddings: trained Embedding layers, whose gradients are sparse on one TensorFlow device.
         random: layers that draw random numbers in training.
-        own_step: the user's step function or model method that trains instead of that of Keras.
+        own_step: the user's step function or model method that trains instead of Keras's.
         random_ops: operations of the data pipeline that draw different numbers in each process.
         own_losses: the sum of the losses that the model adds (regularisation), with the initial weights.
-        mixes_rows: `model` or `loss` if that gives other results for rows of a part of a batch than for the same rows
-            of the whole batch.
+        mixes_rows: `model` or `loss` if its results for the rows of a part of a batch differ from those for the same
+            rows in the whole batch.
         own_state: variables other than weights that layers change in training.
         other_examples: True if the data pipeline gives different examples each time it is read.
     """

@@ -54,7 +54,7 @@ class PyDatasets(Split):
         self._epoch_steps = epoch_steps or np.iinfo(np.int64).max
         self._threads = 1
         self._draws = False
-        # Keras also finds the shapes by two batches
+        # Keras, too, determines the shapes from two batches
         heads = [self._item(0, at) for at in range(2 if number is None else min(number, 2))]
         if not heads:
             raise ConfigError(Problem(_KEY, f"got {self._name} without batches; its length is 0"))
@@ -91,7 +91,9 @@ class PyDatasets(Split):
             self._notes.append(f"{message} reads, instead of {wanted}; {hint}")
         again = self._item(0, 0)[1]
         if len(again) != len(self._head) or not all(map(_is_same, again, self._head)):
-            message = f"{self._name}: __getitem__ returns another batch 0 each time, from its own generator, which a"
+            message = (
+                f"{self._name}: __getitem__ returns a different batch 0 each time, from its own generator, which a"
+            )
             message += " resume cannot reset" + (" and which threads share" if wanted > 1 else "")
             self._notes.append(f"{message}; draw from np.random, or np.random.default_rng([epoch, index])")
         # several threads would read batches of two epochs at the same time if the dataset has no end

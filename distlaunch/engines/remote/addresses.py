@@ -36,7 +36,7 @@ class UnreachableError(UsageError):
     def worst(self, hosts: Sequence[str]) -> tuple[str, str]:
         """Return the host with the most failed connections, and a message about one of them.
 
-        If several hosts have as many, return the last.
+        If several hosts have the same number, return the last of them.
         """
         counts = [sum(host in pair for pair in self._pairs) for host in hosts]
         name = max(range(len(hosts)), key=lambda number: (counts[number], number))

@@ -22,7 +22,7 @@ from distlaunch.engines.remote.replies import check_facts, check_reply
 
 _READ_BYTES = 64 * 1024  # the size of a pipe's buffer
 _KEPT_BYTES = 8000  # how much of the end of standard error is kept
-_NO_AGENT = "what it sends is not a message of an agent"
+_NO_AGENT = "it sent something that is not a message of an agent"
 
 
 class LinkError(Exception):

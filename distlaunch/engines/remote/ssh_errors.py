@@ -20,11 +20,12 @@ _CAUSES: tuple[tuple[str, str], ...] = (
      "the account may not run commands there"),
 )  # fmt: skip
 _PYTHON_CAUSES: tuple[tuple[str, str], ...] = (
-    (r"unknown option -P|Unknown option: -P", "{python} is older than Python 3.11; give another one with python=PATH"),
+    (r"unknown option -P|Unknown option: -P",
+     "{python} is older than Python 3.11; name a newer Python with python=PATH"),
     (r"No module named '?distlaunch", "distlaunch is not installed for {python}; install it there, or give another "
      "interpreter with python=PATH"),
     (r"(?i)no such file or directory|not found|cannot find|does not exist|permission denied",
-     "there is no Python at {python}; install it there, or give another one with python=PATH"),
+     "there is no Python at {python}; install it there, or name another Python with python=PATH"),
 )  # fmt: skip
 _BUSY = re.compile(r"kex_exchange_identification|ssh_exchange_identification|Connection (?:reset|closed) by")
 """Messages of ssh when a server or jump host accepts no more logins at the moment (`MaxStartups`)."""

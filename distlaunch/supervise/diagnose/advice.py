@@ -128,7 +128,9 @@ def _after_error(error: TaskError, *, hosts: bool) -> Advice:
     fix = f"fix {place}" if place else "fix the error above"
     # a file may be missing only because it was not copied to one of several hosts
     file = re.fullmatch(r"FileNotFoundError: \[Errno 2\] No such file or directory: '(.*/.+)'", error.summary.strip())
-    return Advice(f"copy {file[1]} to that host if it is missing only there, else {fix}" if file and hosts else fix)
+    return Advice(
+        f"copy {file[1]} to that host if it is missing only there, otherwise {fix}" if file and hosts else fix
+    )
 
 
 _OF_ENVIRONMENT = re.compile(r"ValueError: invalid truth value .* for environment '(\w+)'")

@@ -12,7 +12,7 @@ from distlaunch.base.run_files.run_facts import AttemptFacts, RunFacts
 _NUM_RECENT_REPORTS = 9
 """Number of reports whose median is the speed. The median ignores the few slow reports with a compilation."""
 _MIN_REPORTS = 3
-"""Number of reports from which on the speed is shown, even if each of them may include a compilation."""
+"""Smallest number of reports for which the speed is shown, even if each of them may include a compilation."""
 
 
 @dataclass

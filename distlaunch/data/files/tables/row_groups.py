@@ -14,7 +14,7 @@ _MOST_BYTES = 256 << 20  # documented in `parquet`
 
 
 class RowGroupCache:
-    """Cache of the latest results of `load`, objects with `nbytes`; the last one is kept whatever its size."""
+    """Cache of the latest results of `load`, objects with `nbytes`; the last result is kept even if it is larger."""
 
     def __init__(self, load: Callable[[int], Any], most_bytes: int = _MOST_BYTES) -> None:
         self._load, self._most_bytes = load, most_bytes
