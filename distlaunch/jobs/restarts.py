@@ -156,7 +156,7 @@ def _backoff(limits: Limits, num_recent: int) -> tuple[float, str]:
 
 def _describe_failure(failure: Failure, *, has_hosts: bool) -> str:
     """Describe the failed task, its host and the reason."""
-    if failure.reason.startswith(LOST_HOST):  # a sentence of its own
+    if failure.reason.startswith(LOST_HOST):  # the reason is a complete sentence
         return failure.reason
     needs_host = has_hosts and failure.task and failure.host not in failure.reason
     where = f" on {failure.host}" if needs_host else ""

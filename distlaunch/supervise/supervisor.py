@@ -294,7 +294,7 @@ class Supervisor:
             RunDir(self._plan.run_dir).release_room()
         self._write(self._end_events(verdict.status, found.failure))
         self._handle_events(self._follower.read())
-        # the failed task is the one that did not answer, not the one that noticed that
+        # the failed task is the one that did not answer, not the one that noticed it
         failed = self._tasks.get(found.failure.task if found.failure is not None else "")
         if found.lost and failed is not None:
             self._allocation.note_host_failure(failed.host)

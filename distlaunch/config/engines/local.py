@@ -31,7 +31,7 @@ class Auto(RemoteSection):
     container."""
 
     def resolve(self, environ: Mapping[str, str]) -> EngineSection:
-        # options of srun, such as a container's, are for one node as well
+        # options of srun, such as those of a container, also apply to a single node
         if "SLURM_JOB_ID" in environ and (self.srun or is_in_allocation(environ)):
             shared = {name: getattr(self, name) for name in Auto.model_fields if name != "kind"}
             return Slurm(kind="slurm", **shared)

@@ -24,9 +24,8 @@ from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch
 from distlaunch.strategies.mesh.row_counts import RowCounts
 from distlaunch.strategies.step_times import StepTimes
 
-_MEASURE_EVERY = (
-    7  # one of 7 steps is measured; an odd number, because every second step may wait if batches come in pairs
-)
+_MEASURE_EVERY = 7
+"""One of this many steps is measured. It is odd, because every second step may wait if batches come in pairs."""
 _NUM_MEASUREMENTS = 8  # number of measurements; their mean is used for the steps that are not measured
 
 
