@@ -34,6 +34,7 @@ CODES = {
 _IN_HELP = {
     **MEANINGS,
     ExitCode.DIFFERS: "a strategy does not give the numbers of one device",
+    ExitCode.PREEMPTED: "the job was stopped; start it again to continue",
     ExitCode.INTERRUPTED: "interrupted with Ctrl-C; after another signal, 128 + its number",
 }
 """Descriptions for the help of a single command, which do not name commands."""
