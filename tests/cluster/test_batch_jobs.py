@@ -143,7 +143,7 @@ def test_stop_now_and_ctrl_c_while_waiting(lab: Lab, slurm: Slurm, tmp_path: Pat
     lab.launcher(job).send_signal(signal.SIGINT)
     assert job.end(30) == 130, job.output
     run = RunDir(tmp_path / "runs" / "now")
-    assert f"job {job_of(run)} goes on" in job.said
+    assert f"job {job_of(run)} continues" in job.said
     assert f"stop it distlaunch stop {run.path}" in job.said
     assert status(slurm, run) == "running"
     assert slurm.distlaunch("stop", "--now", str(run.path)).end(120) == 0
