@@ -307,7 +307,7 @@ def test_a_cut_between_two_workers_is_found(lab: Lab, own_disk: Path, tmp_path: 
     job.wait_for("epoch   40/2000")
     lab.cut(2, 3)
     assert job.end() == 75, job.output
-    assert "host2 cannot reach host3 at 10.77.0.13:" in job.said or "host3 cannot reach host2" in job.said
+    assert "host2 can no longer reach host3 at 10.77.0.13:" in job.said or "host3 can no longer reach host2" in job.said
 
 
 def test_a_restart_takes_a_spare_for_a_host_that_others_do_not_reach(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_a_restart_takes_a_spare_for_a_host_that_others_do_not_reach(lab: Lab, o
     # who of the two is replaced depends on who complains first: the agents, or TensorFlow in either task
     hosts = set(planned_hosts(RunDir(own_disk / "around")).values())
     assert hosts in ({"host1", "host3"}, {"host2", "host3"}), job.output
-    cut = ("host1 cannot reach host2", "host2 cannot reach host1", "worker:1 on host2 no longer reached each other",
+    cut = ("host1 can no longer reach host2", "host2 can no longer reach host1", "worker:1 on host2 no longer reached each other",
            "worker:0 on host1 no longer reached each other",
            "worker:1 on host2 was running, but worker:0 on host1 no longer got its heartbeats",
            "worker:0 on host1 was running, but worker:1 on host2 no longer got its heartbeats")  # fmt: skip
