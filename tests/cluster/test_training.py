@@ -324,7 +324,8 @@ def test_a_restart_takes_a_spare_for_a_host_that_others_do_not_reach(lab: Lab, o
     # who of the two is replaced depends on who complains first: the agents, or TensorFlow in either task
     hosts = set(planned_hosts(RunDir(own_disk / "around")).values())
     assert hosts in ({"host1", "host3"}, {"host2", "host3"}), job.output
-    cut = ("host1 can no longer reach host2", "host2 can no longer reach host1", "worker:1 on host2 no longer reached each other",
+    cut = ("host1 can no longer reach host2", "host2 can no longer reach host1",
+           "worker:1 on host2 no longer reached each other",
            "worker:0 on host1 no longer reached each other",
            "worker:1 on host2 was running, but worker:0 on host1 no longer got its heartbeats",
            "worker:0 on host1 was running, but worker:1 on host2 no longer got its heartbeats")  # fmt: skip
