@@ -190,7 +190,8 @@ def train_here(
     run.write_json(run.environment, describe_environment([], config.folder, run, config.modules_folder))
     reporter = _Reporter(run, attempt, config.train.epochs)
     began = time.monotonic()
-    with dtype_policy_scope(), contextlib.closing(reporter):  # a session clears Keras's own
+    # our own scope of the dtype policy, because a session clears Keras's
+    with dtype_policy_scope(), contextlib.closing(reporter):
         try:
             with interrupts as should_stop:
                 reporter.emit(TaskStarted(host=socket.gethostname(), pid=os.getpid()))

@@ -1,8 +1,8 @@
 """`python -P -m distlaunch.agent.warm_process FD MODULE [ARGUMENT ...] PADDING`: imports MODULE, and forks tasks.
 
 This module uses little but the standard library, one thread and no signal handlers, since tasks inherit everything.
-MODULE's `main(arguments)` imports. It returns why the process must not be forked, or an empty string. A request on the
-socket FD is JSON with four descriptors (standard output, standard error, the lifeline and the gate).
+MODULE's `main(arguments)` does the imports, and returns why the process must not be forked, or an empty string. A
+request on the socket FD is JSON with four descriptors (standard output, standard error, the lifeline and the gate).
 
 A task must be a child of the process that has requested it, which reaps the task and gets its exit code from the
 kernel. So the task is forked by an intermediate process that ends at once, while the requesting process is the
@@ -65,7 +65,7 @@ def serve(connection: socket.socket) -> None:
             connection.close()
             _become(request, fds)
             return
-        # with another writer, the pipes of the task would never reach their end of file
+        # the reader of the task's pipes gets no end of file while this process has them open
         for fd in fds:
             os.close(fd)
         _answer(connection, {"pid": task})

@@ -218,7 +218,7 @@ def naming_run(run: str) -> Generator[None]:
 
 
 def message_of(error: DistlaunchError | StopRequested | OSError) -> str:
-    """Return the message for users of an error that ends a command, with the name of the run in each line."""
+    """Return the user-facing message for an error that ends a command, with the name of the run in each line."""
     if isinstance(error, OSError):
         text = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
     else:

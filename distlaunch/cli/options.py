@@ -65,7 +65,7 @@ JUNIT = click.option(
     "--junit-xml",
     metavar="FILE",
     type=FILE,
-    help="Also write a JUnit report with a test case for each config, and create its folder.",
+    help="Also write a JUnit report with a test case for each config. The folder of FILE is created if needed.",
 )
 CHECKPOINT = click.option(
     "--checkpoint", type=CheckpointName(), metavar="STEP|best", help="Checkpoint to use. Default: the newest."

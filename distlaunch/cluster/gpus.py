@@ -142,7 +142,8 @@ def _uuid(nvml: Any, device: Any) -> str:
 
 
 def _text(found: bytes | str) -> str:
-    return found.decode() if isinstance(found, bytes) else str(found)  # an old package of the same name returns bytes
+    # an older package that is also called pynvml returns bytes
+    return found.decode() if isinstance(found, bytes) else str(found)
 
 
 def _all_names(gpus: Sequence[Gpu]) -> tuple[str, ...]:

@@ -85,7 +85,7 @@ class Data(Section):
     False: they yield examples. null: examples too, and a pipeline that seems to yield batches is an error.
     """
     shuffle: bool | Positive = True
-    """True: over all examples if they can be read by number; for tf.data pipelines, a buffer of 10,000 examples, or as
+    """True: over all examples if they can be read by index; for tf.data pipelines, a buffer of 10,000 examples, or as
     many as fit into `shuffle_buffer_bytes`. A number: a buffer of this many examples.
     """
     shuffle_buffer_bytes: Positive = 256_000_000
@@ -109,8 +109,8 @@ class Data(Section):
     threads: Positive | None = None
     """Number of examples that each process reads and maps at the same time; null: one per available core."""
     processes: Positive | None = None
-    """For an object with `__getitem__`: number of processes in which each task reads examples, instead of threads, in
-    which Python computes one at a time. null: threads.
+    """For an object with `__getitem__`: number of processes that each task uses to read examples instead of threads,
+    in which only one at a time can run Python code. null: threads.
     """
     remainder: Literal["keep", "drop"] = "keep"
     """Whether a last batch that is smaller than the others is kept."""
@@ -148,8 +148,8 @@ class MetricComponent(Component):
     """A metric by name, with arguments."""
 
     additive: bool | None = None
-    """Whether the metric's state after some rows is the sum of its states after parts of these rows. null: tested, for
-    metrics that are not Keras's.
+    """Whether the metric's state after some rows is the sum of its states after parts of these rows. null: distlaunch
+    tests this for every metric that is not part of Keras.
     """
 
 
@@ -230,7 +230,7 @@ class Train(Section):
     steps_per_epoch: Positive | None = None
     """null: all batches of the data."""
     steps_per_call: Positive | Literal["auto"] = "auto"
-    """Steps per graph call. `auto`: measured, about half a second; 1 if a callback watches each batch."""
+    """Steps per graph call. `auto`: as many as take about half a second; 1 if a callback watches each batch."""
     callbacks: Annotated[list[Callback], Words("a list of callbacks, such as [{name: TerminateOnNaN}]")] = Field(
         default_factory=list
     )
@@ -275,7 +275,7 @@ class Checkpoint(_Async):
     every_epochs: Positive | None = 1
     every_steps: Positive | None = None
     every_minutes: PositiveMinutes | None = None
-    """By the chief's clock, since the last checkpoint for any interval."""
+    """Measured by the chief's clock since the last checkpoint, whichever interval caused it."""
     every: Literal["auto"] | None = None
     """`auto`: at the interval that loses the least time, given how often the run has failed and what a checkpoint
     costs; `every_steps` is its upper bound then.

@@ -38,7 +38,10 @@ def overview(config: RunConfig, run: RunDir, num_gpus: int | None) -> dict[str, 
 
 
 def _readers(config: RunConfig, num_gpus: int | None) -> list[dict[str, Any]]:
-    """Return the tasks that read data, each with its part of a batch: `number` of `of` parts, starting at `first`."""
+    """Return the tasks that read data.
+
+    A batch has `of` parts, of which the task reads `number`, starting with part `first`.
+    """
     strategy, cluster = config.strategy, config.cluster
     if strategy.has_coordinator:
         return []

@@ -39,10 +39,10 @@ class RunningFingerprint:
         self._digests, self._num_equal = array("I", [0]), 0
 
     def record_reads(self, elements: tf.data.Dataset, identify: Callable[[Any], Any]) -> tf.data.Dataset:
-        """Return the row sources, each of which is added to the digest when it is read.
+        """Return the same dataset; each element (the rows of a batch) is added to the digest when it is read.
 
         Args:
-            identify: returns tensors that identify a row source, such as its first and last row.
+            identify: returns tensors that identify an element, such as its first and last row.
         """
 
         @tf.autograph.experimental.do_not_convert
@@ -60,10 +60,10 @@ class RunningFingerprint:
         return elements.map(record)
 
     def record(self, *leaves: np.ndarray) -> np.bool_:
-        """Add a row source to the digest, and return true.
+        """Add an element to the digest, and return true.
 
         Args:
-            leaves: arrays that identify the row source.
+            leaves: arrays that identify the element.
         """
         value = self._digests[-1]
         for leaf in map(np.asarray, leaves):  # a scalar string is passed as bytes

@@ -50,7 +50,7 @@ class PyData:
 class Splits:
     """The splits that a data function has returned.
 
-    Each split is a tuple of arrays `(x, y[, weight])`, a `tf.data.Dataset`, an object that returns examples by number,
+    Each split is a tuple of arrays `(x, y[, weight])`, a `tf.data.Dataset`, an object that returns examples by index,
     `StreamData` or `PyData`.
 
     Attributes:

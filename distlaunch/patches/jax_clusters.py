@@ -1,7 +1,7 @@
 """Makes `jax.distributed.initialize()` without arguments find the processes that a launcher has started.
 
-JAX registers further clusters: subclasses of its `ClusterEnv`. Ours is defined when the script imports JAX, not
-earlier, so that the script can still set the variables that JAX reads when it is imported.
+JAX supports additional types of clusters: it registers every subclass of its `ClusterEnv`. Ours is defined when the
+script imports JAX, not earlier, so that the script can still set the variables that JAX reads when it is imported.
 """
 
 from __future__ import annotations

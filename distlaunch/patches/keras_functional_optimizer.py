@@ -1,7 +1,7 @@
 """Makes Keras's optimizers for TensorFlow update values in a stateless scope, as on other backends.
 
 They get the methods that Keras uses on other backends. For conditional actions (accumulated gradients, averages that
-overwrite weights, loss scaling), both branches are computed, and their values selected.
+overwrite weights, loss scaling), both branches are computed, and the values of one of them are selected.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def make_functional(optimizer: Any) -> None:
 def _neutral() -> type:
     """Return a class to insert between an optimizer's class and Keras's class for TensorFlow.
 
-    The optimizer's class may call its methods with `super()`.
+    The optimizer's class can call the inserted class's methods with `super()`.
     """
     methods = vars(internal(_BASE))
     return type("_Neutral", (internal(_ON_TENSORFLOW),), {name: methods[name] for name in _NEUTRAL})

@@ -67,7 +67,7 @@ class CallResult:
         steps: number of steps done.
         ended: whether the data of the epoch has ended.
         vote: the sum of all tasks' votes.
-        nonfinite: number within this call, from 1, of the first step whose loss, or a checked weight after it, is not
+        nonfinite: the first step, counted from 1 within this call, after which the loss or a checked weight is not
             finite; None if there is none.
         notes: messages for the user about findings before the first step.
     """
@@ -138,7 +138,7 @@ class Program(Protocol):
 
     @property
     def is_split(self) -> bool:
-        """Whether processes hold different parts of weights, and need `gathered` for `alone`."""
+        """Whether processes hold different parts of the weights, so that `alone` works only inside `gathered`."""
         ...
 
     def gathered(self) -> AbstractContextManager[None]:

@@ -22,7 +22,7 @@ def _columns() -> int:
 
 
 class JobConsole(Console):
-    """A rich console that raises BrokenPipeError if its reader is gone, where rich would end the process.
+    """A rich console that raises BrokenPipeError if its reader is gone, whereas rich itself would end the process.
 
     In a file or a pipe, where rich assumes 80 columns, it does not wrap lines, so that users can search them and copy
     commands.

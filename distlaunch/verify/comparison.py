@@ -186,7 +186,7 @@ def _row(runner: TrialRunner, planned: PlannedTrial, order: TrialOrder, found: C
     if (found_in := first_not_a_number(reference.series)) is not None:
         step, what = found_in
         verb = "are" if len(what) > 1 or what == ["the gradients"] else "is"
-        reason = f"on one device itself {joined(what)} {verb} not a number in step {step}"
+        reason = f"even on one device, {joined(what)} {verb} not a number in step {step}"
         return Row(planned, DIFFERS, (reason,), found.judgement)
     if found.judgement.equal:
         return Row(planned, EQUAL, _notes(found.judgement), found.judgement)

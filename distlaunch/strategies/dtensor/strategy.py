@@ -47,10 +47,7 @@ class DTensor(MeshStrategy):
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Create variables on the host.
-
-        The numbers of DTensor's own random operations depend on layouts.
-        """
+        """Create variables on the host, because the numbers of DTensor's own random operations depend on layouts."""
         with tf.device("CPU:0"):
             yield
 

@@ -53,7 +53,7 @@ class Shards(StandIn):
 
     @property
     def value(self) -> Shards:
-        """This object, because code reads the value of a Keras variable here."""
+        """Return this object itself, since some code reads `.value` as it would on a Keras variable."""
         return self
 
     @property
@@ -77,7 +77,7 @@ class Shards(StandIn):
         return np.concatenate([np.asarray(keras.ops.convert_to_numpy(_tensorflow_variable(v))) for v in self.variables])
 
     def lookup(self, ids: Any) -> tf.Tensor:
-        """Return rows by id, which the servers that hold them look up."""
+        """Return the rows with these ids; each server looks up the rows that it holds."""
         return tf.nn.embedding_lookup([_tensorflow_variable(v) for v in self.variables], ids)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
