@@ -62,7 +62,7 @@ _MAX_SHOWN = 100
 
 
 class Problem(NamedTuple):
-    """One problem in a config.
+    """A problem in a config.
 
     Attributes:
         key: its place in the config, as keys and list indices, e.g. `("strategy", "kind")`.

@@ -40,7 +40,7 @@ class Cluster(Section):
     evaluator: bool = False
     """Start one more task, which evaluates each new checkpoint during training."""
     ports: list[Annotated[int, Field(ge=1, le=65535)]] | Literal["auto"] = "auto"
-    """One port for each task, workers first, on this machine. `auto`: free ports."""
+    """Ports of the tasks on this machine, one for each, workers first. `auto`: free ports."""
     isolate: bool = False
     """Whether the job gets its own network on this machine, so that other hosts cannot reach its ports. Its tasks can
     then reach only each other.

@@ -97,19 +97,19 @@ class Data(Section):
     skip_limit: Positive = 100
     """With `on_error: skip`, the number of different examples that each process may skip before the run fails."""
     sharding: Literal["rows", "function", "shuffled"] = "rows"
-    """Which worker gets which training examples. `rows`: the function returns the same in every process, which then
+    """Assignment of training examples to workers. `rows`: the function returns the same in every process, which then
     reads its own rows of each batch. `function`: the function gets `context` and returns this worker's own examples.
     `shuffled` (parameter_server): each worker draws from all examples, in its own order.
     """
     streams: Positive | None = None
-    """For files that can only be read from the start: the function is called once for each of this many streams, with a
+    """Number of streams, for files that can only be read from the start. The function is called once for each, with a
     `context` that contains the stream's number, and each stream gives an equal part of every batch. Workers share the
     streams.
     """
     threads: Positive | None = None
     """Number of examples that each process reads and maps at the same time; null: one per available core."""
     processes: Positive | None = None
-    """For an object with `__getitem__`: number of processes that each task uses to read examples instead of threads,
+    """Number of processes that each task uses to read the examples of an object with `__getitem__`, instead of threads,
     in which only one at a time can run Python code. null: threads.
     """
     remainder: Literal["keep", "drop"] = "keep"
@@ -299,8 +299,8 @@ class Restarts(Section):
     is_neutral: ClassVar[bool] = True
 
     max: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
-    """How often a job is restarted from its last checkpoint. `auto`: 3 for parameter_server, and if `cluster.workers`
-    is a range; 0 otherwise.
+    """Maximum number of times that a job is restarted from its last checkpoint. `auto`: 3 for parameter_server, and if
+    `cluster.workers` is a range; 0 otherwise.
     """
     window_s: PositiveSeconds | None = None
     """Count only restarts within this many seconds; null: all."""

@@ -1,4 +1,4 @@
-"""One split of the data, which can be read at any position of an endless sequence of passes.
+"""A split of the data, which can be read at any position of an endless sequence of passes.
 
 A *pass* goes once through the training data. Its order depends only on the seed and the number of the pass. So every
 process of a run reads the same global batches, and a resumed run continues where the previous attempt stopped.

@@ -1,4 +1,4 @@
-"""One attempt of a run: plan it, write its files, and execute it."""
+"""Plans an attempt of a run, writes its files, and executes it."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.plan.exposure import exposure
 
 Mode = Literal["train", "evaluate", "predict", "export", "verify", "run"]
-"""What the tasks of an attempt do; `run` is for a user's script, which reports no steps."""
+"""Kinds of work of an attempt's tasks; `run` is for a user's script, which reports no steps."""
 
 NO_GPU = ("-1",)  # no device, for CUDA
 WAIT_FOR_CHIEF = ("--wait-for-chief",)

@@ -1,1 +1,1 @@
-"""One task's part in a run: the model, its training loop, evaluation and export."""
+"""The part of one task in a run: the model, its training loop, evaluation and export."""

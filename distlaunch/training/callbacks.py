@@ -220,7 +220,7 @@ _PATHS = {
     "OrbaxCheckpoint": "directory",
     "TensorBoard": "log_dir",
 }
-"""For each of Keras's callbacks, the argument that is a path."""
+"""The argument that is a path, by the name of Keras's callback."""
 
 
 def arguments_in(run: RunDir, factory: Any, args: Mapping[str, Any]) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class RemoteSection(EngineSection):
     folder: str | None = None
     """The working directory of tasks on the hosts; null: the same path as here."""
     sync: Literal["none", "code"] = "none"
-    """How the code of this folder gets to the hosts. `none`: the hosts must already have the same code, which is
+    """The way that the code of this folder gets to the hosts. `none`: they must already have the same code, which is
     checked. `code`: files that git tracks or would add, or all files except hidden ones if there is no git repository,
     are sent to hosts that do not have them. Runs are not sent, and neither are untracked files that look like secrets
     (`.env*`, `id_*`, `*.pem`, `*.key`)."""

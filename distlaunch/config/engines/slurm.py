@@ -97,9 +97,9 @@ class Slurm(RemoteSection):
     output: OneLine | None = None
     """File for the output of the job, in the notation of sbatch. null: launcher.log in the run directory."""
     requeues: Annotated[int, Field(ge=0)] = 10
-    """How many times the job is requeued to resume after the time limit, preemption or a lost node."""
+    """Maximum number of times that the job is requeued to resume after the time limit, preemption or a lost node."""
     grace_s: Annotated[int, Field(ge=1, le=65535)] = 120
-    """How long before the time limit the job stops with a checkpoint."""
+    """Seconds before the time limit at which the job stops with a checkpoint."""
     setup: Annotated[list[str], Words("a list of shell commands, such as [module load cuda]")] = Field(
         default_factory=list
     )

@@ -38,7 +38,7 @@ _BY_NAME = {"augment": (SEED,)}
 _EXAMPLE_FORMS = (("x", "y"), ("example",), ("x", "y", "sample_weight"))
 """Possible forms of examples, which only the data determines; see `data/examples/each_example.py`."""
 Forms = Mapping[str, tuple[tuple[str, ...], ...]]
-"""For each role, the names of the values that distlaunch passes by position; several if the function may choose."""
+"""Names of the values that distlaunch passes by position, by role; several if the function may choose."""
 _NAMES = ("PyDataset", "keras.utils.Sequence", "utils import Sequence")
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib"))
 _MOST_FILES = 50
@@ -46,7 +46,7 @@ _MOST_FILES = 50
 
 @dataclass(frozen=True)
 class Calls:
-    """How a run calls the functions of its config.
+    """The arguments with which a run calls the functions of its config.
 
     Attributes:
         gives_context: whether the data function gets `context`.

@@ -139,7 +139,7 @@ class StrategySection(Section):
 
 
 class OneDevice(StrategySection):
-    """One process, one device: the reference for all other strategies."""
+    """Strategy with one process and one device, the reference for all others."""
 
     kind: Literal["one_device"]
 

@@ -20,7 +20,7 @@ _PARTITIONER_NEEDS = {"max_size": "max_shard_bytes", "fixed_shards": "num_shards
 
 
 class Partitioner(Section):
-    """How large variables are split over parameter servers."""
+    """Partitioner that splits large variables over parameter servers."""
 
     kind: Literal["min_size", "max_size", "fixed_shards"]
     min_shard_bytes: Positive | None = None

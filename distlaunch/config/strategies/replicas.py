@@ -15,7 +15,7 @@ _TRIAL_WORKERS = 2
 
 
 class Mirrored(StrategySection):
-    """One process, with a copy of the model on each of its devices."""
+    """Strategy with one process, which has a copy of the model on each of its devices."""
 
     kind: Literal["mirrored"]
     replicas: Positive | Literal["auto"] = "auto"
@@ -50,7 +50,7 @@ class MultiWorkerMirrored(StrategySection):
     replicas_per_worker: Positive | Literal["auto"] = "auto"
     """Number of devices of each worker. `auto`: its share of the GPUs, or one CPU device."""
     communication: Literal["auto", "ring", "nccl"] = "auto"
-    """How gradients are summed over workers. `auto`: NCCL between GPUs, a gRPC ring otherwise."""
+    """Implementation of the sums of gradients over workers. `auto`: NCCL between GPUs, a gRPC ring otherwise."""
 
     implementation: ClassVar[str] = "replica.multi_worker_mirrored:MultiWorkerMirrored"
     cluster_keys: ClassVar[frozenset[str]] = frozenset({"workers", "ports"})

@@ -45,7 +45,7 @@ class Fleet:
         self.links: dict[str, Link] = {}
         self.failures = HostFailures()
         self.missing: dict[str, str] = {}
-        """Why a host could not be used in the last start, by host."""
+        """Reasons why hosts could not be used in the last start, by host."""
         self.warned: set[str] = set()
         """Warnings that have been printed and are not repeated."""
         self.not_sent = ""

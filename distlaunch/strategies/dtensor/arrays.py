@@ -23,7 +23,8 @@ def layout_of(mesh: Mesh, axes: Axes) -> Any:
 def place(value: Any, layout: Any) -> Any:
     """Put an array that every process has on the mesh."""
     whole = tf.constant(value)
-    return place_rows(whole, 0, np.shape(whole), layout)
+    shape: Any = whole.shape.as_list()
+    return place_rows(whole, 0, shape, layout)
 
 
 def place_rows(rows: tf.Tensor, start: int, shape: Sequence[int], layout: Any) -> Any:

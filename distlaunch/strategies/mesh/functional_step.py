@@ -36,7 +36,7 @@ LossOf = Callable[[Any, Any, Any, Any], Any]
 
 
 class FunctionalStep:
-    """One training step and one evaluation step of a compiled model as pure functions.
+    """A training step and an evaluation step of a compiled model as pure functions.
 
     Args:
         loss: the loss to minimize; None for the compiled loss, as in `fit`, whose mean is the metric `loss`.

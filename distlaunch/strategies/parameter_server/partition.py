@@ -106,7 +106,8 @@ def num_shards(partitioner: Any, shape: tf.TensorShape, dtype: tf.DType) -> int:
     """Return the number of parts that the rows of a variable are split into."""
     if shape.rank == 0:
         return 1
-    return max(1, min(int(partitioner(shape=shape, dtype=dtype)[0]), shape.as_list()[0] or 0))
+    rows: Any = shape[0]
+    return max(1, min(int(partitioner(shape=shape, dtype=dtype)[0]), int(rows)))
 
 
 def shard_bounds(rows: int, shards: int) -> list[tuple[int, int]]:

@@ -91,7 +91,8 @@ class ParameterServer(StrategyDefaults):
         if parts == 1:
             return self._place(next_creator, {**kwargs, "initial_value": lambda: tf.identity(whole)})
         made = []
-        for index, (start, stop) in enumerate(shard_bounds(whole.shape.as_list()[0] or 0, parts)):
+        num_rows: Any = whole.shape[0]
+        for index, (start, stop) in enumerate(shard_bounds(int(num_rows), parts)):
             with tf.init_scope(), tf.device(self._local_cpu):  # so that only this shard's rows are sent
                 rows = tf.identity(whole[start:stop])
             options = {**kwargs, "name": f"{kwargs.get('name') or 'variable'}/part_{index}"}

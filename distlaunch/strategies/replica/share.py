@@ -48,7 +48,7 @@ class Reduction(Enum):
 
 @dataclass
 class Reductions:
-    """How a model's losses, metrics and logs add up over replicas, if not by `Reduction.MEAN`.
+    """Reductions over replicas of a model's losses, metrics and logs that are not `Reduction.MEAN`.
 
     Attributes:
         losses: compiled losses, by the index of the model's output.
@@ -73,7 +73,7 @@ class Reductions:
 
 @dataclass(frozen=True)
 class StepKind:
-    """How a step treats losses and gradients.
+    """The treatment of losses and gradients in a step.
 
     Attributes:
         scale: the convention for losses; see the module.

@@ -55,7 +55,7 @@ class LabelPlace:
 
 @dataclass(frozen=True)
 class KnownLoss:
-    """One of Keras's losses, identified by the name of its function."""
+    """A loss of Keras, identified by the name of its function."""
 
     name: str
     from_logits: bool = False

@@ -64,7 +64,7 @@ class TrainedModel:
 
 @dataclass(frozen=True)
 class WrittenExport:
-    """One export that passed its check."""
+    """An export that passed its check."""
 
     format: str
     path: Path

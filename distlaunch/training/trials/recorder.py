@@ -65,24 +65,24 @@ class Stopped(Exception):  # noqa: N818 (no error)
 
 
 class Trial:
-    """One trial in one task."""
+    """The part of one task in a trial."""
 
     def __init__(self, order: TrialOrder, config: RunConfig, emit: Callable[[Event], None],
                  should_stop: Callable[[], bool]) -> None:  # fmt: skip
-        self._permutation, self._config, self._emit, self._should_stop = order, config, emit, should_stop
+        self._order, self._config, self._emit, self._should_stop = order, config, emit, should_stop
         self._rows: list[int] = []  # number of rows of each step's batch
         self._layers: LayerFacts | None = None
         self._row_indices: tf.Variable | None = None
-        """For each row of a step's batch, its index in the usual order; only in the reference trial."""
+        """Index in the usual order of each row of a step's batch; only in the reference trial."""
 
     def prepare(self, model: keras.Model) -> None:
         """Prepare a built model for recording, before its steps are made."""
         watch_gradients(model)
-        if self._permutation.synchronized:
+        if self._order.synchronized:
             synchronize_batch_norm(model)
-        stop_training_of(model, self._permutation.without)
-        self._layers = LayerFacts(model) if self._permutation.layers else None
-        if self._permutation.reference:
+        stop_training_of(model, self._order.without)
+        self._layers = LayerFacts(model) if self._order.layers else None
+        if self._order.reference:
             self._row_indices = tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
 
     def run(self, session: Session, path: Path) -> None:
@@ -92,7 +92,7 @@ class Trial:
             Stopped: on request.
         """
         store, is_chief = session.store, session.strategy.is_chief
-        if self._permutation.reference:
+        if self._order.reference:
             assert self._row_indices is not None, "the model is built"
             with draw_for_rows(RowOrder(self._row_indices)):
                 record = self._reference(session, store)
@@ -104,8 +104,8 @@ class Trial:
             series, final = self._train(session, initial, source)
             if not is_chief:
                 return
-            steps = self._permutation.steps
-            dense = _with_deviations(series, final, store.load(steps + 1).state) if self._permutation.dense else None
+            steps = self._order.steps
+            dense = _with_deviations(series, final, store.load(steps + 1).state) if self._order.dense else None
             series = _with_deviations(series, final, store.load(steps).state)
             record = Record(
                 session.strategy.num_replicas,
@@ -123,9 +123,9 @@ class Trial:
         # step 0: the other trials start from it
         store.save(initial, Progress(), plain)
         facts = facts_of(self._config, session.model, source)
-        self._rows = [int(num_rows(each)) for each in source.elements.take(self._permutation.steps)]
+        self._rows = [int(num_rows(each)) for each in source.elements.take(self._order.steps)]
         series, final = self._train(session, initial, source)
-        store.save(final, Progress(step=self._permutation.steps), plain)
+        store.save(final, Progress(step=self._order.steps), plain)
         examples = checksum(source, _BATCHES_COMPARED)
         permuted = examples != checksum(source, _BATCHES_COMPARED)
         facts = replace(
@@ -137,7 +137,7 @@ class Trial:
             with dense_gradients(session.model):
                 program = session.strategy.program(make_steps(self._config, session.model))
                 dense, final = self._train(session, initial, source, program=program)
-            store.save(final, Progress(step=self._permutation.steps + 1), plain)  # next to the final state saved above
+            store.save(final, Progress(step=self._order.steps + 1), plain)  # next to the final state saved above
         return Record(1, series, facts, self._rows, noise, origin, dense=dense, examples=examples)
 
     def _noise(self, session: Session, initial: State, source: Source, reference: tuple[Series, State],
@@ -181,7 +181,7 @@ class Trial:
         program, series = program or session.program, Series([])
         program.set_train_data(source if order is None else permute_batches(source, order))
         program.restore(state)
-        for step in range(1, self._permutation.steps + 1):
+        for step in range(1, self._order.steps + 1):
             # record the values of each step, not the mean so far
             program.reset_metrics()
             if self._row_indices is not None:
@@ -192,7 +192,7 @@ class Trial:
             began = time.monotonic()
             result = program.run_steps(1, Vote(stop=self._should_stop()))
             # the reference has one process, so it need not wait for a vote
-            if result.vote.stop or (self._permutation.reference and self._should_stop()):
+            if result.vote.stop or (self._order.reference and self._should_stop()):
                 raise Stopped
             if not result.steps:
                 raise CheckpointError(
