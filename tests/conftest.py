@@ -17,7 +17,7 @@ _EVEN_IF_SLOW = settings(
 )
 _SHRINKS_NOTHING = (Phase.explicit, Phase.generate)  # which may take minutes
 settings.register_profile(
-    "quick", _EVEN_IF_SLOW, max_examples=25, derandomize=True, database=None, phases=_SHRINKS_NOTHING
+    "quick", _EVEN_IF_SLOW, max_examples=40, derandomize=True, database=None, phases=_SHRINKS_NOTHING
 )
 settings.register_profile("thorough", _EVEN_IF_SLOW, max_examples=2_000, print_blob=True)
 settings.load_profile("quick")  # unless --hypothesis-profile says otherwise
