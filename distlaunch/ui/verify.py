@@ -8,13 +8,13 @@ import textwrap
 from typing import Any
 
 from distlaunch.base.errors import ExitCode
+from distlaunch.base.judge import NOISE_FACTOR, SHARP, TOLERANCE, is_loss, spread
 from distlaunch.base.plural import listed
 from distlaunch.base.run_files.trial_records import Record
 from distlaunch.ui.tables import columns
 from distlaunch.ui.words import duration
 from distlaunch.verify.comparison import DIFFERS, DOCUMENTED, FAILED, Row, VerifyResult
 from distlaunch.verify.explain import random_data
-from distlaunch.verify.judge import NOISE_FACTOR, SHARP, TOLERANCE, is_loss, spread
 
 _HEAD = ("strategy", "replicas", "processes", "deviates at", "loss", "gradients", "weights", "seconds", "verdict")
 _RIGHT = frozenset(range(1, 8))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from distlaunch.base.compat import frameworks, untested
 from distlaunch.base.errors import DistlaunchError, ExitCode, UsageError
+from distlaunch.base.judge import Judgement, first_not_a_number
 from distlaunch.base.plural import joined
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.trial_records import Record, TrialOrder
@@ -23,7 +24,6 @@ from distlaunch.plan.train import REMOVED_ENV
 from distlaunch.supervise.requests import SignalPipe
 from distlaunch.verify.counter_trials import causes
 from distlaunch.verify.explain import dense_embeddings, weight_within_noise
-from distlaunch.verify.judge import Judgement, first_not_a_number
 from distlaunch.verify.run_trials import Compared, Ended, TrialRunner
 from distlaunch.verify.trials import CANNOT_RUN, KINDS, REPLICAS, PlannedTrial, plan_trials
 

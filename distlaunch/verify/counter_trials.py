@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from distlaunch.base.errors import DistlaunchError
+from distlaunch.base.judge import NOISE_FACTOR, TOLERANCE
 from distlaunch.base.run_files.trial_records import ModelFacts, Series, TrialOrder
 from distlaunch.verify.explain import explain, named, on_replicas, unexplained
-from distlaunch.verify.judge import NOISE_FACTOR, TOLERANCE
 from distlaunch.verify.run_trials import Compared, TrialRunner
 from distlaunch.verify.trials import PlannedTrial
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from distlaunch.base.judge import NOISE_FACTOR, SHARP, Judgement, is_loss, log_in_words, words_of_logs
 from distlaunch.base.plural import joined, listed
 from distlaunch.base.run_files.trial_records import ModelFacts, Record, Series
-from distlaunch.verify.judge import NOISE_FACTOR, SHARP, Judgement, is_loss, log_in_words
 from distlaunch.verify.trials import PlannedTrial
 
 _CLOSE = 0.02  # the relative tolerance within which a ratio counts as an integer multiple
@@ -172,8 +172,7 @@ def unexplained(judgement: Judgement, first: str) -> str:
         first: a clause that names the first layer that deviates; empty if unknown.
     """
     logs = [name for name, _ in (*judgement.losses, *judgement.metrics)]
-    found = [log_in_words(logs)] if logs else []
-    found += ["the gradients"] if judgement.gradients_differ else []
+    found = words_of_logs(logs) + (["the gradients"] if judgement.gradients_differ else [])
     what = joined(found) or "the final weights"
     verb = "deviates" if len(logs) == 1 and not judgement.gradients_differ else "deviate"
     since = "" if judgement.first_step is None else f" from step {judgement.first_step} on"

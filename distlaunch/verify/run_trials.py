@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distlaunch.base.errors import StopRequested
+from distlaunch.base.judge import Judgement, judge
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.trial_records import Record, TrialOrder
 from distlaunch.config.run import RunConfig
@@ -15,7 +16,6 @@ from distlaunch.jobs.attempt import AttemptResult, checked, run_attempt
 from distlaunch.jobs.choose_run import Choice
 from distlaunch.supervise.observer import Silent
 from distlaunch.supervise.requests import SignalPipe
-from distlaunch.verify.judge import Judgement, judge
 from distlaunch.verify.trials import PlannedTrial, reference_config
 
 

@@ -124,8 +124,8 @@ def test_a_weight_without_a_gradient_is_named_and_a_shuffle_of_the_pipeline_is_n
 def test_shards_of_ones_own_are_named(project: Path) -> None:
     settings = ("data.function=mine.py:sharded", "train.steps_per_epoch=3")
     code, rows = verify(project, *settings, kinds="multi_worker_mirrored")
-    assert code == 1
-    assert "itself takes a shard of the examples" in rows["multi_worker_mirrored"]["reasons"][0]
+    assert (code, rows["multi_worker_mirrored"]["verdict"]) == (2, "cannot run"), "nothing could be compared"
+    assert "the usual reasons are .shard() in the data function" in rows["multi_worker_mirrored"]["reasons"][0]
 
 
 @pytest.mark.slow
@@ -148,18 +148,18 @@ def test_dropout_is_that_of_one_device_and_hides_no_fault(project: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("setting", "reason"),
-    [
-        ("model.function=mine.py:centred", "variable sequential/centre/centre: changed in training"),
-        ("compile.loss=mine.py:contrastive", "the loss combines several examples"),
-    ],
-)
-def test_what_is_computed_of_several_examples(setting: str, reason: str, project: Path) -> None:
-    code, rows = verify(project, setting, "compile.metrics=[]", kinds="mirrored,jax")
+def test_a_variable_that_a_layer_changes_is_named(project: Path) -> None:
+    code, rows = verify(project, "model.function=mine.py:centred", "compile.metrics=[]", kinds="mirrored,jax")
     assert code == 1
     assert {kind: row["verdict"] for kind, row in rows.items()} == {"mirrored": "differs", "jax": "equal"}
-    assert rows["mirrored"]["reasons"][0].startswith(reason)
+    assert rows["mirrored"]["reasons"][0].startswith("variable sequential/centre/centre: changed in training")
+
+
+@pytest.mark.slow
+def test_a_loss_that_combines_several_examples_is_equal(project: Path) -> None:
+    code, rows = verify(project, "compile.loss=mine.py:contrastive", "compile.metrics=[]", kinds="mirrored,jax")
+    assert code == 0
+    assert {kind: row["verdict"] for kind, row in rows.items()} == {"mirrored": "equal", "jax": "equal"}
 
 
 @pytest.mark.slow
@@ -246,8 +246,7 @@ REFERENCE_CONFIGS = {
     "recommender": {"mirrored": "equal", "dtensor": "differs as documented", "jax": "differs as documented"},
     # a BatchNorm of its own, by each replica's rows; a tf.Module
     "sentiment": {"mirrored": "differs", "dtensor": "equal", "jax": "cannot run"},
-    # a batch of three
-    "linear_regression": {"mirrored": "cannot run", "dtensor": "cannot run", "jax": "cannot run"},
+    "linear_regression": EVERYWHERE,
 }
 
 
@@ -260,8 +259,7 @@ def test_the_truth_about_the_reference_configs(name: str, tmp_path: Path) -> Non
     assert "Traceback" not in out + err
     rows = {row["strategy"]: row for row in json.loads(out)["rows"] if row["replicas"] == 2}
     assert {kind: rows[kind]["verdict"] for kind in verdicts} == verdicts, rows
-    # differs; nothing could be compared
-    assert code == {"sentiment": 1, "linear_regression": 2}.get(name, 0)
+    assert code == (1 if "differs" in verdicts.values() else 0)
     documented = [row for row in rows.values() if row["verdict"] == "differs as documented"]
     assert all(row["first_step"] is None for row in documented), "equal with dense gradients"
     if verdicts["mirrored"] == "differs":

@@ -29,7 +29,7 @@ def reasons(project: Path, *settings: str, kinds: str = "mirrored") -> dict[str,
 @pytest.mark.slow  # in CI tests/unit/test_judgement.py and test_layer_facts.py have its parts
 def test_the_layer_is_named_whose_output_leaves_first(project: Path) -> None:
     (reason,) = reasons(project, "model.function=mine.py:wrong")["mirrored"]
-    assert reason.startswith("unexplained: the loss and the gradients")
+    assert reason.startswith("unexplained: the loss, log accuracy and the gradients deviate from step 1 on")
     assert "the first to deviate is the output of culprit, in step 1" in reason
 
 

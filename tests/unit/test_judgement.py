@@ -7,9 +7,9 @@ import random
 
 import pytest
 
+from distlaunch.base.judge import Judgement, first_not_a_number, judge
 from distlaunch.base.run_files.trial_records import ModelFacts, Record, Series
 from distlaunch.verify.explain import explain, unexplained, weight_within_noise
-from distlaunch.verify.judge import Judgement, first_not_a_number, judge
 from distlaunch.verify.trials import PlannedTrial
 
 STEPS = 30

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from distlaunch.base.judge import Judgement
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategies.base import OneDevice
 from distlaunch.ui.verify import table_lines
 from distlaunch.verify.comparison import EQUAL, Row, VerifyResult
-from distlaunch.verify.judge import Judgement
 from distlaunch.verify.trials import PlannedTrial
 
 STEPS = 30

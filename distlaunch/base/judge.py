@@ -192,10 +192,14 @@ def first_not_a_number(reference: Series) -> tuple[int, list[str]] | None:
 
 def log_in_words(names: Sequence[str]) -> str:
     """Return `the loss`, `log d_loss`, `logs d_loss, psnr`, or `the loss and log psnr`."""
+    return joined(words_of_logs(names))
+
+
+def words_of_logs(names: Sequence[str]) -> list[str]:
+    """Return the parts of `log_in_words`, such as `the loss` and `logs d_loss, psnr`."""
     others = [name for name in names if name != "loss"]
     words = ["the loss"] if "loss" in names else []
-    words += [f"log{'s' if len(others) > 1 else ''} {listed(others, 6)}"] if others else []
-    return joined(words)
+    return [*words, *([f"log{'s' if len(others) > 1 else ''} {listed(others, 6)}"] if others else [])]
 
 
 Pick = Callable[[Series], Values]
