@@ -195,7 +195,8 @@ def train_here(
         try:
             with interrupts as should_stop:
                 reporter.emit(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
-                session = Session.build(config, run, _TASK, Process(reporter.emit, should_stop))
+                process = Process(reporter.emit, should_stop, files=run.task(attempt, str(_TASK)).path)
+                session = Session.build(config, run, _TASK, process)
                 outcome = session.run_training()
                 at, seconds = outcome.progress, time.monotonic() - began
                 ended = RunEnded(

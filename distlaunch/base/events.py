@@ -166,6 +166,27 @@ class StepsDone(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NumbersChecked(Event):
+    """A part of the run was compared with one device, or why it was not (`train.check`).
+
+    Attributes:
+        status: `equal`; `differs`; `documented` if the numbers differ as documented; or `unchecked`.
+        part: the part, such as `steps 1-3`, `step 59 with 12 rows` or `validation`; empty if nothing was compared.
+        message: the differences, or the reason; empty if the numbers are equal.
+        deviation: the largest relative deviation of a loss or metric.
+        reference: the program on one device, `Keras` or `distlaunch`.
+        subject: a hash of config, devices and model; an attempt with another one is compared again.
+    """
+
+    status: str
+    part: str = ""
+    message: str = ""
+    deviation: float = 0.0
+    reference: str = ""
+    subject: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExampleSkipped(Event):
     """A training example, e.g. `example 17`, has failed and is left out (`data.on_error: skip`).
 

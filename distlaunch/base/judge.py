@@ -102,22 +102,24 @@ class _Compared:
         return max(self.deviations, default=None)
 
 
-def judge(trial: Series, reference: Series, noise: Sequence[Series], rows: Sequence[int] = ()) -> Judgement:
+def judge(trial: Series, reference: Series, noise: Sequence[Series], rows: Sequence[int] = (), *,
+          tolerance: float = TOLERANCE) -> Judgement:  # fmt: skip
     """Compare the values of every step and the final weights.
 
     Args:
         noise: runs on one device that differ from the reference only in rounding.
         rows: the number of examples in each step's batch.
+        tolerance: relative deviation of a loss, a metric or a gradient that is allowed in any case.
     """
     names = list(reference.logs[0]) if reference.logs else []
-    losses = {name: _compare(trial, reference, noise, [_log(name)]) for name in names if is_loss(name)}
+    losses = {name: _compare(trial, reference, noise, [_log(name)], tolerance) for name in names if is_loss(name)}
     optimizers = range(len(reference.gradients[0]) if reference.gradients and trial.gradients else 0)
-    gradients = _compare(trial, reference, noise, [_gradient(index) for index in optimizers])
+    gradients = _compare(trial, reference, noise, [_gradient(index) for index in optimizers], tolerance)
     metrics: dict[str, _Compared] = {}
     for name in names:
         if name not in losses:
-            compared = _compare(trial, reference, noise, [_log(name)])
-            if compared.first is not None and not _only_flips(name, trial, reference, compared, noise, rows):
+            compared = _compare(trial, reference, noise, [_log(name)], tolerance)
+            if compared.first is not None and not _only_flips(name, trial, reference, compared, noise, rows, tolerance):
                 metrics[name] = compared
     firsts = [each.first for each in (*losses.values(), gradients, *metrics.values()) if each.first is not None]
     weights = trial.weights or ({} if trial.weights is not None else {"the weights": math.inf})
@@ -213,7 +215,9 @@ def _gradient(index: int) -> Pick:
     return lambda series: [norms[index] if index < len(norms) else math.nan for norms in series.gradients]
 
 
-def _compare(trial: Series, reference: Series, noise: Sequence[Series], picks: Sequence[Pick]) -> _Compared:
+def _compare(
+    trial: Series, reference: Series, noise: Sequence[Series], picks: Sequence[Pick], tolerance: float
+) -> _Compared:
     """Return the largest deviation among the picked values at each step."""
     if not picks:
         return _Compared([], None)
@@ -224,7 +228,7 @@ def _compare(trial: Series, reference: Series, noise: Sequence[Series], picks: S
         if NOISE_FACTOR * grown <= SHARP:
             sharp_to = step
         # `not <=` here and below: NaN must not pass
-        if first is None and not deviation <= max(TOLERANCE, NOISE_FACTOR * grown):
+        if first is None and not deviation <= max(tolerance, NOISE_FACTOR * grown):
             first = step
     return _Compared(deviations, first, sharp_to)
 
@@ -261,14 +265,14 @@ def _or_inf(value: float | None) -> float:
 
 
 def _only_flips(name: str, trial: Series, reference: Series, compared: _Compared, noise: Sequence[Series],
-                rows: Sequence[int]) -> bool:  # fmt: skip
+                rows: Sequence[int], tolerance: float) -> bool:  # fmt: skip
     """Return True if a metric that counts examples differs by single examples, in few steps."""
     expected, own = _log(name)(reference), _log(name)(trial)
     if len(rows) != len(expected):
         return False
     if not all(_whole(value * number) for value, number in zip(expected, rows, strict=True)):
         return False
-    allowed = max(TOLERANCE, NOISE_FACTOR * max(_spread(reference, noise, [_log(name)])))
+    allowed = max(tolerance, NOISE_FACTOR * max(_spread(reference, noise, [_log(name)])))
     off = [step for step, deviation in enumerate(compared.deviations) if not deviation <= allowed]
     # the mean over the step's examples differs by one example
     single = all(abs(abs(own[step] - expected[step]) * rows[step] - 1) < 0.01 for step in off)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 from distlaunch.base.events import Event
 
@@ -26,6 +27,7 @@ class Process:
         writing: entered while a thread writes a checkpoint during training.
         is_stopping: returns True if this process was asked to stop. Unlike `should_stop`, any thread may call it at any
             time.
+        files: folder of the task's files; None for a process without any, whose steps are not compared.
         clock: returns monotonic seconds.
     """
 
@@ -37,4 +39,5 @@ class Process:
     saving: Callable[[], AbstractContextManager[None]] = nullcontext
     writing: Callable[[], AbstractContextManager[None]] = nullcontext
     is_stopping: Callable[[], bool] = lambda: False
+    files: Path | None = None
     clock: Callable[[], float] = time.monotonic

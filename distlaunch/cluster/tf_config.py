@@ -11,6 +11,9 @@ from distlaunch.base.errors import UsageError
 from distlaunch.base.plain_types import is_dict, is_list
 from distlaunch.cluster.spec import JOBS, ClusterSpec, Task
 
+IS_CHECK = "DISTLAUNCH_IS_CHECK"
+"""Environment variable of the process that compares the first steps with one device."""
+
 
 @dataclass(frozen=True)
 class ThisTask:
@@ -21,12 +24,15 @@ class ThisTask:
         index: the index of the task among the tasks of the job.
         is_chief: whether the task writes checkpoints. Each run has one such task.
         num_workers: number of tasks that compute; 1 without a cluster.
+        is_check: whether the process only compares the first steps with one device (`train.check`). It calls the
+            model's function like the other tasks, and is not the chief.
     """
 
     job: str
     index: int
     is_chief: bool
     num_workers: int
+    is_check: bool = False
 
 
 def this_task() -> ThisTask:
@@ -36,7 +42,8 @@ def this_task() -> ThisTask:
     # with parameter servers, the chief only assigns steps; otherwise it computes like a worker
     computing = ("worker",) if spec.jobs.get("ps") else ("worker", "chief")
     number = sum(len(spec.jobs.get(job, ())) for job in computing)
-    return ThisTask(task.job, task.index, task == spec.chief, max(number, 1))
+    is_check = IS_CHECK in os.environ
+    return ThisTask(task.job, task.index, task == spec.chief and not is_check, max(number, 1), is_check)
 
 
 def from_tf_config(text: str) -> tuple[ClusterSpec, Task]:

@@ -220,7 +220,7 @@ class Callback(Section):
 class Train(Section):
     """The training loop."""
 
-    neutral_keys: ClassVar[frozenset[str]] = frozenset({"steps_per_call", "on_nonfinite", "log_every_steps"})
+    neutral_keys: ClassVar[frozenset[str]] = frozenset({"steps_per_call", "on_nonfinite", "log_every_steps", "check"})
 
     loop: Literal["fit", "custom"] = "fit"
     """`fit`: like Keras `fit`. `custom`: an explicit step, the reference step or your own (`step`)."""
@@ -240,6 +240,10 @@ class Train(Section):
     """
     log_every_steps: Positive | None = None
     """Report progress every this many steps. null: about twice a second."""
+    check: Literal["auto", "strict", "off"] = "auto"
+    """Comparison of the first steps with Keras on one device, by a process on an idle core. `auto`: a deviation is a
+    warning. `strict`: training waits for the comparison, and a deviation ends the run. `off`: no comparison.
+    """
 
 
 class Validation(Section):
@@ -332,6 +336,10 @@ class RunConfig(Section):
     determinism: bool = False
     """Bit-equal results from the same seed on the same machine; some operations become slower."""
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] | None = None
+    synchronize_batch_norm: bool = False
+    """Whether Keras's BatchNormalization uses the statistics of the whole batch, as on one device, and not those of the
+    rows of each replica.
+    """
     """Keras's dtype policy for the layers that the model's function creates. Mixed: they compute in 16 bits and keep
     their weights in 32; `mixed_float16` scales the loss, so that small gradients do not become zero. null: Keras's own,
     float32 unless the model's function sets another.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -60,9 +61,14 @@ def split_rows(source: Source, *, first_replica: int, num_local: int, num_replic
         parts = source.elements.flat_map(all_parts)
     # an element is one replica's part of a step
     of_replica, of_process = 1 / num_replicas, min(num_local / num_replicas, 1)
-    loaded = _load_batches(parts, source, of_replica)
+    loaded = _load_batches(parts, source, of_replica, _place_of_replica, num_local)
     steps = batches_ahead(*_spec_and_rows(loaded, source, of_process))
     return loaded.prefetch(steps * num_local).with_options(_options(source))
+
+
+def _place_of_replica(batch: Any, rows: Any, total: Any, start: Any) -> tuple[Any, Any, Any]:
+    del batch  # it has a stand-in row if there are no rows
+    return start, tf.cast(rows, tf.int64), tf.cast(total, tf.int64)
 
 
 def first_row(total: Any, replica: Any, num_replicas: int) -> Any:
@@ -99,15 +105,23 @@ def rows_of_process(source: Source, *, first: int, number: int, of: int) -> tf.d
         stop = tf.where(divides, total // of * (first + number), total)
         return (element if number == of else slice_rows(element, start, stop)), start, total
 
-    loaded = _load_batches(source.elements.map(part), source, number / of)
+    loaded = _load_batches(source.elements.map(part), source, number / of, _place_on_mesh, 1)
     return loaded.prefetch(batches_ahead(*_spec_and_rows(loaded, source, number / of))).with_options(_options(source))
 
 
-def _load_batches(parts: tf.data.Dataset, source: Source, share: float) -> tf.data.Dataset:
+def _place_on_mesh(batch: Any, start: Any, total: Any) -> tuple[Any, Any, Any]:
+    return start, num_rows(batch), total
+
+
+def _load_batches(
+    parts: tf.data.Dataset, source: Source, share: float, place: Callable[..., Any], parts_per_batch: int
+) -> tf.data.Dataset:
     """Load the row sources of elements `(row source, scalars)` as batches.
 
     Args:
         share: fraction of a global batch in each element.
+        place: returns start, rows and total of a loaded element, for a source that is recorded.
+        parts_per_batch: number of elements that make up a batch.
     """
 
     def load(element: Any, *counts: tf.Tensor, calls: int) -> Any:
@@ -118,6 +132,8 @@ def _load_batches(parts: tf.data.Dataset, source: Source, share: float) -> tf.da
     # the trace shows the size of a batch; if batches are very large, fewer are loaded at the same time
     if (fewer := limit_by_bytes(calls, *_spec_and_rows(loaded, source, share))) < calls:
         loaded = _map_in_parallel(parts, load, fewer)
+    if source.record is not None:
+        loaded = source.record(loaded, place, parts_per_batch=parts_per_batch)
     # The dataset is endless, but tf.data does not know it. With this assertion, TensorFlow's distributed iterator does
     # not check in every step how many workers still have data. Elements without rows mark the ends.
     return loaded.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))

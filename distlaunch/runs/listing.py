@@ -30,6 +30,7 @@ from distlaunch.runs.report import (
 
 JobsOf = Callable[[Sequence[Submission]], Mapping[Submission, JobState]]
 
+_NUMBERS = ("equal", "unchecked", "documented", "differs")  # from good to bad
 _HEAD_BYTES = 16 * 1024  # holds the first events of a run
 _TAIL_BYTES = 32 * 1024
 
@@ -49,6 +50,8 @@ class RunSummary:
         culprit: the task that failed first, if the run has failed.
         times: step times and waits for input, as in `report --json`.
         job: the number of its submitted job; empty if it was not submitted.
+        numbers: the result of comparing the first steps with one device: a status of NumbersChecked, the worst one;
+            empty if there is none.
     """
 
     path: str
@@ -65,6 +68,7 @@ class RunSummary:
     reason: str = ""
     times: dict[str, Any] | None = None
     job: str = ""
+    numbers: str = ""
 
     def to_plain(self) -> dict[str, Any]:
         """Return the JSON form of this run."""
@@ -138,6 +142,7 @@ def summarize(run: RunDir, now: float | None = None, job: JobState | None = None
         reason=end.reason if end and status == "failed" else "",
         times=summary(step_times(run, facts)),
         job=submission.job if (submission := run.submission()) else "",
+        numbers=max((event.status for event in facts.numbers), key=_NUMBERS.index, default=""),
     )
 
 

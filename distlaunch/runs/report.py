@@ -18,6 +18,7 @@ from distlaunch.base.events import (
     Evaluated,
     Event,
     ExampleSkipped,
+    NumbersChecked,
     StepsTimed,
     TrainingStarted,
 )
@@ -73,6 +74,9 @@ class AttemptReport:
         return self.mode in RUN_MODES
 
 
+_NUMBERS = ("status", "part", "message", "deviation", "reference")
+
+
 @dataclass(frozen=True)
 class RunReport:
     """The report on a run with all of its attempts. If an epoch was trained several times, the last result counts.
@@ -87,6 +91,7 @@ class RunReport:
         mesh: the device mesh, as in VariablesPlaced.
         timed: the step times of each task in the attempt that trained last.
         skipped: training examples that failed and were left out in any attempt.
+        numbers: comparisons of the steps with one device.
         export_failure: why the last export failed; empty if none failed, or if a later one succeeded.
     """
 
@@ -109,6 +114,7 @@ class RunReport:
     timed: dict[str, StepsTimed] = dataclasses.field(default_factory=dict)
     skipped: frozenset[str] = frozenset()
     export_failure: str = ""
+    numbers: tuple[NumbersChecked, ...] = ()
 
     @property
     def all_checkpoints(self) -> tuple[CheckpointSaved, ...]:
@@ -135,6 +141,9 @@ class RunReport:
             "evaluations": [_select(event, "step", "split", "logs") for event in self.evaluations],
             "times": summary(self.timed),
             **({"skipped": sorted(self.skipped)} if self.skipped else {}),
+            "numbers": [
+                _select(event, "status", "part", "message", "deviation", "reference") for event in self.numbers
+            ],
             "exports": self.exports,
             **({"export_failure": self.export_failure} if self.export_failure else {}),
             **({"mesh": self.mesh} if self.mesh else {}),
@@ -185,6 +194,7 @@ def read_report(run: RunDir, job: JobState | None = None) -> RunReport:
         mesh=facts.placed.mesh if facts.placed else None,
         timed=step_times(run, facts),
         skipped=_skipped_examples(run, facts),
+        numbers=tuple(facts.numbers),
     )
 
 

@@ -83,10 +83,19 @@ class CallResult:
 
 @dataclass(frozen=True)
 class BatchHooks:
-    """Hooks around the batches of an evaluation, numbered from 0; `end` also gets the metrics so far."""
+    """Hooks around the batches of an evaluation, numbered from 0; `end` also gets the metrics so far.
+
+    Attributes:
+        limit: number of batches, from the first, around which the hooks are called; None for all.
+    """
 
     begin: Callable[[int], None]
     end: Callable[[int, Logs], None]
+    limit: int | None = None
+
+    def has(self, batch: int) -> bool:
+        """Return whether the hooks are called around a batch."""
+        return self.limit is None or batch < self.limit
 
 
 class Program(Protocol):

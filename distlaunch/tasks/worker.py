@@ -199,6 +199,7 @@ def _play(arguments: argparse.Namespace, config: RunConfig, run: RunDir, emit: C
     process = Process(
         emit, stop, on_connected=stop.install, on_step=heartbeat.at_step, on_meeting=heartbeat.turn,
         saving=heartbeat.saving, writing=heartbeat.writing, is_stopping=stop.event.is_set,
+        files=run.task(arguments.attempt, str(arguments.task)).path,
     )  # fmt: skip
     if is_server(config, arguments.task):
         return _serve(arguments, config, run, process, stop)

@@ -28,6 +28,7 @@ from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.patches.keras_dry_step import create_variables_by_step, undo_assignments
 from distlaunch.strategies.protocol import Strategy
 from distlaunch.strategies.variables import overrides_method, preserve_untracked
+from distlaunch.training.batch_norm import check_batch_norm, synchronize_batch_norm
 from distlaunch.training.checks.labels import LabelRule, label_rules
 from distlaunch.training.checks.loss_fit import check_loss, shape_text
 from distlaunch.training.precision import check_precision, dtype_policy_scope
@@ -64,20 +65,33 @@ def build_model(config: RunConfig, strategy: Strategy, rows: Batch, findings: Fi
     Raises:
         ConfigError: the function returns no Keras model, or `compile` names something that does not exist.
     """
+    with strategy.scope(), dtype_policy_scope(config.precision):
+        model = make_model(config, rows, check)
+        _create_variables(model, _SampleRows(config, rows, more_rows), strategy, config, findings or Findings())
+        if config.synchronize_batch_norm:
+            # some models create their layers in the first call
+            check_batch_norm(model)
+            synchronize_batch_norm(model)
+    return model
+
+
+def make_model(
+    config: RunConfig, rows: Batch, check: Callable[[keras.Model], None] = lambda model: None
+) -> keras.Model:
+    """Return the model of the user's function, compiled as the config says, within the dtype policy of the config.
+
+    See `build_model` for the arguments and errors.
+    """
     # automatic layer names must not depend on layers of the data function, because checkpoints use the names
     restart_names()
-    with strategy.scope(), dtype_policy_scope(config.precision):
-        model = _call_model_function(config, rows)
-        check(model)
-        check_precision(config.precision, model)
-        if config.compile is not None:
-            compile_model(model, config.compile)
-        elif not model.compiled and config.train.step is None:
-            message = (
-                "missing: the model's function returns a model that is not compiled, so the config must compile it"
-            )
-            raise ConfigError(Problem(("compile",), message))
-        _create_variables(model, _SampleRows(config, rows, more_rows), strategy, config, findings or Findings())
+    model = _call_model_function(config, rows)
+    check(model)
+    check_precision(config.precision, model)
+    if config.compile is not None:
+        compile_model(model, config.compile)
+    elif not model.compiled and config.train.step is None:
+        message = "missing: the model's function returns a model that is not compiled, so the config must compile it"
+        raise ConfigError(Problem(("compile",), message))
     return model
 
 

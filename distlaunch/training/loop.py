@@ -48,6 +48,7 @@ from distlaunch.training.callbacks import (
     watch_test_batches,
 )
 from distlaunch.training.checks.nonfinite import NonFinite
+from distlaunch.training.first_steps.check import NoCheck
 from distlaunch.training.step_reports import StepInterval, StepReports, scalars
 from distlaunch.training.step_timer import StepTimer
 
@@ -94,9 +95,11 @@ class TrainingLoop:
     """Trains from a given progress to the end, or until it is asked to stop."""
 
     def __init__(self, config: RunConfig, model: keras.Model, program: Program, train: Split, validation: Split | None,
-                 callbacks: list[keras.callbacks.Callback], hooks: LoopHooks) -> None:  # fmt: skip
+                 callbacks: list[keras.callbacks.Callback], hooks: LoopHooks,
+                 check: NoCheck | None = None) -> None:  # fmt: skip
         self._config, self._model, self._program, self._hooks = config, model, program, hooks
         self._train, self._callbacks = train, callbacks
+        self._check = check or NoCheck()
         self._epochs = config.train.epochs
         self._epoch_steps = config.train.steps_per_epoch or train.num_batches
         self._progress, self._first_step = Progress(), 0
@@ -138,7 +141,7 @@ class TrainingLoop:
             CheckpointWriteError: the last checkpoint cannot be written, so that the result would be lost.
         """
         # a callback calls the model in this process only, because other processes may not call it at the same time
-        with self._saver, call_methods_within(self._model, METHODS, self._program.alone):
+        with self._check, self._saver, call_methods_within(self._model, METHODS, self._program.alone):
             end = self._run(start, take_state)
         self._timer.report()  # the steps since the last report
         return end
@@ -152,7 +155,7 @@ class TrainingLoop:
         # errors after this line are recorded with a step, which means that a restart may help; see `may_be_temporary`
         self._hooks.on_step(start.step)
         # before the state is restored: some programs trace a step on a batch to learn the names of its logs
-        self._program.set_train_data(self._source(start))
+        self._program.set_train_data(self._check.recorded(self._source(start), start))
         self._first_step = start.step
         callback_arrays = self._restore(take_state(), start) if start.step > 0 and take_state is not None else {}
         self._progress = replace(start, optimizers=self._optimizers)
@@ -191,6 +194,7 @@ class TrainingLoop:
                 return LoopEnd("stopped", self._progress, scalars(logs))
             logs = ended
         self._end(logs)
+        self._check.finish()
         return LoopEnd("done", self._progress, scalars(logs))
 
     def _end(self, logs: Logs) -> None:
@@ -350,12 +354,12 @@ class TrainingLoop:
         if self._validation is None or section is None or not ((epoch + 1) % section.every_epochs == 0 or last):
             return {}
         self._call_hook("test_begin")
-        self._validation_source = self._validation_source or self._validation.evaluation_source()
+        source = self._validation_source or self._check.recorded_validation(self._validation.evaluation_source())
+        self._validation_source = source
+        hooks = self._check.around_validation(self._validation_hooks())
         # the time for reading validation data must not count as time for reading training data
         with not_for_training():
-            logs = self._program.evaluate(
-                self._validation_source, section.steps, self._hooks.should_stop, self._validation_hooks()
-            )
+            logs = self._program.evaluate(source, section.steps, self._hooks.should_stop, hooks)
         if logs is not None:
             self._call_hook("test_end", logs)
         return logs
@@ -400,6 +404,7 @@ class TrainingLoop:
             # decided before the call and broadcast with the vote, because all tasks must save after the same step
             asks = self._hooks.is_chief and self._saves.chief_asks(self._save_context(Moment.STEP))
             vote = Vote(self._hooks.should_stop(), bool(self._model.stop_training), self._next_steps, asks)
+            self._check.before_step(self._progress)
             self._timer.begin()
             result = self._program.run_steps(wanted, vote)
             self._timer.add(result.times)
@@ -417,6 +422,7 @@ class TrainingLoop:
                 if self._progress.step == self._first_step:
                     self._best.check_names(logs, is_alike=self._reports_same_values())
                 self._advance(result, self._hooks.clock() - began)
+                self._check.after_step(self._progress, logs)
                 self._call_hook("train_batch_end", first + result.steps - 1, logs)
             here = self._progress.step_in_epoch
             if here and (result.ended if steps is None else here == steps):
@@ -445,7 +451,7 @@ class TrainingLoop:
     def _steps_to_run(self) -> int:
         step, here = self._progress.step, self._progress.step_in_epoch
         # a call must end at each step after which something is due
-        due = [self._saves, self._reports, *self._callback_saves]
+        due = [self._saves, self._reports, self._check, *self._callback_saves]
         limits = [self._call.length, *(each.steps_until_due(step) for each in due)]
         limits.append(None if self._steps_of_epoch is None else self._steps_of_epoch - here)
         return min(limit for limit in limits if limit is not None)

@@ -61,6 +61,7 @@ from distlaunch.training.checks.fixed_batch import check_fixed_batch
 from distlaunch.training.checks.labels import explain_label_errors, with_label_checks
 from distlaunch.training.export.session import CHECKED_ROWS, ExportError, TrainedModel, WrittenExport, export_all
 from distlaunch.training.export.writers import rebuild
+from distlaunch.training.first_steps.check import NoCheck, Subject, start_check
 from distlaunch.training.loop import LoopEnd, LoopHooks, TrainingLoop
 from distlaunch.training.predictions import named_arrays, split_in_order, write_arrays
 from distlaunch.training.step_reports import scalars
@@ -176,8 +177,9 @@ class Session:
             notices.from_each_task(
                 "info", "the model is not validated, because it has neither a loss nor a test_step of its own"
             )
-        loop = TrainingLoop(config, self.model, self.program, self.train, validation, callbacks, hooks)
         self._report_start(start, restored_from)
+        check = NoCheck() if self.process.files is None else start_check(self._subject(self.process.files), start)
+        loop = TrainingLoop(config, self.model, self.program, self.train, validation, callbacks, hooks, check)
         if placed := self.program.placement():
             self.process.emit(VariablesPlaced(variables=placed, mesh=self.program.mesh()))
         with explain_label_errors():
@@ -266,6 +268,13 @@ class Session:
                     reason = str(error) if known else f"{type(error).__name__}: {error}{user_line(error)}"
                     self.process.emit(ExportFailed(step=step, reason=reason))
         self.program.agree(Vote())
+
+    def _subject(self, files: Path) -> Subject:
+        """Return this attempt as the comparison with one device needs it."""
+        return Subject(
+            self.config, self.strategy, self.program, self.model, self.train, files, self.run.events, self.optimizers,
+            self.process.emit, self.process.saving, self.process.on_meeting,
+        )  # fmt: skip
 
     def _lock_exports(self, stack: ExitStack) -> None:
         """Hold the locks of the config's formats until the stack is closed; `distlaunch export` may hold some.

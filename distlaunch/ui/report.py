@@ -18,7 +18,7 @@ from distlaunch.runs.paths import display_path
 from distlaunch.supervise.diagnose.exit_reason import Failure
 from distlaunch.ui import words
 from distlaunch.ui.console import JobConsole
-from distlaunch.ui.progress.lines import STATUS_STYLES, data_source, restarts, skipped, training_start
+from distlaunch.ui.progress.lines import STATUS_STYLES, data_source, numbers_text, restarts, skipped, training_start
 from distlaunch.ui.progress.state import ProgressState
 from distlaunch.ui.runs import NO_CHECKPOINT
 
@@ -163,6 +163,8 @@ def _facts(state: ProgressState) -> list[tuple[str, str]]:
         rows.append(("data", data_source(state.data)))
     if state.skipped:
         rows.append(("left out", skipped(state.skipped)))
+    if state.numbers:
+        rows.append(("numbers", numbers_text(state.numbers)))
     if state.checkpoints:
         saved = state.checkpoints[-1]
         rows.append(("checkpoint", f"{display_path(saved.path)} ({words.size(saved.num_bytes)})"))

@@ -17,7 +17,7 @@ from distlaunch.runs.paths import display_path
 from distlaunch.runs.report import AttemptReport, RunReport
 from distlaunch.ui import words
 from distlaunch.ui.placement import bytes_per_task, placement_sections
-from distlaunch.ui.progress.lines import STATUS_STYLES, data_source, restarts, skipped, training_start
+from distlaunch.ui.progress.lines import STATUS_STYLES, data_source, numbers_text, restarts, skipped, training_start
 from distlaunch.ui.tables import columns, line_style_for
 
 
@@ -63,6 +63,9 @@ def _head(report: RunReport) -> list[tuple[str, str, str]]:
         rows.append(("data", data_source(report.data), ""))
     if report.skipped:
         rows.append(("left out", skipped(report.skipped), "yellow"))
+    if report.numbers:
+        differs = any(event.status == "differs" for event in report.numbers)
+        rows.append(("numbers", numbers_text(report.numbers), "red" if differs else ""))
     if report.timed:
         rows.append(("steps", _step_times(report), ""))
     if slow := find_bottleneck(report.timed):

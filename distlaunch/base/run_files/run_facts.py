@@ -17,6 +17,7 @@ from distlaunch.base.events import (
     Exported,
     ExportFailed,
     Logs,
+    NumbersChecked,
     Predicted,
     Restored,
     RunEnded,
@@ -116,6 +117,7 @@ class RunFacts:
         evaluations: results of `distlaunch evaluate`.
         sidecar: the newest result of the evaluator task.
         skipped: examples that were left out, as reported in these events.
+        numbers: comparisons of the steps with one device; those of the last attempt that was compared.
         exports: the path of the last export in each format.
         export_failure: why the last export failed; empty if none failed, or if a later one succeeded.
         ended: the newest end of any attempt.
@@ -132,6 +134,7 @@ class RunFacts:
     evaluations: list[Evaluated] = field(default_factory=list)
     sidecar: Evaluated | None = None
     skipped: set[str] = field(default_factory=set)
+    numbers: list[NumbersChecked] = field(default_factory=list)
     exports: dict[str, str] = field(default_factory=dict)
     export_failure: str = ""
     ended: RunEnded | None = None
@@ -166,6 +169,10 @@ class RunFacts:
                 self.evaluations.append(event)
             case ExampleSkipped():
                 self.skipped.add(event.example)
+            case NumbersChecked():
+                # an attempt whose numbers may differ is compared again
+                known = self.numbers if self.numbers and self.numbers[0].subject == event.subject else []
+                self.numbers = [*known, event]
             case Exported():
                 self.exports[event.format], self.export_failure = event.path, ""
             case ExportFailed():

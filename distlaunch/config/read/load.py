@@ -33,6 +33,9 @@ from distlaunch.config.references.sites import STAND_IN, with_absolute_files
 from distlaunch.config.run import RunConfig
 from distlaunch.config.secrets import Secrets, secrets_in
 
+CHECK = "DISTLAUNCH_CHECK"
+"""Environment variable with the value of `train.check` for configs that have none."""
+
 __all__ = ["LoadedConfig", "dump_config", "load_config", "load_mapping", "load_resolved", "parse_resolved"]
 
 
@@ -165,6 +168,7 @@ def _checked(
     override.texts_as_text(root)
     # set the name before validation, since it becomes a value of the config
     _set_default_name(root, path)
+    _set_default_check(root, environ)
     data: Any = root.plain()
     config, wrong = _validate(data)
     wrong = [problem for problem in wrong if not _covered(problem, early)]
@@ -272,6 +276,15 @@ def _set_default_name(root: Node, path: Path) -> None:
     if name is None or name.value is None:
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")
         root.value["name"] = Node(stem[:200] or "run", str(path))
+
+
+def _set_default_check(root: Node, environ: Mapping[str, str]) -> None:
+    """Set `train.check` to the variable DISTLAUNCH_CHECK, unless the config has a value."""
+    value = environ.get(CHECK)
+    assert is_dict(root.value)
+    train = root.value.setdefault("train", Node({}, CHECK)) if value else None
+    if train is not None and is_dict(train.value):
+        train.value.setdefault("check", Node(value, CHECK))
 
 
 def _covered(problem: Problem, early: list[Problem]) -> bool:

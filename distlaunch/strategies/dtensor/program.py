@@ -144,12 +144,13 @@ class DTensorProgram(ProgramDefaults):
             batch = next(batches)
             if self._peers.has_data_ended(source, ended=batch is None, steps=done):
                 break
-            if hooks is not None:
-                hooks.begin(done)
+            hooked = hooks if hooks is not None and hooks.has(done) else None
+            if hooked is not None:
+                hooked.begin(done)
             with _explain_compiler_errors():
                 own = self._test_call(batch)
-            if hooks is not None:
-                hooks.end(done, self._test_logs(own))
+            if hooked is not None:
+                hooked.end(done, self._test_logs(own))
             done += 1
         return self._test_logs(own)
 
@@ -294,7 +295,12 @@ class DTensorProgram(ProgramDefaults):
 
     def restore(self, state: State) -> None:
         sums, self._steps_in_epoch = restore_state(self._model, state)
-        self._sums = {name: MeshVariable(value, self._mesh, ()) for name, value in sums.items()}
+        # a traced step adds to the variables that exist
+        for name, variable in self._sums.items():
+            variable.on_mesh.assign(
+                dtensor.copy_to_mesh(sums.pop(name, np.float32(0)), Layout.replicated(self._mesh, 0))
+            )
+        self._sums |= {name: MeshVariable(value, self._mesh, ()) for name, value in sums.items()}
 
 
 def _draw_whole_tensors(mesh: Mesh) -> AbstractContextManager[None]:

@@ -130,11 +130,12 @@ class JaxProgram(ProgramDefaults):
                 break
             if self._test_call is None:
                 self._test_call = self._make_test_call()
-            if hooks is not None:
-                hooks.begin(done)
+            hooked = hooks if hooks is not None and hooks.has(done) else None
+            if hooked is not None:
+                hooked.begin(done)
             others, metrics, own = self._test_call(trainable, others, metrics, batch)
-            if hooks is not None:
-                hooks.end(done, logs_to_host(own or self._result(metrics)))
+            if hooked is not None:
+                hooked.end(done, logs_to_host(own or self._result(metrics)))
             done += 1
             if done != max_steps:
                 feed.load_ahead()
@@ -286,7 +287,9 @@ class JaxProgram(ProgramDefaults):
 
     def restore(self, state: State) -> None:
         sums, self._steps_in_epoch = restore_state(self._model, state, self._values.put)
-        self._sums = {name: place(value, self._whole) for name, value in sums.items()}
+        placed = {name: place(value, self._whole) for name, value in sums.items()}
+        # a compiled step has a sum for each of its logs
+        self._sums = {**self._zeros(self._sums or {}), **placed}
         self._values.assign(self._values.read())
 
 

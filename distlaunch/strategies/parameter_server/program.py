@@ -152,20 +152,22 @@ class CoordinatorProgram(ProgramDefaults):
             self._test_calls[source.name] = self._make_call(self._steps.test, source, self._test_log_names)
         totals, last = self._initial_totals(), []
         limit = min((n for n in (source.num_batches, max_steps) if n is not None), default=None)
-        at, steps_per_call = 0, EVALUATION_BLOCK * BLOCKS_PER_WORKER * self._num_workers if hooks is None else 1
+        at = 0
         while limit is None or at < limit:
             if should_stop():
                 return None
+            hooked = hooks if hooks is not None and hooks.has(at) else None
+            steps_per_call = EVALUATION_BLOCK * BLOCKS_PER_WORKER * self._num_workers if hooked is None else 1
             wanted = steps_per_call if limit is None else min(steps_per_call, limit - at)
-            if hooks is not None:
-                hooks.begin(at)
+            if hooked is not None:
+                hooked.begin(at)
             blocks = self._distribute_blocks(self._test_calls[source.name], source, at, wanted, EVALUATION_BLOCK)
             self._add(blocks, totals)
             last = next((block.logs for block in reversed(blocks) if block.done), last)
             if sum(block.done for block in blocks) < wanted:
                 break
-            if hooks is not None:
-                hooks.end(at, self._test_logs(totals, last))
+            if hooked is not None:
+                hooked.end(at, self._test_logs(totals, last))
             at += wanted
         return self._test_logs(totals, last)
 

@@ -233,10 +233,11 @@ class ReplicaProgram(ProgramDefaults):
             # so that no hook is called after the last batch
             remaining = min(source.num_batches, remaining or source.num_batches)
         while True:
-            steps_per_call = EVALUATION_CALL if hooks is None and not self._gathers else 1
+            hooked = hooks if hooks is not None and hooks.has(at) else None
+            steps_per_call = EVALUATION_CALL if hooked is None and not self._gathers else 1
             wanted = steps_per_call if remaining is None else min(steps_per_call, remaining)
-            if hooks is not None:
-                hooks.begin(at)
+            if hooked is not None:
+                hooked.begin(at)
             ballot = self._ballots.cast(Vote(stop=should_stop()))
             how = self._may_differ(source), source.is_process_local
             done, votes, logs, extras, _ = self._test_call(iterator, np.int32(wanted), ballot, *how)
@@ -244,8 +245,8 @@ class ReplicaProgram(ProgramDefaults):
                 # in all processes, since they have the same sum of votes
                 return None
             self._ballots.check_ends(votes, at + int(done), kind_of(source.name))
-            if hooks is not None and int(done):
-                hooks.end(at, self._sums.to_logs(logs, extras, self._steps_in_epoch, test=True))
+            if hooked is not None and int(done):
+                hooked.end(at, self._sums.to_logs(logs, extras, self._steps_in_epoch, test=True))
             at += int(done)
             remaining = None if remaining is None else remaining - wanted
             if int(done) < wanted or remaining == 0:

@@ -23,6 +23,7 @@ from distlaunch.patches.tensorflow_private import pipeline_graph
 from distlaunch.strategies.module_model import parts_of
 from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import host_value, optimizers_of, overrides_method
+from distlaunch.training.batch_norm import replica_batch_norms
 
 _SHARDING_OP = "ShardDataset"
 _RATES = ("rate", "dropout", "recurrent_dropout", "stddev")
@@ -33,7 +34,7 @@ _HALVES_TOLERANCE = 1e-3
 def facts_of(config: RunConfig, model: keras.Model, source: Source) -> ModelFacts:
     """Return facts about a model on one device, with its initial weights, and about its training data."""
     return ModelFacts(
-        batch_norm=[layer.name for layer in layers_of(model) if _normalizes_per_replica(layer)],
+        batch_norm=replica_batch_norms(model),
         own_batch_norm=sorted({type(part).__name__ for part in parts_of(model) if _seems_batch_norm(part)}),
         embeddings=[layer.name for layer in layers_of(model) if _is_embedding(layer)],
         random=[layer.name for layer in layers_of(model) if draws_random_numbers(layer)],
@@ -82,12 +83,6 @@ def _load_batch(source: Source, element: tuple[Any, ...]) -> Any:
     return source.load(packed[0] if source.is_process_local else packed)
 
 
-def synchronize_batch_norm(model: keras.Model) -> None:
-    """Make BatchNormalization use the statistics of the whole batch. Call it before a step is traced."""
-    for layer in filter(_normalizes_per_replica, layers_of(model)):
-        layer.synchronized = True
-
-
 def stop_training_of(model: keras.Model, names: Sequence[str]) -> None:
     """Make layers compute as if not in training. Call it before a step is traced.
 
@@ -107,10 +102,6 @@ class _NotInTraining:
         compute = getattr(self, "call", super().__call__)  # pyright: ignore[reportAttributeAccessIssue]
         at = list(inspect.signature(compute).parameters).index("training")
         return super().__call__(*args[:at], *args[at + 1 :], **{**kwargs, "training": False})  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _normalizes_per_replica(layer: Any) -> bool:
-    return isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized and layer.trainable
 
 
 def _is_embedding(layer: Any) -> bool:

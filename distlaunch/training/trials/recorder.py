@@ -28,6 +28,7 @@ from distlaunch.data.seeds import shuffle_numbers
 from distlaunch.strategies.protocol import Program, Vote
 from distlaunch.strategies.replica.row_random import RowOrder, draw_for_rows
 from distlaunch.strategies.state import State
+from distlaunch.training.batch_norm import synchronize_batch_norm
 from distlaunch.training.session import Session
 from distlaunch.training.step_reports import scalars
 from distlaunch.training.steps.functions import make_steps
@@ -40,7 +41,6 @@ from distlaunch.training.trials.inspection import (
     had_sparse_gradients,
     norms_by_variable,
     stop_training_of,
-    synchronize_batch_norm,
     takes_shards,
     watch_gradients,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from rich.text import Text
 
@@ -15,12 +15,13 @@ from distlaunch.base.events import (
     ExampleSkipped,
     Exported,
     Notice,
+    NumbersChecked,
     Predicted,
     Restored,
     TaskRestarted,
     TrainingStarted,
 )
-from distlaunch.base.plural import count
+from distlaunch.base.plural import count, joined
 from distlaunch.runs.paths import display_path
 from distlaunch.ui import words
 
@@ -38,6 +39,8 @@ def event_line(event: Event, epochs: int) -> Text | None:
             return _pair("training", "; ".join([training_start(event), *trained_by(event)]))
         case Restored():
             return _pair("restored", f"step {event.step:,} from {display_path(event.path)}")
+        case NumbersChecked():
+            return _numbers(event)
         case EpochEnded():
             head = f"epoch {event.epoch + 1:>{len(str(epochs))}}/{epochs}"
             return Text.assemble((head, "bold"), f"  {words.duration(event.seconds):>6}  {words.metrics(event.logs)}")
@@ -64,6 +67,36 @@ def event_line(event: Event, epochs: int) -> Text | None:
         case _:
             pass
     return None
+
+
+def _numbers(event: NumbersChecked) -> Text | None:
+    if event.status == "differs":
+        return _warning(numbers_text([event]))
+    # later parts of the run are in the summary
+    return (
+        _pair("numbers", numbers_text([event])) if event.status != "equal" or event.part.startswith("steps") else None
+    )
+
+
+def numbers_text(events: Sequence[NumbersChecked]) -> str:
+    """Return words about the parts of a run that were compared with one device: `steps 1-3 equal one device (2e-7)`."""
+    equal = [event for event in events if event.status == "equal"]
+    found: list[str] = []
+    if equal:
+        largest = max(event.deviation for event in equal)
+        how = f"{largest:.0e}".replace("e-0", "e-") if largest else "exactly"
+        of = "" if equal[0].reference == "Keras" else " of distlaunch"
+        verb = "equals" if len(equal) == 1 and not equal[0].part.startswith("steps") else "equal"
+        found.append(f"{joined([event.part for event in equal])} {verb} one device{of} ({how})")
+    for event in events:
+        if event.status == "differs":
+            hint = "`distlaunch verify` looks for the cause"
+            found.append(f"not the numbers of {event.reference} on one device in {event.message}; {hint}")
+        elif event.status == "documented":
+            found.append(f"other than on one device: {event.message}")
+        elif event.status == "unchecked":
+            found.append(f"{'the rest is ' if equal else ''}not checked: {event.message}")
+    return "; ".join(found)
 
 
 def task_line(task: str, text: str, *, alone: bool) -> Text:

@@ -1,0 +1,126 @@
+"""Records the rows of a few batches as the strategy loads them, so that the same steps can be computed elsewhere.
+
+The rows are recorded where `data/rows.py` has loaded them for the replicas or the mesh. So data that is read in another
+order each time, or augmented at random, is recorded as it was trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.data.batches import Batch
+
+_SUFFIX = ".rows.npz"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of one batch.
+
+    Attributes:
+        index: index of the batch among the recorded batches of its source.
+        start: index of the first row in the global batch, or in the process's part of it if the data is process-local.
+        rows: number of rows.
+        total: number of rows of the global batch, or of the process's part.
+        leaves: the serialized tensors of the batch, in the order of `tf.nest.flatten` with expanded composites.
+    """
+
+    index: int
+    start: int
+    rows: int
+    total: int
+    leaves: tuple[bytes, ...]
+
+    def write(self, folder: Path, task: str) -> None:
+        """Write these rows to a file, for the process of another task."""
+        name = f"{self.index}-{self.start}-{task.replace(':', '-')}"
+        temporary = folder / f".{name}"
+        with temporary.open("wb") as file:
+            place = np.array([self.index, self.start, self.rows, self.total], np.int64)
+            np.savez(file, place, *(np.frombuffer(leaf, np.uint8) for leaf in self.leaves))
+        temporary.replace(folder / f"{name}{_SUFFIX}")
+
+    @staticmethod
+    def read(path: Path) -> Rows:
+        """Read a file of `write`. Raise OSError or ValueError if that fails."""
+        # no pickles, because another host may have written the file
+        with np.load(path, allow_pickle=False) as file:
+            index, start, rows, total = map(int, file["arr_0"])
+            leaves = tuple(file[f"arr_{at}"].tobytes() for at in range(1, len(file.files)))
+            return Rows(index, start, rows, total, leaves)
+
+
+class RowRecorder:
+    """Records the rows of some batches of a source.
+
+    Args:
+        indices: indices of the batches to record, counted from the first element of the source.
+        keep: called with the rows, in a thread of the input pipeline. The same rows may be given several times, because
+            a source can be read again; the last ones count.
+
+    Attributes:
+        spec: the `tf.TypeSpec` structure of a batch; None until the source is connected.
+    """
+
+    def __init__(self, indices: Collection[int], keep: Callable[[Rows], None]) -> None:
+        self._indices, self._keep = sorted(indices), keep
+        self.spec: Any = None
+
+    def record(
+        self, loaded: tf.data.Dataset, place: Callable[..., tuple[Any, Any, Any]], *, parts_per_batch: int
+    ) -> tf.data.Dataset:
+        """Return the same dataset, whose rows are recorded as they are read.
+
+        Args:
+            loaded: dataset of elements `(batch, scalars...)`.
+            place: returns start, rows and total of an element, as int64 scalars, for the arguments `(batch, *scalars)`.
+            parts_per_batch: number of elements that make up a batch.
+        """
+        spec: Any = loaded.element_spec
+        self.spec = spec[0]
+        indices = tf.constant(self._indices, tf.int64)
+
+        def write(*values: Any) -> np.int64:
+            index, start, rows, total, *leaves = values
+            if rows > 0 and total > 0:  # not a stand-in, and not the end of an epoch
+                self._keep(Rows(int(index), int(start), int(rows), int(total), tuple(map(bytes, leaves))))
+            return np.int64(0)
+
+        @tf.autograph.experimental.do_not_convert
+        def recorded(number: Any, element: Any) -> Any:
+            index = number // parts_per_batch
+            leaves = tf.nest.flatten(element[0], expand_composites=True)
+
+            def call() -> Any:
+                serialized = [tf.io.serialize_tensor(leaf) for leaf in leaves]
+                return tf.numpy_function(write, [index, *place(*element), *serialized], tf.int64)
+
+            tf.cond(tf.reduce_any(indices == index), call, lambda: tf.constant(0, tf.int64))
+            return element
+
+        return loaded.enumerate().map(recorded)
+
+
+def read_batch(spec: Any, parts: Sequence[Rows]) -> Batch:
+    """Return a batch that consists of recorded rows, in the order of `parts`.
+
+    Args:
+        spec: the attribute `spec` of the recorder.
+    """
+    flat = tf.nest.flatten(spec, expand_composites=True)
+
+    def part(rows: Rows) -> Batch:
+        leaves = [tf.io.parse_tensor(leaf, each.dtype) for leaf, each in zip(rows.leaves, flat, strict=True)]
+        return tf.nest.pack_sequence_as(spec, leaves, expand_composites=True)
+
+    return tf.nest.map_structure(_joined, *map(part, parts)) if len(parts) > 1 else part(parts[0])
+
+
+def _joined(*leaves: Any) -> Any:
+    return tf.sparse.concat(0, list(leaves)) if isinstance(leaves[0], tf.SparseTensor) else tf.concat(leaves, 0)

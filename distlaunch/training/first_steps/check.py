@@ -1,0 +1,405 @@
+"""The part of a training task in the comparison of the first steps with one device.
+
+A comparison needs the state before and after a step, the rows of the step, and the values that the run reports after
+it. All tasks take part: each records the rows that it reads, and a snapshot may need all of them. The chief sends
+everything to a process that computes the same step on one device (see `tasks/check.py`). It does not wait for that
+process, unless the config says so (`train.check: strict`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import keras
+import psutil
+
+from distlaunch.base.errors import DistlaunchError
+from distlaunch.base.event_files import read_events_of
+from distlaunch.base.events import Event, NumbersChecked
+from distlaunch.checkpoints.meta import Progress
+from distlaunch.config.run import RunConfig
+from distlaunch.data.batches import Source
+from distlaunch.data.recorded_rows import RowRecorder, Rows
+from distlaunch.data.source import Split
+from distlaunch.strategies.protocol import BatchHooks, Logs, Program, Strategy
+from distlaunch.strategies.state import State
+from distlaunch.strategies.variables import state_variables
+from distlaunch.training.first_steps.messages import BatchEvaluated, Setup, StepTaken
+from distlaunch.training.first_steps.process import FIRST_STEPS, CheckProcess, Part
+from distlaunch.training.step_reports import scalars
+
+_MEMORY_SHARE = 0.25
+"""Part of the free memory that the comparison may use."""
+_COPIES = 10
+"""About how many copies of the state exist at the same time: snapshots here, and those of the process."""
+_WAIT_SHARE = 0.05
+"""Part of a run's duration that its end may wait for the comparison."""
+_MAX_BATCH_BYTES = 512 * 2**20
+_MIB = 2**20
+_WITHOUT_EFFECT = ("checkpoint", "export", "restarts", "name", "runs_dir", "resume", "engine", "secrets")
+"""Sections of the config that change no number."""
+
+
+class NumbersDifferError(DistlaunchError):
+    """A step differs from one device, and the config asks to fail then (`train.check: strict`)."""
+
+
+class NoCheck:
+    """The comparison in a run that is not compared. See `StepsCheck` for the methods."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def recorded(self, source: Source, at: Progress) -> Source:
+        del at
+        return source
+
+    def recorded_validation(self, source: Source) -> Source:
+        return source
+
+    def steps_until_due(self, step: int) -> int | None:
+        del step
+
+    def before_step(self, at: Progress) -> None: ...
+
+    def after_step(self, at: Progress, logs: Logs) -> None: ...
+
+    def around_validation(self, hooks: BatchHooks | None) -> BatchHooks | None:
+        return hooks
+
+    def finish(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An attempt that is compared, as its task sees it.
+
+    Attributes:
+        files: folder of this task's files.
+        events: file of the run's events.
+        optimizers: the optimizers as they were built; see `describe_optimizers`.
+        saving, on_meeting: see `Process`.
+    """
+
+    config: RunConfig
+    strategy: Strategy
+    program: Program
+    model: keras.Model
+    train: Split
+    files: Path
+    events: Path
+    optimizers: list[dict[str, Any]]
+    emit: Callable[[Event], None]
+    saving: Callable[[], AbstractContextManager[None]]
+    on_meeting: Callable[[], None]
+
+    @property
+    def has_replicas(self) -> bool:
+        return self.config.strategy.has_replicas and self.strategy.num_replicas > 1
+
+    def digest(self) -> str:
+        """Return a hash of what decides the numbers: config, devices, and the variables of the model."""
+        config = {name: value for name, value in self.config.to_public().items() if name not in _WITHOUT_EFFECT}
+        variables = {name: [*map(int, one.shape), str(one.dtype)] for name, one in state_variables(self.model).items()}
+        parts = [config, self.strategy.num_replicas, self.program.mesh(), variables, self.optimizers]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+    def num_bytes(self) -> int:
+        """Return the size of the state of model and optimizers."""
+        return sum(math.prod(map(int, one.shape)) * 4 for one in state_variables(self.model).values())
+
+
+def start_check(subject: Subject, start: Progress) -> NoCheck:
+    """Return the comparison of this attempt; every task must call it.
+
+    Args:
+        start: progress at which the attempt begins.
+    """
+    if subject.config.train.check == "off" or not _is_distributed(subject):
+        return NoCheck()
+    digest = subject.digest()
+    is_chief = subject.strategy.is_chief
+    if subject.config.strategy.has_coordinator:
+        if is_chief and not _was_reported(subject.events, digest):
+            reason = "the workers of parameter servers read and update without waiting for each other"
+            subject.emit(NumbersChecked(status="unchecked", message=reason, subject=digest))
+        return NoCheck()
+    reason = _why_not(subject, digest) if is_chief else ""
+    if subject.strategy.from_chief(b"" if reason is None else b"no") == b"no":
+        if is_chief and reason:
+            subject.emit(NumbersChecked(status="unchecked", message=reason, subject=digest))
+        return NoCheck()
+    return StepsCheck(subject, digest, start)
+
+
+def _is_distributed(subject: Subject) -> bool:
+    devices = math.prod((subject.program.mesh() or {}).get("shape", ()))
+    tasks = sum(subject.config.strategy.jobs(subject.config.cluster).values())
+    return subject.strategy.num_replicas > 1 or devices > 1 or tasks > 1
+
+
+def _was_reported(events: Path, digest: str) -> bool:
+    return any(event.subject == digest for event in read_events_of(events, NumbersChecked))
+
+
+def _why_not(subject: Subject, digest: str) -> str | None:
+    """Return the reason for not comparing this attempt, an empty string if it is not reported, or None."""
+    if _was_reported(subject.events, digest):
+        return ""  # an earlier attempt was compared
+    allowed, needed = psutil.virtual_memory().available * _MEMORY_SHARE, subject.num_bytes() * _COPIES
+    if needed > allowed:
+        return f"one device needs about {needed // _MIB:,} MiB, more than a quarter of the free memory"
+    return None
+
+
+class StepsCheck(NoCheck):
+    """Compares the first steps, the first uneven batch and the first batch of a validation with one device.
+
+    Args:
+        digest: identifies what is compared; see `Subject.digest`.
+        start: progress at which the attempt begins.
+    """
+
+    def __init__(self, subject: Subject, digest: str, start: Progress) -> None:
+        config = subject.config
+        self._subject, self._digest, self._is_fresh = subject, digest, start.step == 0
+        self._began, self._first_step = time.monotonic(), start.step
+        uneven = _first_uneven(subject.train, config, start)
+        self._indices = {*range(FIRST_STEPS), *([uneven] if uneven is not None else [])}
+        """Indices of the compared steps, counted from the first step of the attempt."""
+        # callbacks may change the state between two steps
+        self._may_share = not config.train.callbacks
+        self._before: State | None = None
+        self._after: State | None = None
+        self._validated = False
+        self._rows = _RowStore(subject)
+        self._recorder = RowRecorder(self._indices, self._rows.keeper("train"))
+        self._validation_recorder = RowRecorder({0}, self._rows.keeper("validation"))
+        self._process = None
+        if subject.strategy.is_chief:
+            self._process = CheckProcess(
+                config.strategy.backend, subject.files / "check.log", is_strict=config.train.check == "strict"
+            )
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.close()
+        self._rows.remove()
+
+    def recorded(self, source: Source, at: Progress) -> Source:
+        """Return a source of training data whose rows are recorded where a step is compared."""
+        return replace(source, record=self._recorder.record) if at.step == self._first_step else source
+
+    def recorded_validation(self, source: Source) -> Source:
+        """Return the validation data, whose first batch is recorded."""
+        return replace(source, record=self._validation_recorder.record)
+
+    def steps_until_due(self, step: int) -> int | None:
+        """Return the number of steps until a step that is compared begins or ends; None if there is none."""
+        index = step - self._first_step
+        return 1 if index in self._indices else min((at - index for at in self._indices if at > index), default=None)
+
+    def before_step(self, at: Progress) -> None:
+        """Keep the state before a step that is compared; every task must call it."""
+        self._emit()
+        shared, self._after = self._after, None
+        if at.step - self._first_step in self._indices:
+            self._before = shared if shared is not None and self._may_share else self._subject.program.snapshot()
+
+    def after_step(self, at: Progress, logs: Logs) -> None:
+        """Send a step to the process; every task must call it.
+
+        Args:
+            at: progress after the step.
+            logs: means since the start of the epoch.
+
+        Raises:
+            NumbersDifferError: the step differs, and `train.check` is `strict`.
+        """
+        index = at.step - 1 - self._first_step
+        before, self._before = self._before, None
+        if before is None:
+            return
+        self._after = self._subject.program.snapshot()
+        parts = self._rows_of("train", index)
+        if self._process is not None and parts is not None:
+            rows = sum(part.rows for part in parts)
+            taken = StepTaken(
+                before, self._after, parts, scalars(logs),
+                rows_in_epoch=(at.step_in_epoch - 1) * self._subject.config.data.batch + rows,
+                is_first=index == 0,
+                has_built_rates=index == 0 and self._is_fresh and self._may_share,
+            )  # fmt: skip
+            self._process.send(taken, Part("first" if index < FIRST_STEPS else "uneven", at.step, rows), self._setup())
+        self._meet_if_strict()
+
+    def around_validation(self, hooks: BatchHooks | None) -> BatchHooks | None:
+        """Return the hooks of an evaluation that also send its first batch to the process, if it is the first one."""
+        if self._validated:
+            return hooks
+        self._validated = True
+        before = self._subject.program.snapshot()
+
+        def begin(batch: int) -> None:
+            if hooks is not None:
+                hooks.begin(batch)
+
+        def end(batch: int, logs: Logs) -> None:
+            if hooks is not None:
+                hooks.end(batch, logs)
+            if batch == 0:
+                self._send_validation(before, logs)
+
+        return BatchHooks(begin, end, limit=1 if hooks is None else hooks.limit)
+
+    def finish(self) -> None:
+        """Wait at the end of training, for a small part of the run's duration, and report what was compared.
+
+        Raises:
+            NumbersDifferError: a part differs, and `train.check` is `strict`.
+        """
+        self._meet_if_strict()
+        if self._process is None:
+            return
+        with self._subject.saving():
+            if not self._process.wait(_WAIT_SHARE * (time.monotonic() - self._began)):
+                self._process.give_up_waiting()
+        self._process.report_rest()
+        self._emit()
+
+    def _send_validation(self, before: State, logs: Logs) -> None:
+        parts = self._rows_of("validation", 0)
+        if self._process is not None and parts is not None:
+            evaluated = BatchEvaluated(before, self._validation_recorder.spec, parts, scalars(logs))
+            self._process.send(evaluated, Part("validation"), self._setup())
+        self._meet_if_strict()
+
+    def _rows_of(self, source: str, index: int) -> list[Rows] | None:
+        """Return the rows of a batch in the chief; None if they are not known, which is reported."""
+        if self._process is None:
+            return None
+        rows = self._rows.take(source, index)
+        if isinstance(rows, str):
+            self._process.give_up(rows)
+            return None
+        return rows
+
+    def _meet_if_strict(self) -> None:
+        """With `train.check: strict`, wait in all tasks for the verdicts on what was sent so far.
+
+        Raises:
+            NumbersDifferError: a part differs.
+        """
+        if self._subject.config.train.check != "strict":
+            return
+        self._subject.on_meeting()
+        if self._process is not None:
+            with self._subject.saving():
+                self._process.wait()
+            self._emit()
+        differs = self._process.differences if self._process is not None else ""
+        differs = self._subject.strategy.from_chief(differs.encode()).decode()
+        if differs:
+            hint = "`distlaunch verify` looks for the cause; `train.check: auto` only warns"
+            raise NumbersDifferError(f"not the numbers of one device in {differs}; {hint}")
+
+    def _emit(self) -> None:
+        for event in self._process.take_events() if self._process is not None else ():
+            self._subject.emit(replace(event, subject=self._digest))
+
+    def _setup(self) -> Setup:
+        subject = self._subject
+        return Setup(
+            subject.config, self._recorder.spec, subject.optimizers, has_replicas=subject.has_replicas,
+            on_gpu=_computes_on_gpu(subject.config),
+            memory_limit=int(psutil.virtual_memory().available * _MEMORY_SHARE),
+        )  # fmt: skip
+
+
+def _first_uneven(train: Split, config: RunConfig, start: Progress) -> int | None:
+    """Return the index of the first step whose batch is smaller, counted from `start`; None if it is not known."""
+    rows, batches = train.num_examples, train.num_batches
+    if config.train.steps_per_epoch is not None or not rows or not batches or rows % config.data.batch == 0:
+        return None
+    return batches - 1 - start.step_in_epoch if start.pending_logs is None else batches - 1
+
+
+def _computes_on_gpu(config: RunConfig) -> bool:
+    if config.strategy.runs_tensorflow:
+        import tensorflow as tf
+
+        return bool(tf.config.list_logical_devices("GPU"))
+    import jax
+
+    return jax.default_backend() != "cpu"
+
+
+class _RowStore:
+    """The recorded rows: the chief keeps its own, and reads those of the other tasks from files."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._is_chief, self._task = subject.strategy.is_chief, str(subject.strategy.task)
+        self._is_process_local = subject.config.data.gives_context
+        self._folder = subject.files / "rows"
+        self._lock = threading.Lock()
+        self._kept: dict[tuple[str, int], dict[int, Rows]] = {}
+
+    def keeper(self, source: str) -> Callable[[Rows], None]:
+        """Return the function that keeps the rows of a source, `train` or `validation`."""
+
+        def keep(rows: Rows) -> None:
+            if sum(map(len, rows.leaves)) > _MAX_BATCH_BYTES:
+                rows = replace(rows, leaves=())
+            if self._is_chief:
+                with self._lock:
+                    self._kept.setdefault((source, rows.index), {})[rows.start] = rows
+            else:
+                # if that fails, the chief reports that the rows are missing
+                with contextlib.suppress(OSError):
+                    (self._folder / source).mkdir(parents=True, exist_ok=True)
+                    rows.write(self._folder / source, self._task)
+
+        return keep
+
+    def take(self, source: str, index: int) -> list[Rows] | str:
+        """Return the rows of a batch in their order, or the reason for which they are not known."""
+        with self._lock:
+            kept = self._kept.pop((source, index), {})
+        own = [kept[start] for start in sorted(kept)]
+        if self._is_process_local:
+            found = [*own, *self._from_others(source, index)]
+        elif own and sum(part.rows for part in own) == own[0].total:
+            found = own
+        else:
+            # processes of a mesh may read the same rows
+            by_start = {part.start: part for part in [*self._from_others(source, index), *own]}
+            found = [by_start[start] for start in sorted(by_start)]
+            total = found[0].total if found else 0
+            if not found or sum(part.rows for part in found) != total:
+                return "the rows of other tasks cannot be read on the chief's host"
+        if any(not part.leaves for part in found):
+            return f"a batch has more than {_MAX_BATCH_BYTES // _MIB} MiB"
+        return found
+
+    def _from_others(self, source: str, index: int) -> list[Rows]:
+        found = []
+        for path in sorted(self._folder.parent.parent.glob(f"*/rows/{source}/{index}-*.rows.npz")):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                found.append(Rows.read(path))
+        return found
+
+    def remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,398 @@
+"""Computes steps of a run on one device, from the same state and rows, and compares them.
+
+The reference is the model as the user's function returns it, compiled as the config says, and trained by the function
+that Keras's own `fit` calls for each batch. It uses neither our programs nor our training loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import keras
+import ml_dtypes
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.base.judge import NOISE_FACTOR, TOLERANCE, judge
+from distlaunch.base.plural import listed
+from distlaunch.base.run_files.trial_records import Series
+from distlaunch.checkpoints.optimizer_changes import describe_optimizers
+from distlaunch.cluster.spec import Task
+from distlaunch.config.cluster import Cluster
+from distlaunch.config.run import RunConfig
+from distlaunch.config.strategies import OneDevice as OneDeviceSection
+from distlaunch.data.batches import Batch, Source, num_rows, slice_rows
+from distlaunch.data.recorded_rows import read_batch
+from distlaunch.data.seeds import seed_process
+from distlaunch.strategies.factory import create
+from distlaunch.strategies.module_model import ModuleModel
+from distlaunch.strategies.protocol import Logs, Strategy, Vote
+from distlaunch.strategies.state import State
+from distlaunch.strategies.variables import (
+    WEIGHTS,
+    flat_logs,
+    host_value,
+    is_seed,
+    is_slot,
+    named_metrics,
+    state_variables,
+    untracked_variables,
+)
+from distlaunch.training.batch_norm import replica_batch_norms
+from distlaunch.training.build import build_model, make_model
+from distlaunch.training.first_steps.messages import BatchEvaluated, Setup, StepTaken, Verdict
+from distlaunch.training.precision import dtype_policy_scope
+from distlaunch.training.step_reports import scalars
+from distlaunch.training.steps.functions import make_steps
+from distlaunch.training.trials.recorder import nudge_weights
+
+_UPDATE_TOLERANCE = 1e-4
+"""Deviation of a variable that is allowed in a step, relative to its largest change in that step."""
+_ROUNDINGS = 8
+"""Number of rounding errors of a variable's largest value that are allowed in a step."""
+_GPU_FACTOR, _HALF_FACTOR = 100.0, 300.0
+"""Factors of all tolerances for GPUs, which may multiply with 10 bits (TF32), and for types of 16 bits."""
+_NOISE_RUNS = 2
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+class Reference(Protocol):
+    """A model on one device.
+
+    Attributes:
+        name: names it in messages.
+        rates: learning rates as compiled, by the names of their variables; known after the first step.
+    """
+
+    name: str
+    model: keras.Model
+    rates: dict[str, float]
+
+    def step(self, state: State, batch: Batch) -> tuple[Logs, State]:
+        """Train one step from a state, and return the logs and the new state."""
+        ...
+
+    def test(self, state: State, batch: Batch) -> Logs:
+        """Return the values of one batch of an evaluation."""
+        ...
+
+
+class _KerasReference:
+    """The user's model, trained as by Keras's `fit`."""
+
+    name = "Keras"
+
+    def __init__(self, config: RunConfig, batch: Batch) -> None:
+        with dtype_policy_scope(config.precision):
+            self.model = make_model(config, batch)
+        self._on_jax = not config.strategy.runs_tensorflow
+        # a call with several steps would wait for more batches
+        self.model.steps_per_execution = 1
+        if self._on_jax:
+            from distlaunch.strategies.jax.keras_backend import draw_like_tensorflow
+
+            # random numbers are those of TensorFlow in every strategy
+            for name in ("train_step", "test_step"):
+                object.__setattr__(self.model, name, draw_like_tensorflow(getattr(self.model, name)))
+        else:
+            self.model.jit_compile = False  # XLA rounds differently
+        self._is_built = False
+        self.rates = {}
+
+    def step(self, state: State, batch: Batch) -> tuple[Logs, State]:
+        if not self._is_built:
+            # creates all variables, which then get their values
+            self._train(batch)
+            self._is_built = True
+            self.rates = _rates(self.model)
+        self._assign(state)
+        logs = self._train(batch)
+        return logs, {name: host_value(variable) for name, variable in _variables(self.model).items()}
+
+    def test(self, state: State, batch: Batch) -> Logs:
+        if not self._is_built:
+            self._test(batch)
+        self._assign(state)
+        self.model.reset_metrics()
+        return self._test(batch)
+
+    def _train(self, batch: Batch) -> Logs:
+        model: Any = self.model
+        if self._on_jax:
+            x, y, weights = keras.utils.unpack_x_y_sample_weight(_for_jax(batch))
+            with _keeping_metrics(model):
+                return _plain(model.train_on_batch(x, y, sample_weight=weights, return_dict=True))
+        # `train_on_batch` would pass missing labels and weights as None to a train_step of the user
+        model.make_train_function()
+        return _plain(model.train_function(iter([batch])))
+
+    def _test(self, batch: Batch) -> Logs:
+        model: Any = self.model
+        if self._on_jax:
+            x, y, weights = keras.utils.unpack_x_y_sample_weight(_for_jax(batch))
+            return _plain(model.test_on_batch(x, y, sample_weight=weights, return_dict=True))
+        model.make_test_function()
+        return _plain(model.test_function(iter([batch])))
+
+    def _assign(self, state: State) -> None:
+        self.model.reset_metrics()
+        for name, variable in {**_variables(self.model), **named_metrics(self.model)}.items():
+            if name in state and tuple(state[name].shape) == tuple(variable.shape):
+                variable.assign(state[name])
+
+
+class _ProgramReference:
+    """Our program on one device, for steps and models that Keras cannot train."""
+
+    name = "distlaunch"
+
+    def __init__(self, config: RunConfig, batch: Batch) -> None:
+        config, strategy = _on_one_device(config)
+        self.model = build_model(config, strategy, batch)
+        self._program = strategy.program(make_steps(config, self.model))
+        self.rates = _rates(self.model)
+
+    def step(self, state: State, batch: Batch) -> tuple[Logs, State]:
+        self._program.set_train_data(_source_of(batch))
+        self._program.restore(state)
+        logs = scalars(self._program.run_steps(1, Vote()).logs)
+        return logs, self._program.snapshot()
+
+    def test(self, state: State, batch: Batch) -> Logs:
+        self._program.restore(state)
+        return scalars(self._program.evaluate(_source_of(batch), 1, lambda: False) or {})
+
+
+def _on_one_device(config: RunConfig) -> tuple[RunConfig, Strategy]:
+    """Return the config for one device, and its strategy, which takes the same form of the user's step."""
+    section: Any = OneDeviceSection(kind="one_device")
+    if config.strategy.is_functional:
+        section = config.strategy.model_copy(update={"mesh": {"batch": 1}, "layout": {}, "input_layout": None})
+    config = config.model_copy(update={"strategy": section, "cluster": Cluster()})
+    # the strategy would join the cluster of the run; the user's function still sees it
+    cluster = os.environ.pop("TF_CONFIG", None)
+    try:
+        return config, create(config, Task("worker", 0))
+    finally:
+        if cluster is not None:
+            os.environ["TF_CONFIG"] = cluster
+
+
+@contextlib.contextmanager
+def _keeping_metrics(model: keras.Model) -> Iterator[None]:
+    """Keep the values of metrics, which `train_on_batch` resets on JAX; `fit` does not before each batch."""
+    object.__setattr__(model, "reset_metrics", lambda: None)
+    try:
+        yield
+    finally:
+        object.__delattr__(model, "reset_metrics")
+
+
+def _source_of(batch: Batch) -> Source:
+    """Return a source with one batch, then endless elements without rows."""
+    indices = tf.data.Dataset.from_tensors(tf.range(num_rows(batch)))
+    ended = tf.data.Dataset.from_tensors(tf.zeros([0], tf.int64)).repeat()
+
+    def load(at: Any, *, at_once: int = 1) -> Batch:
+        del at_once
+        return slice_rows(batch, 0, tf.size(at, tf.int64))
+
+    return Source(indices.concatenate(ended), load)
+
+
+def _rates(model: keras.Model) -> dict[str, float]:
+    named = state_variables(model)
+    return {
+        name: float(host_value(one)) for name, one in named.items() if is_slot(name) and name.endswith("/learning_rate")
+    }
+
+
+def _for_jax(batch: Batch) -> Any:
+    from distlaunch.strategies.jax.feed import to_jax_arrays
+
+    return to_jax_arrays(batch)
+
+
+def _plain(logs: Mapping[str, Any]) -> Logs:
+    return {name: float(np.mean(np.asarray(value))) for name, value in flat_logs(logs).items()}
+
+
+def _variables(model: keras.Model) -> dict[str, Any]:
+    return {**state_variables(model), **untracked_variables(model)}
+
+
+class Checker:
+    """Compares steps with those of one device.
+
+    Args:
+        setup: the first message of the task that trains.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._reference: Reference | None = None
+
+    def answer(self, message: StepTaken | BatchEvaluated) -> Verdict:
+        """Return the verdict on a step or on a batch of an evaluation."""
+        spec = message.spec if isinstance(message, BatchEvaluated) else self._setup.spec
+        batch = read_batch(spec, message.parts)
+        reference = self._reference = self._reference or self._build(batch)
+        if isinstance(message, BatchEvaluated):
+            verdict = self._evaluation(reference, message, batch)
+        else:
+            verdict = self._step(reference, message, batch)
+        verdict = replace(verdict, reference=reference.name)
+        unsynchronized = self._setup.has_replicas and not self._setup.config.synchronize_batch_norm
+        if verdict.differences and unsynchronized and (names := replica_batch_norms(reference.model)):
+            cause = f"BatchNormalization ({listed(names, 3)}) uses the statistics of each replica's rows, as in Keras"
+            hint = "write `synchronize_batch_norm: true` to use those of the whole batch, as on one device"
+            return replace(verdict, differences=(), known_cause=f"{cause}; {hint}")
+        return verdict
+
+    def _build(self, batch: Batch) -> Reference:
+        config = self._setup.config
+        seed_process(config)
+        if config.train.loop == "custom":
+            return _ProgramReference(config, batch)
+        reference = _KerasReference(config, batch)
+        return _ProgramReference(config, batch) if isinstance(reference.model, ModuleModel) else reference
+
+    @property
+    def _tolerance_factor(self) -> float:
+        assert self._reference is not None
+        half = "16" in str(self._setup.config.precision) or "16" in self._reference.model.dtype_policy.name
+        return _HALF_FACTOR if half else _GPU_FACTOR if self._setup.on_gpu else 1.0
+
+    def _step(self, reference: Reference, taken: StepTaken, batch: Batch) -> Verdict:
+        logs, after = reference.step(taken.before, batch)
+        noise = [reference.step(nudge_weights(taken.before, seed), batch) for seed in range(1, _NOISE_RUNS + 1)]
+        found = list(self._settings(reference.model)) if taken.is_first else []
+        found += self._rates(reference, taken) if taken.has_built_rates else []
+        deviation, differing = self._logs(taken.logs, logs, [own for own, _ in noise], taken.rows_in_epoch)
+        found += differing
+        found += self._state(taken, after, [state for _, state in noise])
+        return Verdict(deviation, tuple(found))
+
+    def _evaluation(self, reference: Reference, evaluated: BatchEvaluated, batch: Batch) -> Verdict:
+        logs = reference.test(evaluated.before, batch)
+        seeds = range(1, _NOISE_RUNS + 1)
+        noise = [reference.test(nudge_weights(evaluated.before, seed), batch) for seed in seeds]
+        return Verdict(*self._logs(evaluated.logs, logs, noise, int(num_rows(batch))))
+
+    def _settings(self, model: keras.Model) -> Iterator[str]:
+        """Yield differences between the optimizers as they were built."""
+        ours, theirs = self._setup.optimizers, describe_optimizers(model)
+        if len(ours) != len(theirs):
+            yield f"the number of optimizers ({len(ours)} instead of {len(theirs)})"
+        for own, expected in zip(ours, theirs, strict=False):
+            if own["classes"][0] != expected["classes"][0]:
+                yield f"the optimizer ({own['classes'][0]} instead of {expected['classes'][0]})"
+                continue
+            for part in ("settings", "values"):
+                for name, value in expected[part].items():
+                    got = own[part].get(name, value)
+                    if not _is_same(got, value) and "iteration" not in name and name != "name":
+                        yield f"the optimizer's {name.rpartition('/')[2]} ({got} instead of {value})"
+            if own["rate"] != expected["rate"]:
+                yield f"the optimizer's learning rate ({own['rate']} instead of {expected['rate']})"
+
+    def _rates(self, reference: Reference, taken: StepTaken) -> Iterator[str]:
+        """Yield learning rates that differ from those of the model as it is compiled."""
+        for name, expected in reference.rates.items():
+            got = taken.before.get(name)
+            if got is not None and not math.isclose(float(got), expected, rel_tol=1e-6):
+                yield f"the learning rate ({float(got):.6g} instead of {expected:.6g})"
+
+    def _logs(self, ours: Logs, theirs: Logs, noise: list[Logs], rows: int) -> tuple[float, tuple[str, ...]]:
+        """Return the largest deviation of a log, and descriptions of those that differ."""
+        shared = {name: theirs[name] for name in ours if name in theirs}
+        missing = sorted(set(theirs) ^ set(ours))
+        found = [f"the names of the logs ({listed(missing, 4)})"] if missing else []
+        own = Series([{name: ours[name] for name in shared}], weights={})
+        others = [Series([each], weights={}) for each in noise]
+        tolerance = TOLERANCE * self._tolerance_factor
+        judged = judge(own, Series([shared]), others, [rows], tolerance=tolerance)
+        for name, _ in (*judged.losses, *judged.metrics):
+            found.append(f"{name} ({ours[name]:.6g} instead of {theirs[name]:.6g})")
+        return max((_relative(ours[name], theirs[name]) for name in shared), default=0.0), tuple(found)
+
+    def _state(self, taken: StepTaken, expected: State, noise: list[State]) -> list[str]:
+        """Return descriptions of the variables that differ after a step."""
+        ours = {name: value for name, value in taken.after.items() if _is_variable(name)}
+        theirs = {name: value for name, value in expected.items() if _is_variable(name)}
+        if names := sorted(name for name in set(ours) ^ set(theirs) if not is_seed(name)):
+            return [f"the variables ({listed(names, 4)})"]
+        wrong: dict[str, float] = {}
+        for name, value in theirs.items():
+            if name in ours:
+                others = [state[name] for state in noise]
+                deviation, allowed = _deviation(taken.before.get(name), ours[name], value, others)
+                # `not <=`: NaN must not pass
+                if not deviation <= allowed * self._tolerance_factor:
+                    wrong[name] = deviation
+        if not wrong:
+            return []
+        weights = [name for name in wrong if name.startswith(f"{WEIGHTS}/")]
+        names = [name.partition("/")[2] for name in weights or wrong]
+        what = f"the update of {listed(names, 3)}" if weights else f"the optimizer's {listed(names, 3)}"
+        factor = _common_factor(taken, expected, weights)
+        return [f"{what} ({factor:.4g} times that of one device)" if factor is not None else what]
+
+
+def _is_variable(name: str) -> bool:
+    return not name.startswith(("metric/", "log/", "parts/"))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-6)
+    return one == other
+
+
+def _relative(value: float, expected: float) -> float:
+    if math.isnan(value) and math.isnan(expected):
+        return 0.0
+    return abs(value - expected) / max(abs(expected), 1e-2)
+
+
+def _deviation(
+    before: np.ndarray | None, ours: np.ndarray, expected: np.ndarray, noise: list[np.ndarray]
+) -> tuple[float, float]:
+    """Return the largest absolute deviation of a variable, and the allowed one."""
+    if ours.shape != expected.shape or ours.dtype != expected.dtype:
+        return math.inf, 0.0
+    if expected.dtype.name not in _FLOATS:
+        return 0.0 if np.array_equal(ours, expected) else math.inf, 0.0
+    epsilon = float(ml_dtypes.finfo(expected.dtype).eps)
+    wide = expected.astype(np.float64)
+    change = 0.0 if before is None else _largest(wide - before.astype(np.float64))
+    own_noise = max((_largest(other.astype(np.float64) - wide) for other in noise), default=0.0)
+    allowed = max(_UPDATE_TOLERANCE * change, _ROUNDINGS * epsilon * _largest(wide), NOISE_FACTOR * own_noise)
+    same = (ours == expected) | (np.isnan(wide) & np.isnan(ours.astype(np.float64)))
+    with np.errstate(invalid="ignore"):
+        return _largest(np.where(same, 0.0, ours.astype(np.float64) - wide)), allowed
+
+
+def _largest(values: np.ndarray) -> float:
+    return float(np.max(np.abs(values), initial=0.0))
+
+
+def _common_factor(taken: StepTaken, expected: State, names: list[str]) -> float | None:
+    """Return the factor by which all updates of these weights are too large, or None if there is no such factor."""
+
+    def updates(state: State) -> np.ndarray:
+        return np.concatenate([(state[name].astype(np.float64) - taken.before[name]).ravel() for name in names])
+
+    if not names:
+        return None
+    ours, theirs = updates(taken.after), updates(expected)
+    with contextlib.suppress(ZeroDivisionError, FloatingPointError):
+        factor = float(ours @ theirs) / float(theirs @ theirs)
+        if np.linalg.norm(ours - factor * theirs) <= 1e-3 * np.linalg.norm(ours):
+            return factor
+    return None
