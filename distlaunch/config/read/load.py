@@ -310,7 +310,7 @@ def _source_of(root: Node, problem: Problem) -> str:
         return root.nearest(problem.key).source
     inner = [(key, each.source) for key, each in node.walk() if each.is_override]
     named = [source for key, source in inner if any(_names(problem.message, part) for part in key)]
-    # if the message names no argument, and only one was given, it is meant
+    # if the message names no argument, and only one argument was overridden, that argument is the cause
     arguments = {source for key, source in inner if "args" in (*problem.key[-1:], *key[:1])}
     if named:
         return named[0]

@@ -198,7 +198,7 @@ class Jax(Mesh):
         yield from (({"kind": "jax", "mesh": {"batch": number}}, {}) for number in replicas)
 
     def on_one_device(self) -> StrategySection:
-        """Return a mesh of one device, still on JAX: the model and its step may be written for it."""
+        """Return a mesh of one device, still on JAX: the model and its step may be written for JAX."""
         return self.model_copy(update={"mesh": dict.fromkeys(self.mesh, 1)})
 
 
