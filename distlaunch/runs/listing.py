@@ -125,7 +125,7 @@ def summarize(run: RunDir, now: float | None = None, job: JobState | None = None
     end = None if training is None else attempt_report(run, training, facts)
     status = RUNNING if running else KILLED if end is None or end.status == RUNNING else end.status
     status = status if running else (status_in_queue(run, job) or status)
-    # an attempt that failed after the run was done does not undo it
+    # the status stays `done` if a later attempt has failed
     status = "done" if status == "failed" and facts.finished else status
     return RunSummary(
         path=str(run.path),
