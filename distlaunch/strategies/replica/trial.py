@@ -446,7 +446,11 @@ def _gradient_deviations(parts: list[list[Any]], shares: tf.Tensor) -> tf.Tensor
 
 @contextlib.contextmanager
 def _whole_batch_statistics(model: keras.Model) -> Iterator[None]:
-    """Make BatchNormalization use the statistics of all rows, since it is documented that replicas use their own."""
+    """Make BatchNormalization use the statistics of all rows.
+
+    That replicas use their own statistics is a documented difference, which a trial must not attribute to losses or
+    metrics.
+    """
     norms = [layer for layer in layers_of(model) if isinstance(layer, keras.layers.BatchNormalization)]
     before = [layer.synchronized for layer in norms]
     for layer in norms:
