@@ -167,7 +167,7 @@ class StepsDone(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class NumbersChecked(Event):
-    """A part of the run was compared with one device, or why it was not (`train.check`).
+    """A part of the run was compared with one device, or could not be compared (`train.check`).
 
     Attributes:
         status: `equal`; `differs`; `documented` if the numbers differ as documented; or `unchecked`.
@@ -175,7 +175,7 @@ class NumbersChecked(Event):
         message: the differences, or the reason; empty if the numbers are equal.
         deviation: the largest relative deviation of a loss or metric.
         reference: the program on one device, `Keras` or `distlaunch`.
-        subject: a hash of config, devices and model; an attempt with another one is compared again.
+        subject: a hash of config, devices and model; an attempt with another hash is compared again.
     """
 
     status: str

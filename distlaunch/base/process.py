@@ -27,7 +27,7 @@ class Process:
         writing: entered while a thread writes a checkpoint during training.
         is_stopping: returns True if this process was asked to stop. Unlike `should_stop`, any thread may call it at any
             time.
-        files: folder of the task's files; None for a process without any, whose steps are not compared.
+        files: folder of the task's files; None if the process has no such folder. Its steps are then not compared.
         clock: returns monotonic seconds.
     """
 

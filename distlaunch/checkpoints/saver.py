@@ -47,7 +47,7 @@ class _Save:
 
     Attributes:
         trained: names of the values that must be finite.
-        otherwise: text for a message, what happens if the checkpoint cannot be written; None if the run then fails.
+        otherwise: words that say what happens if the checkpoint cannot be written; None if the run then fails.
         best: whether the epoch is the best so far.
         began: time at which training stopped for the checkpoint.
         resumed: time at which training continued; None if it waits until the checkpoint is written.
@@ -142,7 +142,7 @@ class Saver:
         """Take a checkpoint, which the chief commits. Every task must call this.
 
         Args:
-            otherwise: text for a message, what happens if the checkpoint cannot be written; None if the run then fails.
+            otherwise: words that say what happens if the checkpoint cannot be written; None if the run then fails.
             wait: whether to wait until the checkpoint is committed; if not, training continues once the state is
                 copied.
             best: whether the epoch is the best so far, so that the checkpoint is also kept as `best`.

@@ -50,7 +50,7 @@ class RunSummary:
         culprit: the task that failed first, if the run has failed.
         times: step times and waits for input, as in `report --json`.
         job: the number of its submitted job; empty if it was not submitted.
-        numbers: the result of comparing the first steps with one device: a status of NumbersChecked, the worst one;
+        numbers: the result of comparing the first steps with one device: the worst status of all NumbersChecked events;
             empty if there is none.
     """
 

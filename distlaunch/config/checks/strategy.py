@@ -118,12 +118,11 @@ def _last(ports: list[int], port: int) -> int:
 
 
 def variables_can_compile(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
-    """Check that XLA can access the variables. It cannot access variables in another process."""
+    """Check that XLA can access the variables of a step, which may be in other processes."""
     if config.compile and config.compile.jit_compile and not config.strategy.can_jit_compile:
-        message = (
-            f"got true, but XLA cannot access the variables of {config.strategy.kind}, which are in other processes"
-        )
-        yield Problem(("compile", "jit_compile"), f"{message}; remove it")
+        why = ", whose variables are in other processes" if config.strategy.has_coordinator else ""
+        message = f"got true, but XLA cannot compile a step of {config.strategy.kind}{why}; remove it"
+        yield Problem(("compile", "jit_compile"), message)
 
 
 def scale_is_kept(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:

@@ -65,7 +65,7 @@ fi
 unset TF_CONFIG
 cd {folder} || fail 'the working directory is not here; it must be on a disk that the nodes share'
 [ -f "$run/{script}" ] || fail "$run is not here; runs_dir must be on a disk that the nodes share"
-command -v "$python" >/dev/null || fail "there is no Python at $python; nodes need it at the same path as this command"
+command -v "$python" >/dev/null || fail "there is no Python at $python, its path on the submitting machine"
 """
 
 _SETUP = """\
