@@ -336,13 +336,13 @@ class RunConfig(Section):
     determinism: bool = False
     """Bit-equal results from the same seed on the same machine; some operations become slower."""
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] | None = None
-    synchronize_batch_norm: bool = False
-    """Whether Keras's BatchNormalization uses the statistics of the whole batch, as on one device, and not those of the
-    rows of each replica.
-    """
     """Keras's dtype policy for the layers that the model's function creates. Mixed: they compute in 16 bits and keep
     their weights in 32; `mixed_float16` scales the loss, so that small gradients do not become zero. null: Keras's own,
     float32 unless the model's function sets another.
+    """
+    synchronize_batch_norm: bool = False
+    """Whether Keras's BatchNormalization uses the statistics of the whole batch, as on one device, and not those of the
+    rows of each replica.
     """
     resume: Literal["never", "auto"] = "never"
     """`auto`: like `train --resume`: continue the newest unfinished run of this name; start one if there is none."""
