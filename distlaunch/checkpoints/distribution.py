@@ -59,7 +59,7 @@ _GREETING_S = 5.0  # time for a new connection to send the secret
 _SILENCE_S = 60.0  # timeout of a connection; the death of a process is noticed earlier, elsewhere
 _POLL_S = 0.1  # delay until the accepting thread notices that it must end
 _MAX_CONNECTIONS = 4  # connections of a receiver
-_MAX_UNPROVEN = 256  # connections that have not sent the secret yet; more than receivers that connect at the same time
+_MAX_UNPROVEN = 256  # connections that have not sent the secret yet; receivers never have so many at a time
 
 
 @dataclass(frozen=True)
