@@ -280,7 +280,8 @@ def _set_default_name(root: Node, path: Path) -> None:
 
 def _set_default_check(root: Node, environ: Mapping[str, str]) -> None:
     """Set `train.check` to the variable DISTLAUNCH_CHECK, unless the config has a value."""
-    value = environ.get(CHECK)
+    # not `in`: `Unfilled` has every variable
+    value = environ[CHECK] if CHECK in list(environ) else ""
     assert is_dict(root.value)
     train = root.value.setdefault("train", Node({}, CHECK)) if value else None
     if train is not None and is_dict(train.value):
