@@ -39,7 +39,7 @@ class Source:
         global_batch: rows of a global batch, except the last one of a pass; None if unknown.
         check: returns its argument, a batch, or fails in the graph if the batch does not fit the model. `load` includes
             this check, but `load` in another process does not, because that process has no model. None for no check.
-        record: returns a dataset of loaded rows that records some of them; see `RowRecorder.record`. None for none.
+        record: called in the input pipeline with each loaded part of a batch; see `RowRecorder.record`. None for none.
     """
 
     elements: Any
@@ -54,7 +54,7 @@ class Source:
     is_process_local: bool = False
     global_batch: int | None = None
     check: Callable[[Batch], Batch] | None = None
-    record: Callable[..., tf.data.Dataset] | None = None
+    record: Callable[..., None] | None = None
 
 
 @dataclass(frozen=True)

@@ -72,39 +72,30 @@ class RowRecorder:
         self._indices, self._keep = sorted(indices), keep
         self.spec: Any = None
 
-    def record(
-        self, loaded: tf.data.Dataset, place: Callable[..., tuple[Any, Any, Any]], *, parts_per_batch: int
-    ) -> tf.data.Dataset:
-        """Return the same dataset, whose rows are recorded as they are read.
+    def record(self, index: tf.Tensor, batch: Batch, start: tf.Tensor, rows: tf.Tensor, total: tf.Tensor) -> None:
+        """Record a part of a batch if its index asks for it; called in the graph of the input pipeline.
 
         Args:
-            loaded: dataset of elements `(batch, scalars...)`.
-            place: returns start, rows and total of an element, as int64 scalars, for the arguments `(batch, *scalars)`.
-            parts_per_batch: number of elements that make up a batch.
+            index: index of the batch; this and the other numbers are int64 scalars.
+            batch: the rows of the part.
+            start: index of its first row in the batch.
+            rows: number of its rows; 0 for a stand-in.
+            total: number of rows of the batch; 0 at the end of an epoch.
         """
-        spec: Any = loaded.element_spec
-        self.spec = spec[0]
-        indices = tf.constant(self._indices, tf.int64)
+        self.spec = tf.nest.map_structure(tf.type_spec_from_value, batch)
+        leaves = tf.nest.flatten(batch, expand_composites=True)
 
-        def write(*values: Any) -> np.int64:
-            index, start, rows, total, *leaves = values
-            if rows > 0 and total > 0:  # not a stand-in, and not the end of an epoch
-                self._keep(Rows(int(index), int(start), int(rows), int(total), tuple(map(bytes, leaves))))
-            return np.int64(0)
+        def call() -> Any:
+            serialized = [tf.io.serialize_tensor(leaf) for leaf in leaves]
+            return tf.numpy_function(self._write, [index, start, rows, total, *serialized], tf.int64)
 
-        @tf.autograph.experimental.do_not_convert
-        def recorded(number: Any, element: Any) -> Any:
-            index = number // parts_per_batch
-            leaves = tf.nest.flatten(element[0], expand_composites=True)
+        # in the function that loads the batch, because another function would cost more than the condition
+        tf.cond(tf.reduce_any(tf.constant(self._indices, tf.int64) == index), call, lambda: tf.constant(0, tf.int64))
 
-            def call() -> Any:
-                serialized = [tf.io.serialize_tensor(leaf) for leaf in leaves]
-                return tf.numpy_function(write, [index, *place(*element), *serialized], tf.int64)
-
-            tf.cond(tf.reduce_any(indices == index), call, lambda: tf.constant(0, tf.int64))
-            return element
-
-        return loaded.enumerate().map(recorded)
+    def _write(self, index: Any, start: Any, rows: Any, total: Any, *leaves: Any) -> np.int64:
+        if rows > 0 and total > 0:
+            self._keep(Rows(int(index), int(start), int(rows), int(total), tuple(map(bytes, leaves))))
+        return np.int64(0)
 
 
 def read_batch(spec: Any, parts: Sequence[Rows]) -> Batch:

@@ -127,13 +127,20 @@ def _load_batches(
     def load(element: Any, *counts: tf.Tensor, calls: int) -> Any:
         return source.load(element, at_once=calls), *counts
 
+    def load_numbered(number: tf.Tensor, element: Any, *, calls: int) -> Any:
+        loaded = load(*element, calls=calls)
+        assert source.record is not None, "otherwise elements have no numbers"
+        source.record(number // parts_per_batch, loaded[0], *place(*loaded))
+        return loaded
+
+    make = load
+    if source.record is not None:
+        parts, make = parts.enumerate(), load_numbered
     calls = source.at_once or num_cores()
-    loaded = _map_in_parallel(parts, load, calls)
+    loaded = _map_in_parallel(parts, make, calls)
     # the trace shows the size of a batch; if batches are very large, fewer are loaded at the same time
     if (fewer := limit_by_bytes(calls, *_spec_and_rows(loaded, source, share))) < calls:
-        loaded = _map_in_parallel(parts, load, fewer)
-    if source.record is not None:
-        loaded = source.record(loaded, place, parts_per_batch=parts_per_batch)
+        loaded = _map_in_parallel(parts, make, fewer)
     # The dataset is endless, but tf.data does not know it. With this assertion, TensorFlow's distributed iterator does
     # not check in every step how many workers still have data. Elements without rows mark the ends.
     return loaded.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
