@@ -75,8 +75,7 @@ def test_replicas(replicas: int, in_files: bool, tmp_path: Path) -> None:
 def test_a_mesh_reads_the_whole_of_a_batch_that_its_parts_do_not_divide() -> None:
     kept: list[Rows] = []
     recorder = RowRecorder({1}, kept.append)
-    for _ in rows_of_process(source(recorder), first=0, number=1, of=2).take(3):
-        pass
+    list(rows_of_process(source(recorder), first=0, number=1, of=2).take(3))
     (rows,) = kept
     assert (rows.index, rows.start, rows.rows, rows.total) == (1, 0, 5, 5)
     assert leaves(read_batch(recorder.spec, kept)) == leaves(batch(1, 5))
