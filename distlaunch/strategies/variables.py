@@ -14,8 +14,7 @@ import tensorflow as tf
 
 from distlaunch.patches.keras_private import compiled_loss, compiled_metrics, value_of
 from distlaunch.strategies.parameter_server.partition import is_split, join_shards
-from distlaunch.strategies.protocol import Logs
-from distlaunch.strategies.state import State, StateMismatchError
+from distlaunch.strategies.state import Logs, State, StateMismatchError
 
 WEIGHTS, SLOTS, UNTRACKED = "model", "optimizer", "attribute"
 """First part of the names of layers' variables, optimizers' variables, and variables that Keras does not track."""

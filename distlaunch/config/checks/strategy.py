@@ -119,7 +119,7 @@ def _last(ports: list[int], port: int) -> int:
 
 def variables_can_compile(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     """Check that XLA can access the variables, which it cannot in another process."""
-    if config.compile and config.compile.jit_compile and not config.strategy.can_jit_compile:
+    if config.compile and config.compile.jit_compile and config.strategy.refuses_jit_compile:
         message = (
             f"got true, but XLA cannot access the variables of {config.strategy.kind}, which are in other processes"
         )

@@ -25,7 +25,7 @@ from distlaunch.data.batches import Batch, Source
 from distlaunch.patches.keras_functional_optimizer import make_functional
 from distlaunch.patches.keras_private import put_value, value_of
 from distlaunch.patches.tensorflow_random import change_draws
-from distlaunch.strategies.coordination import Peers
+from distlaunch.strategies.coordination import Peers, Vote
 from distlaunch.strategies.dtensor.arrays import Layout, Mesh, place
 from distlaunch.strategies.dtensor.feed import Feed
 from distlaunch.strategies.dtensor.variable import MeshVariable
@@ -42,7 +42,7 @@ from distlaunch.strategies.mesh.layout import Axes, slot_layout
 from distlaunch.strategies.mesh.parts import StoredVariable
 from distlaunch.strategies.mesh.state import log_state, mesh_description, restore_state, snapshot_variables, state_of
 from distlaunch.strategies.predictions import concatenate_batches
-from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, ProgramDefaults, Steps, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Program, Steps
 from distlaunch.strategies.state import State
 from distlaunch.strategies.step_times import StepTimes
 from distlaunch.strategies.variables import (
@@ -58,7 +58,7 @@ _STEPS_PER_CHECK = 16  # steps of an evaluation between two checks for a stop re
 _RESOURCES = (tf.resource, tf.variant)
 
 
-class DTensorProgram(ProgramDefaults):
+class DTensorProgram(Program):
     """Implementation of `Program` on DTensor. The state is on the mesh, and the model's variables give access to it.
 
     Args:

@@ -14,10 +14,9 @@ from tensorflow.dtensor.python.accelerator_util import is_initialized
 from tensorflow.experimental import dtensor
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.cluster.spec import Task
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.strategies.base import CPU_DEVICES
-from distlaunch.config.strategies.mesh import DTensor as DTensorConfig
+from distlaunch.config.strategies.mesh import DTensorSection
 from distlaunch.strategies.coordination import Peers, addresses_and_rank
 from distlaunch.strategies.devices import virtual_cpus
 from distlaunch.strategies.dtensor.arrays import Mesh, parts_of_process
@@ -34,12 +33,9 @@ _WHOLE = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D, keras.l
 class DTensor(MeshStrategy):
     """The strategy `dtensor`, on a mesh of TensorFlow devices."""
 
-    kind = "dtensor"
-
-    def __init__(self, config: DTensorConfig, task: Task | None = None, cluster: Cluster | None = None) -> None:
+    def __init__(self, config: DTensorSection, cluster: Cluster | None = None) -> None:
         del cluster  # TF_CONFIG determines the size
         super().__init__(config, _WHOLE)
-        self.task = task or Task("worker", 0)
         self._peers = _peers()
         self._sizes, devices = _sizes_and_devices(config, self._peers.number)
         self.mesh = _mesh(self._sizes, devices, self._peers)
@@ -83,7 +79,7 @@ def _mesh(sizes: dict[str, int], devices: list[str], peers: Peers) -> Mesh:
     return dtensor.create_distributed_mesh(dims, local_devices=devices, device_type=kind)
 
 
-def _sizes_and_devices(config: DTensorConfig, num_processes: int) -> tuple[dict[str, int], list[str]]:
+def _sizes_and_devices(config: DTensorSection, num_processes: int) -> tuple[dict[str, int], list[str]]:
     """Return the sizes of the mesh's axes, and this process's devices: GPUs, or virtual CPU devices without GPUs.
 
     Raises:

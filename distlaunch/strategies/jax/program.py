@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from distlaunch.base.plural import listed
 from distlaunch.data.batches import Source
 from distlaunch.patches.jax_partitioning import computed_exactly
-from distlaunch.strategies.coordination import Peers
+from distlaunch.strategies.coordination import Peers, Vote
 from distlaunch.strategies.final_weights import set_final_weights
 from distlaunch.strategies.finite import loss_probe
 from distlaunch.strategies.jax.feed import Feed, Placement, StepClock, place
@@ -41,7 +41,7 @@ from distlaunch.strategies.mesh.layout import Axes
 from distlaunch.strategies.mesh.parts import StoredVariable
 from distlaunch.strategies.mesh.state import log_state, mesh_description, restore_state, state_of
 from distlaunch.strategies.predictions import concatenate_batches
-from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, ProgramDefaults, Steps, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Program, Steps
 from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import logs_to_host, metric_results
 
@@ -49,7 +49,7 @@ _IN_FLIGHT = 2  # steps that may be in progress: more than one keeps the devices
 _STEPS_PER_CHECK = 16  # steps of an evaluation between two checks for a stop request
 
 
-class JaxProgram(ProgramDefaults):
+class JaxProgram(Program):
     """Implementation of `Program` on JAX. Between calls, the state is in the model's variables, split by their layouts.
 
     Args:

@@ -18,10 +18,9 @@ from jax.sharding import Mesh
 
 from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.base.plural import count
-from distlaunch.cluster.spec import Task
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.strategies.base import CPU_DEVICES
-from distlaunch.config.strategies.mesh import Jax as JaxConfig
+from distlaunch.config.strategies.mesh import JaxSection
 from distlaunch.patches.jax_private import coordination_client
 from distlaunch.strategies.coordination import Peers, addresses_and_rank
 from distlaunch.strategies.jax.feed import parts_of_process
@@ -43,15 +42,12 @@ A launcher notices at once when one of its own processes dies, so this limit is 
 class Jax(MeshStrategy):
     """The strategy `jax`, on a mesh of JAX devices."""
 
-    kind = "jax"
-
-    def __init__(self, config: JaxConfig, task: Task | None = None, cluster: Cluster | None = None) -> None:
+    def __init__(self, config: JaxSection, cluster: Cluster | None = None) -> None:
         # Keras chooses its backend when it is imported, and keeps it
         if keras.backend.backend() != "jax":
             message = f"strategy jax needs Keras on JAX, but Keras runs on {keras.backend.backend()} in this process"
             raise UsageError(f"{message}; start the run with `distlaunch train`, or set KERAS_BACKEND=jax first")
         super().__init__(config)
-        self.task = task or Task("worker", 0)
         with contextlib.suppress(RuntimeError):  # TensorFlow is already running, and keeps its devices
             tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads data here
         self._peers = _connect((cluster or Cluster()).start_timeout_s)
@@ -82,7 +78,7 @@ class Jax(MeshStrategy):
         return parts_of_process(self.mesh, axis)
 
 
-def make_mesh(config: JaxConfig, num_processes: int = 1) -> Mesh:
+def make_mesh(config: JaxSection, num_processes: int = 1) -> Mesh:
     """Return the mesh over the same number of devices in each process: GPUs, or virtual CPU devices.
 
     Raises:

@@ -5,24 +5,21 @@ from __future__ import annotations
 import keras
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.config.strategies.mesh import Mesh as MeshConfig
+from distlaunch.config.strategies.mesh import MeshSection
 from distlaunch.data.batches import Share
-from distlaunch.strategies.coordination import MultiProcessStrategy
 from distlaunch.strategies.mesh.layout import Axes, Mesh, choose_layouts, notes_of_processes, whole_batch_notes
 from distlaunch.strategies.mesh.parts import MeshParts
-from distlaunch.strategies.protocol import Parts
+from distlaunch.strategies.protocol import Parts, Strategy
 
 
-class MeshStrategy(MultiProcessStrategy):
+class MeshStrategy(Strategy):
     """Base of both mesh strategies. A subclass sets `num_replicas`, the size of the axis that splits examples.
 
     Args:
         whole: types of layers that `layout: auto` does not split.
     """
 
-    num_replicas: int
-
-    def __init__(self, config: MeshConfig, whole: tuple[type, ...] = ()) -> None:
+    def __init__(self, config: MeshSection, whole: tuple[type, ...] = ()) -> None:
         self._config, self._whole = config, whole
         self._notes: list[str] = []
         self._parts: MeshParts | None = None

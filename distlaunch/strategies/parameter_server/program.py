@@ -24,6 +24,7 @@ from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.data.batches import Source
 from distlaunch.data.graph_clock import now, read_timed, time_row, time_rows
 from distlaunch.patches.keras_private import put_value, raw_counter, value_of
+from distlaunch.strategies.coordination import Vote
 from distlaunch.strategies.final_weights import set_final_weights
 from distlaunch.strategies.finite import losses_are_finite
 from distlaunch.strategies.local_model import LocalModel, tensorflow_values
@@ -39,7 +40,7 @@ from distlaunch.strategies.parameter_server.worker_batches import (
     send_times,
 )
 from distlaunch.strategies.patches.keras_replica_metrics import is_known_to_add_up, single_metrics
-from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, ProgramDefaults, Steps, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Program, Steps
 from distlaunch.strategies.replica.trial import MAX_ROWS, metrics_that_do_not_add_up
 from distlaunch.strategies.stand_in import StandIn
 from distlaunch.strategies.state import State
@@ -66,7 +67,7 @@ _POLL_S = 0.002  # largest delay in noticing the end of a call
 _never_set = threading.Event()  # never set
 
 
-class CoordinatorProgram(ProgramDefaults):
+class CoordinatorProgram(Program):
     """Implementation of `Program` with a `ClusterCoordinator`, for a model created under its strategy."""
 
     def __init__(self, strategy: Any, coordinator: Any, steps: Steps, num_workers: int) -> None:

@@ -24,6 +24,7 @@ from distlaunch.data.rows import split_rows
 from distlaunch.patches import tensorflow_iterators
 from distlaunch.patches.keras_branches import branch_together
 from distlaunch.patches.keras_private import layers_of, other_list
+from distlaunch.strategies.coordination import Vote
 from distlaunch.strategies.final_weights import set_final_weights
 from distlaunch.strategies.finite import losses_are_finite, weights_are_finite
 from distlaunch.strategies.local_model import LocalModel, tensorflow_values
@@ -31,7 +32,7 @@ from distlaunch.strategies.patches import keras_losses, keras_replica_metrics
 from distlaunch.strategies.patches.keras_gradient_sums import has_sparse_gradients, sum_gradients_first
 from distlaunch.strategies.patches.keras_replica_metrics import is_known_to_add_up, single_metrics, watch_updates
 from distlaunch.strategies.predictions import concatenate_batches, make_predict_call
-from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, ProgramDefaults, Steps, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Program, Steps
 from distlaunch.strategies.replica.agreement import Ballots, count_rows, ended_anywhere
 from distlaunch.strategies.replica.share import ReplicaShare, StepKind, replica_share
 from distlaunch.strategies.replica.sums import Replicas, Sums
@@ -63,7 +64,7 @@ from distlaunch.strategies.variables import (
 EVALUATION_CALL = 16  # steps per evaluation call: few enough to stop soon, many enough to be fast
 
 
-class ReplicaProgram(ProgramDefaults):
+class ReplicaProgram(Program):
     """Implementation of `Program` for the `tf.distribute.Strategy` that the model was created under."""
 
     def __init__(self, strategy: Any, steps: Steps, replicas: Replicas) -> None:

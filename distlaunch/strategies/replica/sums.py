@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from distlaunch.strategies.coordination import Peers
-from distlaunch.strategies.protocol import Logs, Steps, Vote
+from distlaunch.strategies.coordination import Peers, Vote
+from distlaunch.strategies.protocol import Logs, Steps
 from distlaunch.strategies.replica.agreement import Ballots
 from distlaunch.strategies.replica.share import Reduction, StepKind
 from distlaunch.strategies.state import State
