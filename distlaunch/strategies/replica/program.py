@@ -44,6 +44,7 @@ from distlaunch.strategies.replica.trial import (
     findings_to_json,
     needs_trial,
 )
+from distlaunch.strategies.replica.variable_check import check_replicas
 from distlaunch.strategies.state import State
 from distlaunch.strategies.step_times import StepTimes
 from distlaunch.strategies.variables import (
@@ -88,6 +89,7 @@ class ReplicaProgram(Program):
         self._unverified_metrics: list[Any] = []
         whole: list[Any] = []
         if replicas.total > 1:
+            check_replicas(strategy, replicas)
             keras_losses.install()
             keras_replica_metrics.install()
             for place, optimizer in enumerate(self._optimizers):
