@@ -88,10 +88,11 @@ class Program(Protocol):
     """A model with its optimizer, placed under a strategy.
 
     The defaults are those of a program in which each process holds the whole model. A subclass sets `_local`, which
-    predicts and evaluates in one process.
+    predicts and evaluates in one process, and `_peers` if there are several processes.
     """
 
     _local: LocalModel
+    _peers: Peers = Peers()
 
     def set_train_data(self, source: Source) -> None:
         """Set the endless source that subsequent training steps read from."""
@@ -131,7 +132,7 @@ class Program(Protocol):
 
     def agree(self, vote: Vote) -> Vote:
         """Return the sum of all tasks' votes; every task must call it."""
-        return vote
+        return self._peers.agree(vote)
 
     def alone(self) -> AbstractContextManager[None]:
         """Return a context in which the model predicts and evaluates in this process only."""
