@@ -31,7 +31,7 @@ from distlaunch.strategies.dtensor.feed import Feed
 from distlaunch.strategies.dtensor.variable import MeshVariable
 from distlaunch.strategies.final_weights import set_final_weights
 from distlaunch.strategies.finite import loss_probe
-from distlaunch.strategies.local_model import LocalModel, tensorflow_values
+from distlaunch.strategies.local_model import LocalModel
 from distlaunch.strategies.mesh.functional_step import (
     extra_log_names,
     extra_test_logs,
@@ -85,7 +85,7 @@ class DTensorProgram(MeshProgram):
                 axes = slot_layout(variable, weights, layouts) if group is slots else layouts.get(variable.path, ())
                 put_value(variable, MeshVariable(host_value(variable), mesh, axes))
         weights = [*self._groups[0], *self._groups[1]]
-        self._local = LocalModel(model, *tensorflow_values(), weights, lambda one: value_of(one).whole())
+        self._local = LocalModel(model, weights, lambda one: value_of(one).whole())
         self._log_names: list[str] | None = None
         self._batches: Iterator[Batch | None] | None = None
         self._train_call = MeshFunction(self._train, mesh)

@@ -63,9 +63,7 @@ class JaxProgram(MeshProgram):
         self._placement = Placement(mesh, input_axes)
         self._values = Values(self._model, mesh, layouts, peers)
         weights = [*self._values.groups[0], *self._values.groups[1]]
-        self._local = LocalModel(
-            self._model, jnp.asarray, lambda kept, value: jnp.asarray(value), weights, self._values.local_copy
-        )
+        self._local = LocalModel(self._model, weights, self._values.local_copy, jnp.asarray)
         self._feed: Feed | None = None
         self._clock = StepClock()
         self._train_call: Callable[..., Any] | None = None

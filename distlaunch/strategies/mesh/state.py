@@ -13,8 +13,7 @@ from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import (
     checked_value,
     named_metrics,
-    restore_untracked,
-    saved_values,
+    restore_variables,
     state_variables,
     untracked_state,
 )
@@ -49,9 +48,7 @@ def restore_state(
     Raises:
         StateMismatchError: a variable is missing or has another shape.
     """
-    for variable, value in saved_values(model, state):
-        assign(variable, value)
-    restore_untracked(model, state)
+    restore_variables(model, state, assign)
     # the checkpoint may have other metrics; the model's metrics then keep their initial values
     model.reset_metrics()
     metrics = named_metrics(model)
