@@ -42,7 +42,7 @@ PLACES: dict[str, dict[str, Any]] = {
     "dtensor, two workers": {"strategy": {"kind": "dtensor", **MESHES["4x2"]}, "cluster": {"workers": 2}},
     "jax, two workers": {"strategy": {"kind": "jax", **MESHES["4x2"]}, "cluster": {"workers": 2}},
 }
-IN_THIS_PROCESS = (REFERENCE, *WITH_REPLICAS_HERE, *(name for name in PLACES if name.startswith("dtensor ")))
+PLACES_HERE = (REFERENCE, *WITH_REPLICAS_HERE, *(name for name in PLACES if name.startswith("dtensor ")))
 """The places that need no other process."""
 SHORT = ("jax 2x2x2", "servers, split", "mirrored")
 CHAIN = ("one_device", "dtensor 4x2", "servers, split", "two workers", "jax 2x2x2", "mirrored")
@@ -65,7 +65,7 @@ def config_of(place: str) -> dict[str, Any]:
 def go_on(place: str, runs: list[Path], stop_after: int, folder: Path, **settings: Any) -> list[Steps]:
     """The logs of every step of each run, continued in a place."""
     config = {**config_of(place), **settings}
-    if place in IN_THIS_PROCESS:
+    if place in PLACES_HERE:
         return [run_session(str(run), config, stop_after) for run in runs]
     folder.mkdir(parents=True, exist_ok=True)
     arguments = [str(folder / "steps.json"), json.dumps([[str(run), config, stop_after] for run in runs])]
@@ -146,7 +146,7 @@ def test_every_pair(place: str, begun, alone, tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", PLACES)
 def test_a_repetition_is_bit_equal(place: str, tmp_path: Path, monkeypatch) -> None:
     """With `determinism: true`: every step, and all that the last checkpoint holds, random layers included."""
-    monkeypatch.setattr("tests.parity.test_any_to_any.IN_THIS_PROCESS", ())  # determinism is for whole processes
+    monkeypatch.setattr("tests.parity.test_any_to_any.PLACES_HERE", ())  # determinism is for whole processes
     runs = [tmp_path / "first", tmp_path / "second"]
     first, second = go_on(place, runs, STOP, tmp_path / "work", determinism=True)
     assert first == second
