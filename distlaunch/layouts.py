@@ -1,4 +1,4 @@
-"""Layouts that a model's own code gives to its layers, instead of the config."""
+"""Layouts that the code of a model, rather than the config, gives to layers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def with_layout(layer: Layer, **axes: list[str | None]) -> Layer:
 
     Args:
         layer: a Keras layer, or a `tf.Module`.
-        axes: for each variable, by the layer's attribute, the mesh axis of each dimension; None for a dimension that is
-            not split.
+        axes: for each attribute of the layer that is a variable, the mesh axis of each dimension; None for a dimension
+            that is not split.
 
     Returns:
         The layer itself: `with_layout(keras.layers.Dense(64), kernel=[None, "model"], bias=["model"])`.

@@ -21,12 +21,12 @@ _NO_PROGRAM = 127
 
 
 class HostTasks:
-    """Starts tasks on this host while it is entered. On exit, it ends all of them.
+    """A context manager that starts tasks on this host, and ends all of them on exit.
 
     Args:
         show: called with the name of a task and a line that it has printed.
         clock: returns monotonic seconds.
-        warm: the warm processes from which tasks are forked, perhaps shared with other users.
+        warm: the warm processes from which tasks are forked; other `HostTasks` may use the same ones.
     """
 
     def __init__(self, show: LineSink, clock: Callable[[], float], warm: WarmStarts | None = None) -> None:
@@ -87,7 +87,7 @@ class HostTasks:
         imported = ready & self._importing.keys()
         for fd in imported:
             warm, tasks = self._importing.pop(fd)
-            # one answer is for all tasks that wait for this process
+            # the process answers once for all tasks that wait for it
             self._pump.unwatch(fd)
             warm.is_ready()
             for task in tasks:

@@ -1,4 +1,4 @@
-"""The free resources of a host at this moment, and the data of the job that it lacks."""
+"""The free resources of a host at this moment, and the data of the job that is missing on the host."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 
 
 def host_state(paths: Iterable[str]) -> dict[str, Any]:
-    """Return the state of this host for a message, seen from the working directory of the tasks.
+    """Return the state of this host for a message.
 
     Args:
-        paths: paths of data, perhaps with wildcards.
+        paths: paths of data, perhaps with wildcards. Relative paths start in the current directory, which is also the
+            working directory of the tasks.
     """
     import psutil  # imported here, since it takes 20 ms
 

@@ -27,7 +27,7 @@ def main(command: list[str]) -> None:
         _leave_network()
         _raise_loopback()
     except OSError as error:
-        hint = "leave it out, or run in a container whose ports cannot be reached"
+        hint = "leave out this setting, or run in a container whose ports cannot be reached"
         print(f"error: isolate: you cannot create a network namespace on this system ({error.strerror}); {hint}",
               file=sys.stderr)  # fmt: skip
         sys.exit(2)

@@ -1,6 +1,6 @@
 """Messages about tasks between the launcher and the agents, as plain data that can be sent over a connection.
 
-Records that agents import are named tuples, since `dataclasses` took a quarter of the agents' start time.
+Records that agents import are named tuples, since importing `dataclasses` took a quarter of the agents' start time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 LOST_HOST = "the host "
-"""Prefix of the reason of a lost host, which is a whole sentence. Other reasons follow the name of a task."""
+"""Beginning of the reason if a host is lost: a whole sentence, whereas other reasons follow the name of a task."""
 
 
 class Order(enum.Enum):
@@ -30,7 +30,7 @@ class Exit(NamedTuple):
 
     Attributes:
         code: the exit code; -N for signal N.
-        oom: whether the kernel's OOM killer has ended a process of the host in the meantime; None if unknown.
+        oom: whether the kernel's OOM killer has ended a process of the host since the tasks began; None if unknown.
         lost: why the host is lost; empty if the host itself has reported this end.
     """
 
@@ -40,11 +40,11 @@ class Exit(NamedTuple):
 
 
 class Preload(NamedTuple):
-    """The imports of a task. The task may be forked from a process that has made them.
+    """The imports of a task. The task may be forked from a process that has already done these imports.
 
     Attributes:
-        module: a module whose `main(arguments)` imports. It returns why the process must not be forked, or an empty
-            string.
+        module: a module whose function `main(arguments)` does the imports. The function returns why the process must
+            not be forked, or an empty string.
         late_env: environment variables of the task that no import reads.
     """
 
@@ -57,7 +57,7 @@ class TaskSpec(NamedTuple):
     """The specification of a task for the host that starts it.
 
     Attributes:
-        argv: the command. A preload is used only for an interpreter, `-P -m`, a module and its arguments.
+        argv: the command. `preload` is used only if it consists of an interpreter, `-P -m`, a module and its arguments.
         env: the complete environment.
         heartbeat: the file to which the task writes its heartbeats.
         preload: the imports of the task; None to start a fresh process.

@@ -49,7 +49,7 @@ class LineSplitter:
             # limit the memory of a line without an end
             self._tail = self._shorten(self._tail + data)
             return 0, []
-        # the tail is the beginning of the first line, which is needed only if it is one of the last lines
+        # the tail begins the first line, and is needed only if the first line is also one of the last lines
         whole = (self._tail if number <= _SEARCHED_LINES else b"") + data[:end]
         self._tail = self._shorten(data[end + 1 :])
         return number, [self._text(line) for line in whole.rsplit(b"\n", _SEARCHED_LINES)[-_SEARCHED_LINES:]]
@@ -96,7 +96,7 @@ class _Stream:
     """A pipe of a task.
 
     Attributes:
-        number: order in which the streams were added.
+        number: position of the stream in the order in which streams were added.
         hidden: the last of the lines that were not shown on the screen.
         num_lost: number of bytes that could not be written to the log since the last successful write.
     """
@@ -144,7 +144,7 @@ class Pump:
     def turn(self, timeout_s: float) -> set[int]:
         """Wait for output and read a bounded part of it; return the watched descriptors that are ready."""
         ready = {key.fd for key, _ in self._selector.select(timeout_s)}
-        # standard output first: a traceback that follows on standard error must not take its lines along
+        # standard output first: its lines must be shown even if the next lines, on standard error, are a traceback
         for stream in sorted((self._streams[fd] for fd in ready & self._streams.keys()), key=lambda each: each.number):
             self._read(stream)
         if self._hiding:

@@ -1,7 +1,8 @@
-"""Child processes, each in a separate process group, which end with the launcher.
+"""Child processes that end with the launcher, each in a separate process group.
 
 If the launcher is killed, two mechanisms end its children. The lifeline is a pipe that children watch: its end of file
-means that the launcher is gone. The orphan guard is a small process that then kills the groups of all other children.
+means that the launcher is gone. The orphan guard is a small process that then kills the process groups of all children
+that have not ended.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class Child:
         return Child(process.pid, process.stdout, process.stderr, process.wait, lifeline)
 
     def send(self, number: signal.Signals, *, leader_only: bool = False) -> None:
-        """Signal the whole group, or only its leader, which may need its children to exit cleanly."""
+        """Signal the whole group, or only its leader: a leader may need its child processes for a clean end."""
         if self.code is None and leader_only:
             os.kill(self.pid, number)
         elif self.code is None:

@@ -1,13 +1,13 @@
 """`python -P -m distlaunch.agent.warm_process FD MODULE [ARGUMENT ...] PADDING`: imports MODULE, and forks tasks.
 
-This module uses little but the standard library, one thread and no signal handlers, since tasks inherit everything.
+This module uses one thread, no signal handlers and little beyond the standard library, since tasks inherit all of it.
 MODULE's `main(arguments)` does the imports, and returns why the process must not be forked, or an empty string. A
 request on the socket FD is JSON with four descriptors (standard output, standard error, the lifeline and the gate).
 
-A task must be a child of the process that has requested it, which reaps the task and gets its exit code from the
-kernel. So the task is forked by an intermediate process that ends at once, while the requesting process is the
-subreaper of its descendants (prctl(2), PR_SET_CHILD_SUBREAPER). A task begins only when it reads a byte from the gate.
-If the requesting process never learns the task's process ID, it closes the gate and the task ends.
+A task must be a child of the process that has requested it: the requesting process reaps the task and gets its exit
+code from the kernel. So the task is forked by an intermediate process that ends at once, while the requesting process
+is the subreaper of its descendants (prctl(2), PR_SET_CHILD_SUBREAPER). A task begins only when it reads a byte from the
+gate. If the requesting process never learns the task's process ID, it closes the gate and the task ends.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def serve(connection: socket.socket) -> None:
-    """Fork tasks until the other end of the socket is closed, and exit. In a forked task, run it and return."""
+    """Fork tasks until the other end of the socket is closed, and exit. A forked process runs its task and returns."""
     # remember the versions of the files that were imported
     stamps = _stamps()
     # garbage collection in a task must not write to, and so copy, the memory pages of the imports

@@ -174,7 +174,7 @@ class WarmStarts:
         self._processes[_ImportKey.of(interpreter, preload, env)] = process
 
     def process_for(self, spec: TaskSpec) -> WarmProcess | None:
-        """Return the process to fork a task from, perhaps still importing, or None for a fresh process."""
+        """Return the process from which to fork a task, which may still be importing; None to start a fresh process."""
         # only modules of distlaunch are known to begin with these imports
         if spec.preload is None or tuple(spec.argv[1:3]) != SAFE_MODULE or sys.platform != "linux":
             return None

@@ -37,7 +37,7 @@ def format_exception(error: BaseException) -> str:
 def translated(text: str) -> str:
     """Replace generated lines in a text by the user's lines, also in TensorFlow's list of a node's origin.
 
-    Lines of that list have no source text, which is added.
+    That list names lines without their source text, so the text is added.
     """
 
     def place(match: re.Match[str]) -> str:
@@ -53,7 +53,7 @@ def translated(text: str) -> str:
 _PLACE = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in [^\n]+')  # as Python writes a frame
 _LISTED = re.compile(_PLACE.pattern + r"\n\n")  # a frame with an empty line where its source text belongs
 _OF_JAX = "JAX has removed its internal frames"
-"""A note below each error of JAX that is not about the error."""
+"""Part of a note that JAX adds to each error, and that says nothing about the error."""
 _AUTOGRAPH = "/tensorflow/python/autograph/"
 _FUNCTION = "tf__"
 """Prefix that AutoGraph gives to functions. Functions that it makes from an `if` or a loop have no prefix."""

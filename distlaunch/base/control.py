@@ -26,7 +26,7 @@ _MAX_ADDRESS_BYTES = 100
 
 @contextlib.contextmanager
 def address_of(path: Path) -> Generator[str]:
-    """Yield an address of the socket that is short enough for the kernel, for any run directory."""
+    """Yield an address of the socket that is short enough for the kernel, however long the path is."""
     if len(os.fsencode(path)) <= _MAX_ADDRESS_BYTES:
         yield str(path)
         return
@@ -91,7 +91,7 @@ class Connection:
 
 
 def read_line(connection: socket.socket) -> bytes:
-    """Read a line without its line break; return a partial line if the other side closes or it gets too long."""
+    """Read a line without its line break; return a partial line if the connection is closed or the line is too long."""
     data = b""
     while not data.endswith(b"\n") and len(data) < _MAX_MESSAGE_BYTES and (part := connection.recv(_MAX_MESSAGE_BYTES)):
         data += part

@@ -79,7 +79,8 @@ class EventReader:
     def read(self) -> Iterator[Event]:
         """Yield the new events. Incomplete lines are left for later; invalid lines are skipped."""
         try:
-            if os.stat(self._path).st_size <= self._offset:  # quick, since most of a thousand files have no new events
+            # a quick check: most of a thousand files have no new events
+            if os.stat(self._path).st_size <= self._offset:
                 return
             with open_regular(self._path) as file:
                 file.seek(self._offset)
@@ -153,7 +154,7 @@ def _lines(file: IO[bytes], *, partial: bool = False) -> Iterator[tuple[bytes, i
 
 
 def read_tail(path: Path) -> list[Event]:
-    """Return the newest events of a file, oldest first, usually for at least the last ten seconds of a task."""
+    """Return the newest events of a file, oldest first; they usually cover at least the last ten seconds of a task."""
     try:
         with open_regular(path) as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))

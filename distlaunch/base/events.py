@@ -167,7 +167,7 @@ class StepsDone(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class NumbersChecked(Event):
-    """A part of the run was compared with one device, or why it was not (`train.check`).
+    """A part of the run was compared with one device, or could not be compared (`train.check`).
 
     Attributes:
         status: `equal`; `differs`; `documented` if the numbers differ as documented; or `unchecked`.
@@ -175,7 +175,7 @@ class NumbersChecked(Event):
         message: the differences, or the reason; empty if the numbers are equal.
         deviation: the largest relative deviation of a loss or metric.
         reference: the program on one device, `Keras` or `distlaunch`.
-        subject: a hash of config, devices and model; an attempt with another one is compared again.
+        subject: a hash of config, devices and model; an attempt with another hash is compared again.
     """
 
     status: str
@@ -201,14 +201,14 @@ class ExampleSkipped(Event):
 class StepsTimed(Event):
     """Times of a task's steps, as sums over this attempt without the first call, which compiles.
 
-    Each task that computes steps reports its times every few seconds and at the end; the latest event counts. Compute
-    rates from the difference of two events. Workers of parameter servers make different steps; all other tasks take
-    part in every step.
+    Each task that computes steps reports its times every few seconds and at the end; each event replaces the one
+    before. Compute rates from the difference of two events. Workers of parameter servers make different steps; all
+    other tasks take part in every step.
 
     Attributes:
         steps: number of timed steps.
         seconds: duration of these steps.
-        examples: number of examples in these steps that the task has computed.
+        examples: number of examples that the task has computed in these steps.
         input_s: the part of `seconds` in which the task waited for the next batch.
         step_median_s: median duration of the latest 1,000 steps.
         step_p99_s: 99th percentile of the duration of the latest 1,000 steps.
@@ -220,7 +220,8 @@ class StepsTimed(Event):
         batches_s: time for making batches, including reading and mapping their examples.
         threads: number of threads that do that work.
         reads_ahead: True if batches are made during steps, not between them.
-        from_pipeline: True if the rest of `input_s` is spent in the `tf.data` pipeline of the data function.
+        from_pipeline: True if the rest of `input_s`, after `batches_s`, is spent in the `tf.data` pipeline of the data
+            function.
         in_python: True if the user's Python code reads examples.
         processes: number of additional processes that read; 0 if threads of this process read.
     """
@@ -289,7 +290,7 @@ class Restored(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated(Event):
-    """The values of a checkpoint on a split."""
+    """The loss and metrics of a checkpoint on a split."""
 
     step: int
     split: str
@@ -373,7 +374,7 @@ class TaskFailed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRestarted(Event):
-    """The launcher has restarted a task while the others continued. `reason` is a predicate for the task's name."""
+    """The launcher has restarted a task while the others continued. `reason` follows the task's name in a sentence."""
 
     restarted_task: str
     host: str

@@ -1,4 +1,7 @@
-"""Creates the folders of runs, accessible only to their owner. It imports only `os`, so that scripts start fast."""
+"""Creates the folders of runs, accessible only to their owner.
+
+This module imports only `os`, so that scripts start fast.
+"""
 
 from __future__ import annotations
 

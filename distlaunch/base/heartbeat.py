@@ -56,7 +56,7 @@ class Heartbeat:
         self._change(step=step)
 
     def saving(self) -> AbstractContextManager[None]:
-        """Return a context manager for a block in which this task writes files without the others."""
+        """Return a context manager for a block in which this task writes files while the other tasks do not."""
         return self._marked("saving")
 
     def writing(self) -> AbstractContextManager[None]:

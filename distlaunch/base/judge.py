@@ -19,9 +19,11 @@ TOLERANCE, NOISE_FACTOR = 1e-5, 10.0
 SHARP = 1e-2
 """Relative deviation above which a tolerance proves nothing."""
 _SMALLEST_SHARE = 1e-2
-"""The smallest divisor of a deviation, as a fraction of the series' largest value: a loss may become zero."""
+"""Lower limit of the values by which deviations are divided, as a fraction of the series' largest value. It is needed
+because a loss may become zero."""
 _FLIPS = 10
-"""A metric that counts examples may differ by one example in one of this many steps: a value at a threshold."""
+"""A metric that counts examples may differ by one example in at most one of this many steps, since rounding may move a
+value across a threshold."""
 _ROUNDING_ALONE = 1e-6
 """A gradient below this fraction of the whole model's gradient is considered to be only rounding."""
 
@@ -61,8 +63,8 @@ class Judgement:
         first_step: the first step that deviates by more than noise explains, or None.
         loss, gradients: the largest deviation of any step, or None if there is nothing to compare.
         weights: the largest deviation of a final weight.
-        worst: the variable whose deviation exceeds the allowed one most; if none exceeds it, the one with the largest
-            deviation.
+        worst: the variable whose deviation exceeds its allowed deviation most; if no variable exceeds it, the variable
+            with the largest deviation.
         gradients_differ, weights_differ: whether they deviate by more than noise explains.
         losses, metrics: the logs that deviate by more than noise explains, with their largest deviation.
         sharp_to: the last step at which the comparison would still reveal a deviation of 1 % in the loss or in the
@@ -173,7 +175,7 @@ def is_loss(name: str) -> bool:
 
 
 def spread(reference: Series, noise: Sequence[Series]) -> tuple[float, float]:
-    """Return the noise of the first step, and the largest noise: of the losses, or of the gradients without a loss."""
+    """Return the noise of the first step and the largest noise: of the losses or, without a loss, of the gradients."""
     names = [name for name in reference.logs[0] if is_loss(name)] if reference.logs else []
     parts = [_log(name) for name in names] or [_gradient(0)]
     steps = _spread(reference, noise, parts)

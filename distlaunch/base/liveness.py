@@ -18,7 +18,7 @@ class Liveness(NamedTuple):
         calls: number of graph calls begun. In lockstep, all tasks have the same number, except a task for which the
             others wait.
         step: number of finished steps; None before the first step begins.
-        saving: True while the task writes files without the others, and its training waits for that.
+        saving: True while this task alone writes files, and its training waits for that.
         writing: True while a thread of the task writes files during training.
     """
 

@@ -8,7 +8,7 @@ _LOCAL = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs",
 
 
 def is_local_disk(path: Path) -> bool:
-    """Return True if a file or folder is on a local disk, or False if it is not or unknown."""
+    """Return True if a file or folder is on a local disk; False if it is not, or if the kind of disk is unknown."""
     import psutil
 
     place, kind = path.resolve(), ""

@@ -21,13 +21,13 @@ class Process:
             evaluation function.
         on_connected: called when all processes have connected, after TensorFlow has set its signal handlers.
         on_step: called with the number of finished steps.
-        on_meeting: called before any other call in which all tasks wait for each other.
-        saving: entered while this process writes files without the others and training waits for it: the last
-            checkpoint, or files of callbacks.
+        on_meeting: called before all tasks wait for each other outside of the training and evaluation functions.
+        saving: entered while this process alone writes files and training waits for that: the last checkpoint, or
+            files of callbacks.
         writing: entered while a thread writes a checkpoint during training.
         is_stopping: returns True if this process was asked to stop. Unlike `should_stop`, any thread may call it at any
             time.
-        files: folder of the task's files; None for a process without any, whose steps are not compared.
+        files: folder of the task's files; None if the process has no such folder. Its steps are then not compared.
         clock: returns monotonic seconds.
     """
 

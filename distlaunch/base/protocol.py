@@ -32,7 +32,8 @@ READ_MODES = ("evaluate", "predict", "export")
 """Modes that use the trained model of a run. Several may run at the same time, also during training."""
 
 HELD_ENV, HELD_CODE = "DISTLAUNCH_HELD_CODE", 76
-"""Variable by which a batch job sets the exit code, 76, of its launcher if another launcher holds the run."""
+"""A batch job sets this variable to 76. Its launcher exits with this code, instead of 75, if another launcher holds the
+run."""
 
 RUN_MODES = ("train", "run")
 """Modes for which a run directory is created. All other modes use an existing run."""

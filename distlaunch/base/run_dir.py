@@ -269,7 +269,7 @@ class RunDir:
     def best_checkpoint(self) -> tuple[int, Path] | None:
         """Return the step and folder of the best epoch's checkpoint, or None.
 
-        If the checkpoint of that step is the same, return its folder.
+        If the folder `step-N` of the same step has the same content, return that folder.
         """
         best = self.checkpoints / BEST
         try:
@@ -285,7 +285,7 @@ class RunDir:
         return step, best
 
     def started_from(self) -> tuple[Path | None, Path | None]:
-        """Return the folder of the run's config and the directory of its last start, or None if unknown."""
+        """Return the folder of the run's config and the working directory of its last start, each None if unknown."""
         try:
             known = read_json(self.environment)
             folder, directory = known.get("config_folder"), known.get("directory")
@@ -302,7 +302,7 @@ class RunDir:
         return _path(path)
 
     def known_paths(self) -> list[Path]:
-        """Return the path of the run now and at its last start, newest first."""
+        """Return all recorded paths of the run, newest first: now, at its last start, and before."""
         try:
             recorded = [*read_json(self.environment)["run_dirs"]]
         except (OSError, ValueError, KeyError, TypeError):
@@ -312,7 +312,7 @@ class RunDir:
         return list(dict.fromkeys([self.path, *before, *texts]))
 
     def modules_from(self) -> Path | None:
-        """Return the first folder of modules at the last start, or None if unknown."""
+        """Return the folder that was searched first for modules at the last start, or None if unknown."""
         try:
             folder = read_json(self.environment)["modules_folder"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -457,7 +457,7 @@ class RunDir:
 
     @contextlib.contextmanager
     def lock_claim(self) -> Generator[None]:
-        """Lock like `lock`, and remove a claimed directory in which nothing was started."""
+        """Lock like `lock`; on exit, remove the claimed directory if nothing was started in it."""
         with self.lock():
             try:
                 yield

@@ -73,7 +73,7 @@ def is_secret_at(key: Iterable[str | int], value: Any) -> bool:
 
 
 def is_distinctive(value: str) -> bool:
-    """Return True if a text is long enough and no plain word, so that an equal text is the same secret."""
+    """Return True if a text is long and not a plain word, so that any equal text must be the same secret."""
     return len(value) >= SHORTEST and not _PLAIN.fullmatch(value)
 
 

@@ -1,6 +1,6 @@
 """Messages with descriptors on a Unix socket between two processes: the length, then the bytes.
 
-Standard library only, and little of it: processes that fork import this.
+This module imports only a few modules of the standard library, because processes that fork import it.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from typing import Any, cast
 def open_missing_streams() -> None:
     """Open the null device for each standard stream that is closed.
 
-    Otherwise the next opened file or socket would get the number of the stream and receive its output. Python would
-    have None in place of the stream, which cannot be flushed.
+    Otherwise the next opened file or socket would get the number of the stream and receive its output, and Python
+    would have None in place of the stream, so that flushing it would fail.
     """
     for fd in (0, 1, 2):
         try:

@@ -1,4 +1,7 @@
-"""JSON with strings in place of NaN and Infinity, which Python writes as such and standard readers reject."""
+"""JSON with strings in place of NaN and Infinity.
+
+Python's `json` writes `NaN` and `Infinity`, which standard readers reject.
+"""
 
 from __future__ import annotations
 

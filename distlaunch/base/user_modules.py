@@ -38,7 +38,7 @@ class _UserFinder(importlib.abc.MetaPathFinder):
         if path is not None or not (fullname == self.asked_for or self._is_users(_importing_file())):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, self.folders)
-        # a folder without `__init__.py` counts only if no library has the same name
+        # leave a folder without `__init__.py` to the finder of `sys.path`, which prefers a library with the same name
         return None if spec is None or spec.origin is None else spec
 
     def _is_users(self, file: str) -> bool:

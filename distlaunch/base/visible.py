@@ -1,4 +1,4 @@
-"""Makes control characters visible, which would otherwise change the state of a terminal."""
+"""Makes control characters visible, because they would otherwise change the state of a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Part of a Keras callback's state that checkpoints contain."""
+"""The part of a Keras callback's state that checkpoints contain."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Distributes a checkpoint's state from the chief, which has read it, to all other processes.
 
 1. From a shared disk. A process on the chief's host maps the file that the chief has verified. If there are several
-   files, or the file is on another host's disk, it maps a copy in memory. A process on another host reads and verifies
-   the parts of the files that it needs.
+   files, or the file is on another host's disk, the process maps a copy in memory instead. A process on another host
+   reads and verifies the parts of the files that it needs.
 2. Without a shared disk, from the chief over separate connections. Each process requests the bytes that it needs, and
    verifies them with checksums. It gets the checksums, and a secret for the connection, from the key-value store.
 3. If no connection is possible, because only the ports of the cluster are open, through the key-value store. This is
@@ -59,7 +59,7 @@ _GREETING_S = 5.0  # time for a new connection to send the secret
 _SILENCE_S = 60.0  # timeout of a connection; the death of a process is noticed earlier, elsewhere
 _POLL_S = 0.1  # delay until the accepting thread notices that it must end
 _MAX_CONNECTIONS = 4  # connections of a receiver
-_MAX_UNPROVEN = 256  # connections that have not sent the secret yet; more than receivers that connect at the same time
+_MAX_UNPROVEN = 256  # connections that have not sent the secret yet; receivers never have so many at a time
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class ChiefState:
         return self.state
 
     def _mappable(self, folder: Path, files: StateFiles) -> int:
-        """Return the descriptor of a file with the whole state, which does not change."""
+        """Return the descriptor of an unchanging file that contains the whole state."""
         [content, *_] = files.contents
         if files.is_one and isinstance(content, DiskFile) and is_local_disk(folder):
             # files of checkpoints are never changed, and an open file can be used after it is deleted
@@ -188,7 +188,7 @@ def share_state(
     chief: ChiefState | None,
     needed: NeededBlocks | None = None,
 ) -> State:
-    """Return the state in each process; every process must call it.
+    """Return the state in each process. Every process must call this.
 
     Args:
         chief: the state in the chief; None in other processes.
@@ -436,7 +436,7 @@ def this_host() -> str:
     return f"{socket.gethostname()} {uuid.getnode()}"
 
 
-# a state in a mapping, with a header as a file has it
+# mapped memory with a state, which has the layout of a state file, including the header
 
 
 def _allocate(fd: int, shapes: Shapes) -> State:

@@ -1,10 +1,10 @@
 """Format of state files: safetensors, which other tools can read.
 
 A safetensors file consists of the length of a header (8 bytes), the header (JSON: type, shape and position of each
-array), and the arrays' bytes. The format has no strings, complex numbers, 4-bit numbers and other byte orders. Such an
-array is stored as bytes, with one more dimension, and its type is in `__metadata__`. A process that holds shards of
-variables writes each shard as a separate array, whose position in the variable is in `__metadata__`. Reading a file
-cannot run code.
+array), and the arrays' bytes. The format has no strings, complex numbers or 4-bit numbers, and only one byte order.
+Arrays of other types are stored as bytes, with one more dimension; `__metadata__` has their types. A process that holds
+shards of variables writes each shard as a separate array, whose position in the variable is in `__metadata__`. Reading
+a file cannot run code.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Values of the optimizers in a checkpoint when a run resumes with other settings.
+"""Decides which of a checkpoint's optimizer values are used when a run resumes with other settings.
 
 A checkpoint records how each optimizer was built at the start of its attempt, before callbacks could change it. If an
 optimizer is built with another value now, the user has changed it, and the new value is used. Otherwise the stored
-value, which a callback may have changed, is used. Attributes such as `momentum` are not restored, so the new ones are
-used in any case.
+value, which a callback may have changed, is used. Attributes such as `momentum` are not restored, so their new values
+are used in any case.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class BuiltOptimizer:
 
     Attributes:
         word: first part of the names of its variables.
-        name: name of the optimizer, which is the second part.
+        name: name of the optimizer, which is the second part of the names of its variables.
         classes: names of its class and of the base classes below Keras's `Optimizer`.
         settings: attributes that are numbers, strings, bools or None.
         rate: description of the learning rate if it is not a number.
@@ -148,7 +148,7 @@ class _Report:
         self._fresh: list[str] = []
 
     def take(self, name: str, found: State, used: set[str]) -> None:
-        """Put the value of a variable into `found`, or leave it out to keep the value it was built with."""
+        """Put the value of a variable into `found`, or leave the variable out, so that it keeps its initial value."""
         built, before = self._built, self._before
         short = name.removeprefix(built.prefix())
         stored = name if before is None else before.prefix() + short
@@ -214,7 +214,7 @@ class _Report:
             yield f"resumed {label}: {'; '.join(self._said)}"
 
     def _has_counted(self) -> bool:
-        """Return whether a step has used the optimizer, unlike the default one that `compile()` makes."""
+        """Return whether a step has used the optimizer. No step uses the default optimizer that `compile()` makes."""
         step = self._state.get((self._before or self._built).prefix() + "iteration")
         return step is None or int(step) > 0
 
@@ -231,7 +231,7 @@ class _Report:
 
 
 def _start_averages(model: keras.Model, found: State, state: State) -> None:
-    """Initialize averages that the checkpoint does not have with its weights, since zeros would distort them."""
+    """Let averages that the checkpoint lacks begin with its weights; beginning with zeros would distort them."""
     variables = state_variables(model)
     weights = {id(variable): name for name, variable in variables.items() if name.startswith(f"{WEIGHTS}/")}
     missing = {name for name in variables if name.endswith(_AVERAGE) and is_slot(name) and name not in found}

@@ -72,7 +72,7 @@ class SavePolicy(ABC):
         """Return whether to save a checkpoint now. This has no side effects and may be called more than once."""
 
     def steps_until_due(self, step: int) -> int | None:
-        """Return the number of steps after `step` before this policy must be asked; None for no limit."""
+        """Return how many steps after `step` this policy must be asked at the latest; None for no limit."""
         return None
 
     def saved(self, now_s: float) -> None:  # noqa: B027 (few need it)
@@ -262,6 +262,7 @@ def cheapest_interval_s(between_failures_s: float, stalled_s: float, writing_s: 
     Args:
         between_failures_s: mean time between failures.
         stalled_s: seconds for which a checkpoint stops training.
-        writing_s: seconds for writing a checkpoint, the shortest interval, because training would wait before the next.
+        writing_s: seconds for writing a checkpoint. The interval is never shorter, because the next checkpoint would
+            have to wait.
     """
     return max(math.sqrt(2 * between_failures_s * stalled_s), writing_s)

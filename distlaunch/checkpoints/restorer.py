@@ -49,7 +49,7 @@ class Restorer:
         """Changes of the config since the checkpoint that affect the model."""
 
     def find(self, step: int | BestName | None = None, *, archive: bool = False) -> tuple[Progress, Path | None]:
-        """Return the progress of the checkpoint that the chief chooses; every task must call it.
+        """Return the progress of the checkpoint that the chief chooses. Every task must call this.
 
         Args:
             step: step of the checkpoint, `best` for the best epoch, or None for the newest good one.
@@ -91,7 +91,7 @@ class Restorer:
         saved = self._store.newest_good(pass_over, chief.read, repairs=archive)
         if damaged and saved is not None:
             self._emit(Notice(level="warning", message=f"the checkpoint of step {saved.progress.step} is used instead"))
-        # only training renames checkpoints, because others may read while a run is active
+        # only training renames checkpoints, because other commands may be reading them while a run is active
         for step in damaged if archive else ():
             self._store.archive(step)
         return saved
@@ -123,7 +123,10 @@ class Restorer:
         return differences(saved.config, now, OF_THE_MODEL, lambda old, new: is_moved(old, new, run))
 
     def _continued(self, saved: Saved) -> Progress:
-        """Return the progress of a checkpoint; after an early end, with more epochs, without the callbacks' state."""
+        """Return the progress of a checkpoint.
+
+        If a callback has ended training early and the config now asks for more epochs, leave out the callbacks' state.
+        """
         progress = saved.progress
         if not progress.finished or self._config.train.epochs <= saved.config["train"]["epochs"]:
             return progress
@@ -132,7 +135,7 @@ class Restorer:
         return replace(progress, finished=False, stop_training=False, callbacks=[])
 
     def take_state(self) -> State:
-        """Return the state of the checkpoint that was found; every task must call it, and only once."""
+        """Return the state of the checkpoint that was found. Every task must call this, and only once."""
         assert self._location is not None, "a checkpoint was found"
         parts = self._strategy.parts()
         needed = None if parts is None or self._chief is not None else parts.needed_blocks()
@@ -144,7 +147,7 @@ class Restorer:
             self._close()  # frees the memory
 
     def restore(self, program: Program, step: int | BestName | None) -> None:
-        """Restore the state of a checkpoint in a program; every task must call it.
+        """Restore the state of a checkpoint in a program. Every task must call this.
 
         Args:
             step: see `find`.

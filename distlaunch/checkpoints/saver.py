@@ -47,7 +47,7 @@ class _Save:
 
     Attributes:
         trained: names of the values that must be finite.
-        otherwise: what happens if it cannot be written, for a message; None if the run fails.
+        otherwise: words that say what happens if the checkpoint cannot be written; None if the run then fails.
         best: whether the epoch is the best so far.
         began: time at which training stopped for the checkpoint.
         resumed: time at which training continued; None if it waits until the checkpoint is written.
@@ -123,7 +123,7 @@ class Saver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is not None:  # limited, because other processes may have ended too
+        if error is not None:  # limit the wait, because other processes may have ended too
             self._patient_until = time.monotonic() + self._config.cluster.stop_timeout_s
         try:
             self._wait()
@@ -139,11 +139,12 @@ class Saver:
         wait: bool = False,
         best: bool = False,
     ) -> None:
-        """Take a checkpoint; every task must call it, and the chief commits it.
+        """Take a checkpoint, which the chief commits. Every task must call this.
 
         Args:
-            otherwise: what happens if it cannot be written, for a message; None if the run fails.
-            wait: whether to wait until it is committed; otherwise training continues when the state is copied.
+            otherwise: words that say what happens if the checkpoint cannot be written; None if the run then fails.
+            wait: whether to wait until the checkpoint is committed; if not, training continues once the state is
+                copied.
             best: whether the epoch is the best so far, so that the checkpoint is also kept as `best`.
 
         Raises:

@@ -319,7 +319,7 @@ class _OpenFile:
 
 
 def _needed_bytes(entry: Entry, blocks: Sequence[tuple[slice, ...]] | None) -> list[tuple[int, int]]:
-    """Return the range of bytes of an array that contains each of the variable's needed blocks."""
+    """Return, for each needed block of a variable, the range of the array's bytes that contains the block."""
     size = entry.end - entry.begin
     if blocks is None or not entry.shape:
         return [(0, size)]

@@ -138,7 +138,7 @@ class CheckpointStore:
             raise
         # a power failure could otherwise undo the renaming
         _sync_directory(self.directory)
-        # deleted when the new one is on the disk
+        # the old checkpoint is deleted only now, when the new one is on the disk
         shutil.rmtree(before, ignore_errors=True)
 
     def _keep_as_best(self, path: Path) -> None:
@@ -213,8 +213,9 @@ class CheckpointStore:
         Args:
             on_damaged: called with each newer checkpoint that is damaged.
             read: reads the state of a checkpoint.
-            repairs: whether to restore a checkpoint that a killed process was replacing; allowed if no process writes.
-                Otherwise nothing is changed. If a checkpoint is deleted meanwhile, a newer one is read.
+            repairs: whether to restore a checkpoint that a killed process was replacing. This is allowed only while no
+                process writes checkpoints. Otherwise nothing is changed. If a checkpoint is deleted meanwhile, a newer
+                one is read.
 
         Raises:
             CheckpointError: all checkpoints are damaged, or one cannot be read after several attempts.
@@ -250,7 +251,7 @@ class CheckpointStore:
         path = self._path(step)
         for _ in range(_LOOKS):
             if not path.exists():
-                # without any checkpoint, one of the same step may be replacing it
+                # if there is no checkpoint at all, another one of the same step may be about to take its place
                 return bool(self.steps()) or path.with_name(f".{path.name}{_BEFORE}").exists()
             if self.steps()[-1:] == [step]:
                 return False

@@ -94,7 +94,7 @@ class WriteRequest:
 
 
 class Writer(Protocol):
-    """Writes checkpoints, or the part of this process.
+    """Writes checkpoints, or this process's parts of them.
 
     Attributes:
         takes_part: whether this process writes anything.
@@ -103,7 +103,7 @@ class Writer(Protocol):
     takes_part: bool
 
     def snapshot(self, program: Program) -> Snapshot:
-        """Return the state that this process writes; every task must call it."""
+        """Return the state that this process writes. Every task must call this."""
         ...
 
     def write(self, snapshot: Snapshot, request: WriteRequest) -> tuple[Path, int] | None:
@@ -160,7 +160,8 @@ class _Report:
 class PartsWriter:
     """Implementation of `Writer` in which each process writes a file with its shards of the state.
 
-    The others report to the chief when their files are on the disk. When all have, the chief commits the checkpoint.
+    The other processes report to the chief when their files are on the disk. After all reports, the chief commits the
+    checkpoint.
 
     Args:
         key: a unique text for this attempt.
@@ -174,9 +175,9 @@ class PartsWriter:
 
     @classmethod
     def agree(cls, strategy: Strategy, store: CheckpointStore) -> Self | None:
-        """Return a writer in every process if all hold shards and can write to the same disk, otherwise None in all.
+        """Return a writer if all processes hold shards and can write to the same disk, and None otherwise.
 
-        Every task must call it.
+        The answer is the same in all processes. Every task must call this.
         """
         parts = strategy.parts()
         if parts is None:

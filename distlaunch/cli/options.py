@@ -22,7 +22,7 @@ JSON_EVENTS = click.option("--json", "as_json", is_flag=True, help="Print only e
 
 
 class CheckpointName(click.ParamType[Any]):
-    """A step, or the word for the best epoch."""
+    """A step, or `best` for the checkpoint of the best epoch."""
 
     name = "step"
 

@@ -22,7 +22,7 @@ _NEWEST = -1  # the value of the option without a step; real steps are not negat
     is_flag=False,
     flag_value=_NEWEST,
     metavar="[STEP|best]",
-    help="List the variables of a checkpoint instead. Default: the newest checkpoint.",
+    help="List the variables of a checkpoint instead: that of STEP, the best one, or the newest if neither is given.",
 )
 def command(run: str, as_json: bool, checkpoint: int | BestName | None) -> None:
     """Report on a run, using only its directory, whether it has ended or not.

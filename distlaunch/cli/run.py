@@ -51,7 +51,7 @@ _SECONDS = Seconds(min=0, min_open=True)
     default=300.0,
     show_default=True,
     metavar="S",
-    help="How long a task may take to open its port after others have.",
+    help="How long a task may take to open its port after other tasks have opened theirs.",
 )
 @click.option(
     "--stop-timeout", type=_SECONDS, default=30.0, show_default=True, metavar="S", help="Time from SIGTERM to SIGKILL."

@@ -45,7 +45,7 @@ class Gpu(NamedTuple):
 
 
 def find_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the GPUs of the driver that CUDA_VISIBLE_DEVICES selects, in the form of this variable.
+    """Return the driver's GPUs that CUDA_VISIBLE_DEVICES selects, in the form of this variable.
 
     Without a driver, return none, whatever the variable lists: TensorFlow and JAX see none either. If the driver does
     not answer, return the GPUs that the variable lists.

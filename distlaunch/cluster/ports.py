@@ -131,8 +131,9 @@ def hold(port: int) -> socket.socket:
     """Return a socket bound to a port that tasks can bind, too. Raise OSError if the port is in use."""
     reserved = _socket()
     try:
-        # The socket is bound, so that no other process gets the port. The task binds it as well, also with
-        # SO_REUSEPORT. The socket never listens, since the kernel would give it some of the task's connections.
+        # The socket is bound, so that no other process gets the port. The task binds the same port, also with
+        # SO_REUSEPORT. The socket never listens: the kernel would give a second listener some of the task's
+        # connections.
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         reserved.bind(("", port))
     except OSError:

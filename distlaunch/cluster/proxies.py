@@ -1,8 +1,9 @@
 """Makes tasks of a job connect to each other without a proxy.
 
 If the environment names an HTTP proxy, gRPC uses it for all connections, even to 127.0.0.1. TensorFlow's servers and
-JAX's coordination service then wait for each other until a timeout. gRPC reads exceptions from `no_grpc_proxy`, or from
-`no_proxy` if that is not set. Unlike curl, it ignores NO_PROXY. Source: gRPC's doc/environment_variables.md.
+JAX's coordination service then wait for each other until a timeout. gRPC reads exceptions from `no_grpc_proxy`; if
+this variable is not set, from `no_proxy`. Unlike curl, gRPC ignores NO_PROXY. Source: gRPC's
+doc/environment_variables.md.
 """
 
 from __future__ import annotations

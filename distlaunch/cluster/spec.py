@@ -46,7 +46,7 @@ class Place:
 
     Attributes:
         host: the name of the host; empty for this machine.
-        address: the `host:port` at which other tasks reach the process; empty if it needs none.
+        address: the `host:port` at which other tasks reach the process; empty if the process needs no address.
         gpus: all GPUs that the job may use on the host, in the form of CUDA_VISIBLE_DEVICES.
         python: the interpreter on the host; empty for that of this process.
     """
@@ -86,7 +86,7 @@ class ClusterSpec:
         return self.jobs[task.job][task.index]
 
     def num_workers_beside(self, task: Task) -> int:
-        """Return the number of workers on the host of a task, including itself; 1 if it has no address."""
+        """Return the number of workers on the host of a task, including the task; 1 if the task has no address."""
         if task not in self.tasks:
             return 1
         hosts = [address.rpartition(":")[0] for address in self.jobs.get("worker", ())]
@@ -106,7 +106,7 @@ def places_of(tasks: Sequence[Task], places: Sequence[Place], cluster: ClusterSp
     left, found = list(places), dict[Task, Place]()
     addresses = {} if cluster is None else {task: cluster.address(task) for task in tasks if task in cluster.tasks}
     for task, address in addresses.items():
-        # an address of a given cluster is not among the places
+        # the addresses of a cluster that TF_CONFIG describes are not among the places
         place = next((place for place in left if place.address == address), None)
         if place is not None:
             found[task] = place

@@ -15,17 +15,17 @@ from distlaunch.base.plain_types import is_dict
 Backend = Literal["tensorflow", "jax"]
 
 _INSTALL = {"jax": "JAX is not installed: pip install 'distlaunch[jax]', or 'jax[cuda13]' for GPUs"}
-"""Backends that are installed with an extra."""
+"""Advice for the backends that an extra of the package installs."""
 
 
 def choose_backend(backend: Backend) -> None:
     """Select the backend that Keras will use once it is imported.
 
-    The strategy determines it, and not the user's KERAS_BACKEND or keras.json.
+    The strategy determines the backend; the user's KERAS_BACKEND and keras.json are ignored.
 
     TensorFlow's messages about settings, of which parameter servers print pages, are hidden unless the user has set
-    TF_CPP_MIN_LOG_LEVEL. It is read at the import, so it has the same value for all strategies: one warm process then
-    serves all strategies of a backend.
+    TF_CPP_MIN_LOG_LEVEL. TensorFlow reads this variable at its import. The variable therefore has the same value for
+    all strategies, so that one warm process serves all strategies of a backend.
 
     Raises:
         ConfigError: the backend is not installed.

@@ -23,10 +23,10 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, defer_build=True)
 
     is_neutral: ClassVar[bool] = False
-    """Whether no key of the section affects the numbers. Such keys control where the work runs, or what is kept and
+    """Whether no key of the section affects the numbers: its keys control where the work runs, or what is kept and
     reported."""
     neutral_keys: ClassVar[frozenset[str]] = frozenset()
-    """The keys of a section that do not affect the numbers, if others do."""
+    """The keys that do not affect the numbers, in a section whose other keys do."""
 
     def number_keys(self, key: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
         """Yield the keys below this section, which is at `key`, that affect the numbers, including nested sections."""

@@ -1,4 +1,4 @@
-"""The cluster that TF_CONFIG describes: whether a run is one of its tasks, and its number of tasks."""
+"""The cluster that TF_CONFIG describes: whether a command starts one of its tasks, and how many tasks it has."""
 
 from __future__ import annotations
 

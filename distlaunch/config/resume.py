@@ -28,11 +28,11 @@ _FOREIGN = 5
 
 @dataclass(frozen=True)
 class Found:
-    """The run of a name that is continued.
+    """The run that is continued, among the runs of one name.
 
     Attributes:
         finished: whether the run reached its planned end, as all other runs of the name did.
-        newer: the newest run of the name, if it is a different run, which then has finished.
+        newer: the newest run of the name, which has finished; None if `run` is the newest.
     """
 
     run: RunDir
@@ -87,8 +87,8 @@ class RemainingWork:
 
     Attributes:
         training: whether the config has more epochs.
-        changed: lines on keys that affect the numbers and differ from the run's; empty if there is more to train, which
-            uses the new values.
+        changed: lines on keys that affect the numbers and differ from the run's; empty if there is more to train, since
+            further training uses the new values.
         formats: exports of the final weights.
         evaluation: whether the validation split, which the run did not have, is to be evaluated.
     """

@@ -79,7 +79,7 @@ class Data(Section):
     part of a SavedModel, which therefore takes the output of the data function.
     """
     global_batch: Positive | None = None
-    """Examples per step, over all replicas. null: those of the batches of a `keras.utils.PyDataset`."""
+    """Examples per step, over all replicas. null: the batch size of a `keras.utils.PyDataset`."""
     batched: bool | None = None
     """True: the function's tf.data pipelines yield global batches, in their own order; `shuffle` has no effect then.
     False: they yield examples. null: examples too, and a pipeline that seems to yield batches is an error.
@@ -110,7 +110,7 @@ class Data(Section):
     """Number of examples that each process reads and maps at the same time; null: one per available core."""
     processes: Positive | None = None
     """Number of processes that each task uses to read the examples of an object with `__getitem__`, instead of threads,
-    in which only one at a time can run Python code. null: threads.
+    of which only one at a time can run Python code. null: threads.
     """
     remainder: Literal["keep", "drop"] = "keep"
     """Whether a last batch that is smaller than the others is kept."""
@@ -272,7 +272,7 @@ class Best(Section):
 
 
 class Checkpoint(_Async):
-    """When the state is saved, and how many checkpoints are kept. At least one of the intervals is set."""
+    """When the state is saved, and how many checkpoints are kept. At least one of the intervals must be set."""
 
     is_neutral: ClassVar[bool] = True
 
@@ -336,13 +336,13 @@ class RunConfig(Section):
     determinism: bool = False
     """Bit-equal results from the same seed on the same machine; some operations become slower."""
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] | None = None
-    synchronize_batch_norm: bool = False
-    """Whether Keras's BatchNormalization uses the statistics of the whole batch, as on one device, and not those of the
-    rows of each replica.
-    """
     """Keras's dtype policy for the layers that the model's function creates. Mixed: they compute in 16 bits and keep
     their weights in 32; `mixed_float16` scales the loss, so that small gradients do not become zero. null: Keras's own,
     float32 unless the model's function sets another.
+    """
+    synchronize_batch_norm: bool = False
+    """Whether Keras's BatchNormalization uses the statistics of the whole batch, as on one device, and not those of the
+    rows of each replica.
     """
     resume: Literal["never", "auto"] = "never"
     """`auto`: like `train --resume`: continue the newest unfinished run of this name; start one if there is none."""

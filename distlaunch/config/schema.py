@@ -50,6 +50,6 @@ def _is_typed_scalar(schema: dict[str, Any]) -> bool:
 
 
 def _or_variable(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema for this one or a variable; titles and defaults stay outside, where editors look for them."""
+    """Return a schema that also accepts a variable. Titles and defaults stay outside, where editors look for them."""
     outside = {key: schema[key] for key in ("title", "description", "default") if key in schema}
     return {"anyOf": [{key: value for key, value in schema.items() if key not in outside}, dict(_VARIABLE)], **outside}

@@ -1,4 +1,4 @@
-"""Settings of the user for all runs: which other runs are trusted. Neither a config nor a run can change them."""
+"""Settings of the user for all runs: the folders of trusted runs. Neither a config nor a run can change them."""
 
 from __future__ import annotations
 

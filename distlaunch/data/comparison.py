@@ -85,7 +85,7 @@ def describe_data(config: RunConfig, train: Split, validation: Split | None) -> 
     descriptions = {}
     for name, split in {"train": train, "validation": validation}.items():
         if split is not None:
-            # the chief's part of data that the workers divide depends on their number
+            # if the workers divide the data, the chief's part depends on the number of workers
             workers = (
                 {"workers": config.cluster.num_workers}
                 if split.is_process_local and config.data.streams is None
@@ -147,6 +147,10 @@ def _describe_duplicates(name: str, seen: Mapping[str, Any]) -> str:
 
 
 def _with_agreed_length(split: Split, name: str, seen: Mapping[str, Any]) -> Split:
-    """Return a process-local split with the length of the longest pass, or None if one is unknown."""
+    """Return a process-local split whose length all processes agree on.
+
+    Its number of batches is that of the longest pass, and its number of examples is the sum over all processes. Each
+    number is None if any process does not know it.
+    """
     batches, examples = ([facts[name][what] for facts in seen.values()] for what in ("batches", "examples"))
     return split.with_length(None if None in batches else max(batches), None if None in examples else sum(examples))

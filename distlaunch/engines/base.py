@@ -22,8 +22,8 @@ class Needs:
         num_tasks: number of processes to start.
         num_addresses: number of processes that the others must reach.
         num_computing: number of processes that compute most of the time and share the cores of their host.
-        jobs: the number of tasks with addresses of each job (`chief`, `worker`, `ps`), in their order; empty for a
-            single process. Only workers take slots of hosts: see `cluster.hosts.place_tasks`.
+        jobs: for each job (`chief`, `worker`, `ps`), the number of its tasks that have addresses, in the order of the
+            processes; empty for a single process. Only workers take slots of hosts: see `cluster.hosts.place_tasks`.
         ports: a port for each address, or `auto` for any free ports.
         failure_window_s: seconds after which a failure of a host is forgotten; None for never.
         avoids_failed_hosts: whether to leave out hosts that have failed twice.
@@ -81,7 +81,7 @@ class HostReport:
     ) -> HostReport:
         """Make the report from an agent's messages; see `host_facts` and `host_state`."""
         known = {key: facts[key] for key in ("python", "packages", "cores", "memory_bytes", "gpus", "driver")}
-        known["machine"] = facts.get("machine", "")  # an agent of the same version may be older
+        known["machine"] = facts.get("machine", "")  # an agent of a development version may not report it
         free_bytes = next(iter(state["free_bytes"].values()))
         return HostReport(name, address, **known, free_bytes=free_bytes, warnings=warnings)
 

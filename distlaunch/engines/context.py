@@ -24,8 +24,8 @@ class LaunchContext:
         machine: this machine, with the environment variables that the tasks inherit.
         settings: the section of the engine to use, which is never `auto`.
         files: the files that the tasks read on every host.
-        given: the cluster that TF_CONFIG describes, and its only task that this command starts. None if the command
-            starts all tasks of a new cluster.
+        given: the cluster that TF_CONFIG describes, and the one task of it that this command starts. None if the
+            command starts all tasks of a new cluster.
     """
 
     machine: Machine

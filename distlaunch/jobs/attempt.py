@@ -157,7 +157,7 @@ def allocate(
 
 
 def _cluster(config: RunConfig, allocation: Allocation) -> tuple[ClusterSpec, Task | None]:
-    """Return the cluster, and its only task to start here or None to start all tasks."""
+    """Return the cluster, and the one task of it that is started here; None if all tasks are started here."""
     if allocation.given is not None:
         return allocation.given
     addresses = [place.address for place in allocation.places if place.address]
@@ -245,7 +245,7 @@ def _write_attempt(run: RunDir, text: str, plan: LaunchPlan) -> None:
 def _write_run(
     run: RunDir, config: RunConfig, text: str, plan: LaunchPlan, allocation: Allocation, environ: Mapping[str, str]
 ) -> str | None:
-    """Write the config of the run; return the text that it replaces if that differs.
+    """Write the config of the run; return the former text, or None if nothing has changed.
 
     Args:
         text: the dumped config.
@@ -273,7 +273,7 @@ def end_leftover_processes(plan: LaunchPlan, observer: Observer) -> None:
 
 
 def _with_failed_export(run: RunDir, attempt: int, outcome: Outcome) -> Outcome:
-    """Return the outcome of a finished training. If an export failed, it has a warning and exit code 1."""
+    """Return the outcome of a finished training. If an export failed, it has a warning and exit code 3."""
     failed = [event for event in read_events_of(run.events, ExportFailed) if event.attempt == attempt]
     if not failed:
         return outcome
@@ -307,7 +307,7 @@ def run_evaluator_only(config: RunConfig, run: RunDir, observer: Observer, conte
 
 
 def checked(result: AttemptResult, locate: Callable[[Iterable[Problem]], list[Problem]]) -> AttemptResult:
-    """Return the result, or raise ConfigError with lines if the tasks found mistakes in the config."""
+    """Return the result. If tasks found mistakes in the config, raise ConfigError with the lines of the config."""
     if result.outcome.problems:
         raise ConfigError(locate(result.outcome.problems))
     return result

@@ -1,4 +1,4 @@
-"""`distlaunch doctor`: examines the hosts of a config as a start does."""
+"""`distlaunch doctor`: examines the hosts of a config in the same way as the start of a job."""
 
 from __future__ import annotations
 

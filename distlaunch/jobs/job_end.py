@@ -30,7 +30,10 @@ def limit_temporary_failures(run: RunDir, result: AttemptResult) -> AttemptResul
 
 @contextlib.contextmanager
 def limiting_temporary_errors(run: RunDir) -> Generator[None]:
-    """Raise DistlaunchError instead of the last of several temporary errors in a row before an attempt starts."""
+    """Handle errors that come before an attempt starts.
+
+    If an error is the last of several temporary errors in a row, raise DistlaunchError in its place.
+    """
     try:
         yield
     except (OSError, DistlaunchError) as error:
@@ -44,7 +47,7 @@ def limiting_temporary_errors(run: RunDir) -> Generator[None]:
 
 
 def _record_failure(run: RunDir, code: int) -> tuple[int, str]:
-    """Record a failure of the job; return its final exit code, and the reason if that has changed."""
+    """Record a failure of the job; return the final exit code, and the reason if this code differs from `code`."""
     events = read_events(run.events)
     step, why = _last_step(run, events), ""
     if code == ExitCode.TEMPORARY and _num_temporary_failures(events, step) + 1 >= MAX_TEMPORARY_FAILURES:
@@ -68,7 +71,7 @@ def _last_step(run: RunDir, events: list[Event]) -> int:
 
 
 def _num_temporary_failures(events: list[Event], step: int) -> int:
-    """Return the number of temporary failures at a step since the last other end."""
+    """Return how many temporary failures at a step there have been since the last end of another kind."""
     number = 0
     for event in reversed(events):
         if isinstance(event, JobFailed):

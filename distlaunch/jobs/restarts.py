@@ -149,7 +149,7 @@ def _handle_failed_start(
 
 
 def _backoff(limits: Limits, num_recent: int) -> tuple[float, str]:
-    """Return the seconds to wait before the next restart, doubled with each recent one, and the words for it."""
+    """Return the seconds to wait before the next restart, doubled for each recent restart, and words about the wait."""
     seconds = min(limits.backoff_s * 2**num_recent, _LONGEST_BACKOFF_S)
     return seconds, f" in {seconds:g} s" if seconds else ""
 

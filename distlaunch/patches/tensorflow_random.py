@@ -15,7 +15,7 @@ Draw = Callable[..., Any]
 """Maps (shape, key, counter, ...) to numbers."""
 
 COUNTING = ("stateless_random_uniform_v2", "stateless_random_normal_v2")
-"""Operations that make a fixed number of values from one count of the generator."""
+"""Operations that make a fixed number of values from each value of the generator's counter."""
 OTHERS = ("stateless_truncated_normal_v2", "stateless_random_uniform_int_v2", "stateless_random_uniform_full_int_v2")
 
 _HOME = "tensorflow.python.ops.stateless_random_ops.gen_stateless_random_ops_v2"

@@ -156,7 +156,7 @@ def _gpu_shares(job: ScriptJob, tasks: Sequence[Task], gpus: Sequence[str]) -> d
     """Return the GPUs of each task of a host. A task that is missing from the result sees all GPUs."""
     if not gpus or job.num_tasks == 1:
         return {}
-    # a chief trains like the workers, but not a coordinator of parameter servers
+    # a chief trains like the workers, unless it is the coordinator of parameter servers
     trainers = [task for task in tasks if task.job == "worker" or (task.job == "chief" and not job.ps)]
     shares = dict(zip(trainers, share_gpus(gpus, len(trainers), None), strict=True)) if len(trainers) > 1 else {}
     if len(trainers) == 1:

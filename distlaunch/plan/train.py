@@ -45,7 +45,7 @@ REMOVED_ENV = ("TF_CONFIG",)
 """Variables that tasks do not inherit from the launcher."""
 READ_LATE = ("TF_CONFIG", RUN_DIR, ATTEMPT, TASK, MODULES_FOLDER, VISIBLE, *REUSE_ENV, *POOL_SIZES)
 """Variables of a task that frameworks read when they look for devices, open a port or create threads, not when they are
-imported. OpenBLAS reads its variable when it is imported, so it is set again: see `tasks.threads`."""
+imported. OpenBLAS reads its variable at its import, so its number of threads is set again: see `tasks.threads`."""
 
 
 USES = ("evaluate", "predict", "export")
@@ -57,7 +57,7 @@ class TaskPlan:
     """The plan of one process: its command, additional environment variables, and files.
 
     Attributes:
-        address: the address at which other tasks reach it; None if it needs none.
+        address: the address at which other tasks reach the process; None if it needs no address.
         serves: whether the task is a worker or ps that serves a coordinator until it is stopped.
         unsupervised: whether the task is a program that does not report events. It counts as up when it runs.
         host: the host of the task; empty for this machine.

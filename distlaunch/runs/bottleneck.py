@@ -12,7 +12,8 @@ from distlaunch.base.events import StepsTimed
 _MIN_WAITED_FRACTION = 0.1
 """Smallest fraction of the time of steps for which waiting for input is reported."""
 _HANDOVER_S = 0.5e-3
-"""Time per step allowed for handing over a batch that is already loaded. Steps of small models are that short."""
+"""Time per step that handing over a loaded batch may take. A shorter wait is not reported, since whole steps of small
+models are that short."""
 _MIN_TIMED_S = 1.0
 """Smallest total time of steps, in seconds, for which the times are meaningful."""
 _SLOWER_FACTOR = 1.5

@@ -50,7 +50,7 @@ class RunSummary:
         culprit: the task that failed first, if the run has failed.
         times: step times and waits for input, as in `report --json`.
         job: the number of its submitted job; empty if it was not submitted.
-        numbers: the result of comparing the first steps with one device: a status of NumbersChecked, the worst one;
+        numbers: the result of comparing the first steps with one device: the worst status of all NumbersChecked events;
             empty if there is none.
     """
 
@@ -125,7 +125,7 @@ def summarize(run: RunDir, now: float | None = None, job: JobState | None = None
     end = None if training is None else attempt_report(run, training, facts)
     status = RUNNING if running else KILLED if end is None or end.status == RUNNING else end.status
     status = status if running else (status_in_queue(run, job) or status)
-    # an attempt that failed after the run was done does not undo it
+    # the status stays `done` if a later attempt has failed
     status = "done" if status == "failed" and facts.finished else status
     return RunSummary(
         path=str(run.path),

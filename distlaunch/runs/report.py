@@ -79,7 +79,7 @@ _NUMBERS = ("status", "part", "message", "deviation", "reference")
 
 @dataclass(frozen=True)
 class RunReport:
-    """The report on a run with all of its attempts. If an epoch was trained several times, the last result counts.
+    """The report on a run with all of its attempts. If an epoch was trained several times, it has the last result.
 
     Attributes:
         command: the command of a script; empty for other runs.
@@ -220,7 +220,7 @@ def attempt_report(run: RunDir, number: int, facts: RunFacts) -> AttemptReport:
     good = (end is not None and end.status != "failed") or attempt.has_result
     # problems in the config are not in the events, only in the files of tasks
     problems = "" if failure or good else config_problems(run, number)
-    # locks show whether an attempt is running; of the attempts that train, only the newest can be
+    # locks show whether an attempt is running; of the attempts that train, only the newest can be running
     reads = mode in READ_MODES
     running = run.reader_is_busy(number) if reads else number == newest_training(run) and run.is_busy()
     if end is not None and attempt.stopped_after_failure:  # a stop request came before the restart
@@ -266,7 +266,7 @@ def _command(run: RunDir) -> tuple[str, ...]:
 
 
 def planned_mode(run: RunDir, number: int) -> str:
-    """Return the mode of an attempt. Attempts of notebooks have no plan, and train."""
+    """Return the mode of an attempt. An attempt without a plan was made in a notebook, where all attempts train."""
     try:
         return str(read_json(run.attempt_plan(number))["mode"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -332,7 +332,7 @@ def step_times(run: RunDir, facts: RunFacts) -> dict[str, StepsTimed]:
         facts: the facts in the run's events, with the times of the chief only. Other tasks have separate files.
     """
     starts = [number for number, attempt in facts.attempts.items() if attempt.training is not None]
-    # an attempt that has just begun has reported no times, so look for the newest that has
+    # an attempt that has just begun has reported no times, so look for the newest attempt with times
     for number in sorted(starts, reverse=True):
         events = [event for files in run.tasks(number).values() for event in _latest_times(files.events)]
         if found := {**facts.attempts[number].timed, **{event.task: event for event in events}}:

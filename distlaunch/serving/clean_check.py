@@ -1,4 +1,4 @@
-"""Converts to TFLite, and loads and calls new exports, in a process without distlaunch and without a strategy.
+"""Loads and calls new exports, and makes those for TFLite, in a process without distlaunch and without a strategy.
 
 Run as a file, not as a module: `python -P clean_check.py PARCEL FINDINGS`. The file PARCEL contains the request, a
 pickled dict (see `distlaunch.training.export.check`). The findings are JSON: `{format: {signature, problem, notes}}`.
@@ -155,7 +155,8 @@ def to_tflite(saved_model: Path, target: Path, notes: list[str]) -> None:
         if select:
             lite: Any = tf.lite.OpsSet
             converter.target_spec.supported_ops = [lite.TFLITE_BUILTINS, lite.SELECT_TF_OPS]
-            converter._experimental_lower_tensor_list_ops = False  # recurrent layers of any batch size need them
+            # recurrent layers of any batch size need tensor lists
+            converter._experimental_lower_tensor_list_ops = False
         return converter.convert()
 
     try:

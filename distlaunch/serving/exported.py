@@ -163,7 +163,7 @@ def _flex_errors_explained() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # TFLite has no specific error type for it
+        # TFLite has no specific error type for a missing Flex delegate
         if "Flex delegate" not in str(error):
             raise
         message = "it contains operations of TensorFlow, which need an interpreter with the Flex delegate"
@@ -203,7 +203,7 @@ def _keras_inputs(model: Any) -> tuple[tuple[Spec, ...] | None, Any]:
 
 
 def _ordered(specs: list[Spec], structure: Any) -> tuple[Spec, ...]:
-    """Return inputs in the order of their names, which is all that the file defines."""
+    """Return the inputs. Those of a mapping are in the order of their names, since a file defines no other order."""
     return tuple(sorted(specs, key=lambda spec: spec.name) if isinstance(structure, Mapping) else specs)
 
 

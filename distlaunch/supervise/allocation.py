@@ -76,7 +76,10 @@ class Allocation(Protocol):
 
     @property
     def given(self) -> tuple[ClusterSpec, Task] | None:
-        """Return the cluster of TF_CONFIG and its only task to start here; None to start all tasks."""
+        """Return the cluster that TF_CONFIG describes, and the one task of it that is started here.
+
+        Return None if all tasks are started here.
+        """
         ...
 
     @property

@@ -31,7 +31,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Spawned(Fact):
-    """The task's process has been started. Facts about an earlier process of the task no longer count."""
+    """The task's process has been started. Facts about an earlier process of the task no longer apply."""
 
     task: str
 
@@ -108,7 +108,7 @@ class Stalled(Fact):
 
 @dataclass(frozen=True)
 class Saving(Fact):
-    """The task has begun or ended writing files without the others: a checkpoint, an export, files of callbacks."""
+    """The task has begun or ended writing files that it alone writes: a checkpoint, an export, files of callbacks."""
 
     task: str
     over: bool = False

@@ -17,7 +17,7 @@ from distlaunch.plan.train import LaunchPlan
 MAX_QUEUED_CHARACTERS = 16_000_000
 """Characters of output lines that may wait to be shown: 4,000 of the longest lines, or about 50,000 usual ones."""
 LINE_OVERHEAD = 200
-"""Characters by which a queued line counts in addition to its text."""
+"""Number of characters that is added to the length of each queued line."""
 _TRACEBACK = "Traceback (most recent call last):"
 HOLD_S = 1.5
 """Seconds for which a traceback is held back."""

@@ -22,7 +22,8 @@ from distlaunch.supervise.state import (
 )
 
 SETTLE_S = 0.7
-"""Seconds to wait after a failure for reports of earlier failures, except after a SIGKILL: a peer never causes it."""
+"""Seconds to wait after a failure for reports of earlier failures. A SIGKILL needs no wait: it is never the consequence
+of another task's failure."""
 FAILURE_STOP_S = 5.0
 """Seconds for tasks to end if there is nothing to save: a peer has failed, or the first step was never reached."""
 LOCKSTEP_STOP_S = 0.5
@@ -195,7 +196,7 @@ def _pressed_again(at: float, state: RunState) -> float:
 
 
 def _after_chief(times: _Times, state: RunState, rules: Rules) -> _Times:
-    """Return the stop times of a server: after the chief, which needs it to save its state."""
+    """Return the stop times of a server: after the chief, which cannot save its state without the server."""
     quick_s = min(FAILURE_STOP_S, rules.stop_timeout_s)
     again = _pressed_again(0.0, state)
     if rules.chief in rules.servers:  # the actual chief belongs to another launcher and may need time

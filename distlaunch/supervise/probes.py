@@ -76,7 +76,7 @@ class Probes:
     def _new_errors(self, now: float, state: RunState, names: Iterable[str]) -> Iterator[ErrorReported]:
         for name in names:
             files = self._tasks[name].files
-            # without an error.json, only the log of a task that has ended counts
+            # without an error.json, look only at the log of a task that has ended
             may_have_error = name in state.exits or files.error_json.exists()
             if may_have_error and name not in state.errors and (error := read_error(files)) is not None:
                 yield ErrorReported(now, name, error.role)

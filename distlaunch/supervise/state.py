@@ -55,14 +55,14 @@ TimedReason = tuple[float, Cause]
 
 @dataclass
 class RunState:
-    """The history, sorted by kind. For a restarted task, the facts of its current process count.
+    """The history, sorted by kind. For a restarted task, only facts about its current process are kept.
 
     Attributes:
         spawned: when each task was first started.
         failed_starts: how many times in a row each task has ended before it was ready.
         reported_at: when each task last reported something.
         training_at: when the first step began.
-        saving: tasks that are writing a checkpoint or another file without the others.
+        saving: tasks that are writing a checkpoint or another file that no other task writes.
         closed: when each task reported the end of its work, planned or not.
         finished: when each task reported the planned end of its work.
         stalled: tasks that block the others; an empty name if all wait for each other.
@@ -115,7 +115,7 @@ class RunState:
                 self.reported_at[task] = at
             case Training(at):
                 self.training_at = at if self.training_at is None else self.training_at
-            # `setdefault` here and below: if a fact is reported again, its first time counts
+            # `setdefault` here and below: if a fact is reported again, keep its first time
             case Finished(at, task):
                 self.finished.setdefault(task, at)
                 self.closed.setdefault(task, at)
@@ -189,7 +189,7 @@ def is_failure(end: Exited, state: RunState, rules: Rules) -> bool:
     if stopped_at <= end.at:
         had_raised = end.task in state.errors and state.errors[end.task].at <= stopped_at
         by_signal = rules.scripts and end.code in _ENDED_BY_SIGTERM and not had_raised
-        # the task was asked to end, and did
+        # the task was asked to end, and has ended
         if end.task in rules.servers or by_signal:
             return False
     if rules.scripts and end.code == ExitCode.DONE:
@@ -225,7 +225,7 @@ def reasons(state: RunState, rules: Rules) -> list[TimedReason]:
         deadline = min(state.spawned.values()) + rules.start_timeout_s
         if state.training_at is None or _was_stopped_between(deadline, state.training_at, state):
             found.append((deadline, Cause.OVERDUE))
-    # sort by time only (causes cannot be compared); among reasons of the same time, the order above counts
+    # sort by time only (causes cannot be compared); reasons of the same time stay in the order above
     return sorted(found, key=lambda reason: reason[0])
 
 
@@ -239,7 +239,7 @@ def _hangs_at_exit(fact: ErrorReported, state: RunState, rules: Rules) -> bool:
 def _was_stopped_between(begin: float, end: float, state: RunState) -> bool:
     """Return True if tasks were asked to stop between two times.
 
-    If training began between these times without a stop request, it may only have been detected late.
+    If training began between these times without a stop request, its beginning may only have been detected late.
     """
     stop_times = [state.dumped_at, *state.termed.values(), *state.killed.values()]
     return any(at is not None and begin <= at < end for at in stop_times)

@@ -167,7 +167,7 @@ class Supervisor:
             if now < next_check_at:
                 continue
             events = list(self._follower.read())
-            if events:  # show the output that tasks printed before these events first
+            if events:  # first show the output that tasks printed before these events
                 starter.wait(0.0)
             self._handle_events(events)
             # handle events first: an event before a signal must not seem to come after it
@@ -277,7 +277,8 @@ class Supervisor:
     def _order(self, order: Order, tasks: dict[str, TaskHandle]) -> None:
         for name, handle in tasks.items():
             if order is not Order.DUMP or (name in self._progress.up and not self._tasks[name].unsupervised):
-                # a script may pass the work to child processes, so they get the signal too; our tasks handle it alone
+                # a script may pass the work to child processes, so these get the signal, too;
+                # our own tasks do not need that
                 handle.send(order, whole_group=self._rules.scripts)
 
     def _conclude(self) -> Verdict:

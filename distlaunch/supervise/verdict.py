@@ -161,7 +161,7 @@ def _find_culprit(state: RunState, rules: Rules, since: float) -> tuple[str | No
         for task, end in state.exits.items()
         if end.at <= horizon and (is_failure(end, state, rules) or task in errors)
     }
-    # a cause outranks an earlier consequence, since it must have come first
+    # a cause outranks an earlier consequence, since the cause must have come first
     ranked = sorted(dict.fromkeys([*ends, *errors]), key=lambda task: _rank(ends.get(task), errors.get(task)))
     if not ranked:
         return None, ()

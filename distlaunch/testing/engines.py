@@ -9,7 +9,8 @@ A package that provides an engine subclasses `EngineConformance` in its tests:
             return my_engine(MySection(kind="my_kind"), Machine.here(), HostFiles())
 
 Each test makes an engine of its own, and enters it as a command does. The tasks are small Python programs (`PROGRAMS`);
-an engine that starts no processes can play them by their source, which is the last word of a task's command.
+an engine that starts no processes can imitate them: the last argument of a task's command is the source of the program,
+which tells which program it is.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from distlaunch.supervise.allocation import Allocation, Starter, TaskHandle
 DEADLINE_S = 60.0
 NUM_LINES = 2_000
 MARK = "DISTLAUNCH_CONFORMANCE"
-"""Set in the environment of the tests' tasks, by which those that are left are found."""
+"""Environment variable that the tests set for their tasks, so that processes left behind can be found."""
 
 PROGRAMS = {
     name: textwrap.dedent(source).strip()
@@ -168,7 +169,7 @@ class EngineConformance:
 
     Attributes:
         slots: maximum number of workers on the hosts of `make`, at least 2; None if there is no limit, so that the
-            refusal of too many is not tested.
+            refusal of too many workers is not tested.
         has_processes: tasks are processes of this machine, whose environment can be seen.
         has_listeners: tasks can open ports that `listening` sees.
     """
@@ -178,10 +179,10 @@ class EngineConformance:
     has_listeners = True
 
     def make(self, folder: Path) -> Engine:
-        """Return an engine, as a new command has it.
+        """Return a new engine, as each command makes one.
 
         Args:
-            folder: for its files; the working directory of the test.
+            folder: the folder for files of the engine, which is the working directory of the test.
         """
         raise NotImplementedError
 
@@ -296,7 +297,7 @@ class EngineConformance:
                 assert attempt.text(task, "stderr") == "trouble\n"
                 shown = [line for name, line in attempt.lines if name == task]
                 numbered = [int(line.removeprefix("line ")) for line in shown if line.startswith("line ")]
-                assert numbered == sorted(set(numbered)), "the lines that are shown of a flood are in order"
+                assert numbered == sorted(set(numbered)), "of a flood of lines, the shown ones are in order"
                 assert numbered[:100] == list(range(100))
                 assert "the last, without an end" in shown
 

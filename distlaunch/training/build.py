@@ -148,7 +148,8 @@ def compile_model(model: keras.Model, config: Compile) -> None:
     }
     named = {name: value for name, value in named.items() if value is not None}
     try:
-        # does not find wrong shapes: Keras builds losses with the first batch, as `_build_losses` does
+        # compiling does not find wrong shapes, because Keras builds losses only with the first batch; `_build_losses`
+        # does that before training
         if model.compiled:
             _recompile(model, named)
         else:
@@ -329,7 +330,7 @@ class _SampleRows:
             self._set_rows(self._more_rows(declared))
         try:
             return self._predict(model)
-        # the user's layers may raise any error for only a few rows, such as in a top_k over the batch
+        # called with only a few rows, the user's layers may raise any error, as a top_k over the batch does
         except Exception:
             if declared is not None or not self.use_whole_batch():
                 raise

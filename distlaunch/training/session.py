@@ -273,8 +273,8 @@ class Session:
     def _subject(self, files: Path) -> Subject:
         """Return this attempt as the comparison with one device needs it."""
         return Subject(
-            self.config, self.strategy, self.program, self.model, self.train, files, self.run.events, self.optimizers,
-            self.process.emit, self.process.saving, self.process.on_meeting,
+            self.config, self.strategy, self.program, self.model, self.train, self.validation, files, self.run.events,
+            self.optimizers, self.process.emit, self.process.saving, self.process.on_meeting,
         )  # fmt: skip
 
     def _lock_exports(self, stack: ExitStack) -> None:

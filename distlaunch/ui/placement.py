@@ -11,7 +11,7 @@ from distlaunch.ui import words
 from distlaunch.ui.tables import LineStyle, columns, grid, kept
 
 Variables = Sequence[Mapping[str, Any]]
-_MAX_EQUAL_TASKS = 16  # if more tasks hold the same amounts, they share one line
+_MAX_EQUAL_TASKS = 16  # if more tasks than this hold equal amounts, one line describes them all
 Axes = Sequence[str | None]
 _Cell = tuple[int, int]
 _MAX_NAMES = 3  # variables that a picture names; the others are counted
@@ -214,5 +214,5 @@ def _list_names(variables: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _belongs_to_optimizer(variable: Mapping[str, Any]) -> bool:
-    """Return True if the variable belongs to an optimizer, by its name."""
+    """Return True if the name of the variable shows that it belongs to an optimizer."""
     return str(variable["name"]).startswith("optimizer")

@@ -143,7 +143,7 @@ def _result_lines(name: str, results: Sequence[Evaluated]) -> list[str]:
 
 
 def _log_names(logs: Sequence[dict[str, float]]) -> list[str]:
-    """Return all names in order of appearance, each followed by that of its validation value."""
+    """Return all names in order of appearance, each followed by the name of its validation value."""
     found = dict.fromkeys(name for each in logs for name in each)
     plain = dict.fromkeys(name.removeprefix("val_") for name in found)
     return [name for base in plain for name in (base, f"val_{base}") if name in found]

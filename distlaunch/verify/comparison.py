@@ -67,7 +67,7 @@ class VerifyResult:
     """The result of all trials.
 
     Attributes:
-        reference: the record of one device, or None if its training failed; then `failed` is its attempt.
+        reference: the record of the training on one device; None if that training failed. `failed` is then its result.
         interrupted: the exit code if the user interrupted the command.
     """
 

@@ -16,7 +16,8 @@ from distlaunch.verify.run_trials import Compared, TrialRunner
 from distlaunch.verify.trials import PlannedTrial
 
 _SMALLEST_NORM = 1e-3
-"""The smallest divisor, as a fraction of the step's largest gradient: a bias's gradient may be only rounding."""
+"""Lower limit of the norms by which deviations are divided, as a fraction of the step's largest norm. It is needed
+because the gradient of a bias may be only rounding."""
 
 T = TypeVar("T")
 Triples = Iterator[tuple[str, T, T]]
@@ -107,7 +108,7 @@ class _Checks:
         for each in group:
             if self._equal_without([each]):
                 return [each]
-        # leaving out one is not enough, but perhaps several
+        # leaving out one suspect is not enough, but leaving out several may be
         if len(group) < 2 or not self._equal_without(group):
             return []
         # with two suspects, leaving out one was tried above

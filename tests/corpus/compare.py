@@ -11,7 +11,7 @@ import numpy as np
 
 from distlaunch import notebook
 from distlaunch.base.event_files import read_events
-from distlaunch.base.events import Notice
+from distlaunch.base.events import Notice, NumbersChecked
 from tests.corpus.models import CASES
 
 SEED = 7
@@ -19,11 +19,16 @@ SEED = 7
 
 @dataclass(frozen=True)
 class Trained:
-    """The outcome of a training: values of each epoch, final weights by position, and what the run said."""
+    """The outcome of a training: values of each epoch, final weights by position, and what the run said.
+
+    Attributes:
+        checked: what comparisons of steps with one device have found.
+    """
 
     history: dict[str, list[float]]
     weights: list[np.ndarray]
     said: tuple[str, ...] = ()
+    checked: tuple[NumbersChecked, ...] = ()
 
 
 def by_fit(name: str) -> Trained:
@@ -48,14 +53,20 @@ def by_fit(name: str) -> Trained:
     return Trained(history.history, [np.asarray(weight) for weight in model.get_weights()])
 
 
-def by_distlaunch(name: str, strategy: dict[str, Any], folder: Path) -> Trained:
-    """Train a case under a strategy that has one process."""
-    result = notebook.train(config_of(name, strategy), runs_dir=folder)
-    said = [event.message for event in read_events(result.run_dir / "events.jsonl") if isinstance(event, Notice)]
-    return Trained(result.history, [np.asarray(weight) for weight in result.model.get_weights()], tuple(said))
+def by_distlaunch(name: str, strategy: dict[str, Any], folder: Path, *, check: str = "off") -> Trained:
+    """Train a case under a strategy that has one process.
+
+    Args:
+        check: value of `train.check`.
+    """
+    result = notebook.train(config_of(name, strategy, check), runs_dir=folder)
+    events = list(read_events(result.run_dir / "events.jsonl"))
+    said = tuple(event.message for event in events if isinstance(event, Notice))
+    checked = tuple(event for event in events if isinstance(event, NumbersChecked))
+    return Trained(result.history, [np.asarray(weight) for weight in result.model.get_weights()], said, checked)
 
 
-def config_of(name: str, strategy: dict[str, Any]) -> dict[str, Any]:
+def config_of(name: str, strategy: dict[str, Any], check: str = "off") -> dict[str, Any]:
     """Return the config of a case."""
     case = CASES[name]
     return {
@@ -68,7 +79,7 @@ def config_of(name: str, strategy: dict[str, Any]) -> dict[str, Any]:
             "global_batch": case.batch,
             "shuffle": False,
         },
-        "train": {"epochs": case.epochs},
+        "train": {"epochs": case.epochs, "check": check},
         "strategy": strategy,
     }
 

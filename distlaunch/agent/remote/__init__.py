@@ -1,1 +1,1 @@
-"""The agent: one process on each host of a job, started by the controller and ended with the connection to it."""
+"""The agent: a process on each host of a job. The controller starts it, and it ends when their connection ends."""

@@ -24,7 +24,8 @@ from distlaunch.cluster.proxies import direct_paths
 
 _SCAN_S = 0.25
 _LEFTOVERS_END_WITHIN_S = 1.0
-"""Seconds for leftover processes to end. The launcher gets no messages in this time; its shortest timeout is 3 s."""
+"""Seconds for leftover processes to end. The launcher gets no messages in this time, so it must be shorter than the
+launcher's shortest timeout, 3 s."""
 _TAIL_S = 10.0
 """Maximum time in seconds that the report of a task's end waits for the task's last output to be sent."""
 
@@ -160,7 +161,7 @@ class HostAttempt:
             yield from _tolerant(copy.new_checkpoints())
             yield from _tolerant(copy.changed())
 
-        # two calls, since a file that cannot be read drops the other messages of its call
+        # two calls: if a file cannot be read, the outbox drops the remaining messages of the same call
         self._outbox.put_files(rest(self._copy))
         self._outbox.put_files([done])
 

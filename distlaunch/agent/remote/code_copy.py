@@ -1,4 +1,4 @@
-"""The copy of a job's code on this host. It is compared with the launcher's code, and received if it differs.
+"""The copy of a job's code on this host. If it differs from the launcher's code, the launcher sends its code.
 
 Files that distlaunch has not sent are never changed or deleted.
 """

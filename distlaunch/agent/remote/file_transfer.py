@@ -1,4 +1,4 @@
-"""Files of a run directory, sent from one host to another as messages: written, moved into place, removed."""
+"""Sends files of a run directory from one host to another, as messages that write, move or remove a file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Incoming:
     """Writes the files that another host sends into a folder.
 
     Args:
-        limit_of: returns the maximum size of a file in bytes, by its name; None for no limit.
+        limit_of: maps the name of a file to its maximum size in bytes; None for no limit.
 
     Attributes:
         problem: why a file could not be written; empty if all files were written.

@@ -62,7 +62,7 @@ def package_files() -> str:
 
 
 def _sized(folder: str, name: str) -> Iterator[str]:
-    """Yield the names and sizes of the modules in a folder. More would delay the start of each agent."""
+    """Yield the names and sizes of the modules in a folder. Reading their contents would delay each agent's start."""
     for each in os.scandir(folder):
         if each.name.endswith(".py") and not each.name.startswith("."):
             # editors create broken links and short-lived files
@@ -87,7 +87,7 @@ def _addresses(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             # link-local addresses need the interface's name, which differs from host to host
             if each.family in (socket.AF_INET, socket.AF_INET6) and not each.address.lower().startswith("fe80"):
                 found.append((each.address.partition("%")[0], interface))
-    # SSH_CONNECTION is "client client-port address port": the launcher or its jump host has used this address
+    # SSH_CONNECTION is "client client-port address port": the launcher, or its jump host, has connected to `address`
     words = environ.get("SSH_CONNECTION", "").split()
     reached = words[2] if len(words) == 4 else ""
     yield from sorted(found, key=lambda pair: (is_loopback(pair[0]), pair[0] != reached, ":" in pair[0]))

@@ -39,7 +39,7 @@ _READ_BYTES = 64 * 1024  # the size of a pipe's buffer
 _MAX_S = 10_000_000
 _MAX_PORTS = 10_000
 LEASE_S = 60.0
-"""Lease in seconds until the launcher has set one."""
+"""Seconds without any message after which the agent ends all tasks, until the launcher sets another time."""
 
 
 class Agent:

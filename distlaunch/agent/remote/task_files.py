@@ -18,7 +18,7 @@ _LAUNCHERS = frozenset({
 })  # fmt: skip
 """Files that only a launcher writes, into a run or an attempt."""
 _CODE = (".py", ".pyc", ".pyd", ".so", ".pth", ".sh")
-"""Python imports such files, and shells start them."""
+"""Suffixes of files that Python imports or that shells execute."""
 _PART = re.compile(r"\.(?P<name>.+)\.part\.tmp\Z")
 _TASK = re.compile(r"[a-z_]+-[0-9]{1,9}\Z")
 _ATTEMPT = re.compile(r"[0-9]{1,9}\Z")
@@ -60,8 +60,8 @@ def check(frame: Frame, attempt: int, others: Collection[str] = ()) -> None:
     """Raise FrameError if a message of a host changes a file in a way that no task does.
 
     Args:
-        others: folders of tasks that run on other hosts in this attempt, and `events.jsonl` for a host without the
-            chief.
+        others: names that this host must not write: the folders of tasks that run on other hosts in this attempt,
+            and `events.jsonl` unless the chief runs on this host.
     """
     name = frame.text("path")
     final = frame.text("to") if frame.kind == "move" else name

@@ -147,7 +147,7 @@ def _is_open(status: os.stat_result) -> bool:
 
 
 def _is_private_group(gid: int, uid: int) -> bool:
-    """Return True if a user is the only member of a group, as for the first group of a user on many systems."""
+    """Return True if a user is the only member of a group, as is usual for a user's first group."""
     try:
         group, user = grp.getgrgid(gid), pwd.getpwuid(uid)
     except KeyError:

@@ -117,7 +117,7 @@ class RunFacts:
         evaluations: results of `distlaunch evaluate`.
         sidecar: the newest result of the evaluator task.
         skipped: examples that were left out, as reported in these events.
-        numbers: comparisons of the steps with one device; those of the last attempt that was compared.
+        numbers: comparisons of the steps with one device, for the last `subject` that was compared.
         exports: the path of the last export in each format.
         export_failure: why the last export failed; empty if none failed, or if a later one succeeded.
         ended: the newest end of any attempt.
@@ -170,7 +170,7 @@ class RunFacts:
             case ExampleSkipped():
                 self.skipped.add(event.example)
             case NumbersChecked():
-                # an attempt whose numbers may differ is compared again
+                # with another subject, earlier comparisons say nothing about the numbers of this attempt
                 known = self.numbers if self.numbers and self.numbers[0].subject == event.subject else []
                 self.numbers = [*known, event]
             case Exported():

@@ -1,6 +1,6 @@
 """The lock of a run. The process that works on the run holds the lock, and writes its identity into the file.
 
-On a disk without locks, only the identity counts, as long as its process lives and touches the file.
+On a disk without locks, the run is locked as long as the process named in the file is alive and touches the file.
 """
 
 from __future__ import annotations

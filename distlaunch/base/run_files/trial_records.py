@@ -107,11 +107,11 @@ class Record:
     Attributes:
         shards: True if the data pipeline itself takes a shard of the examples, as for one of several workers.
         rows: number of examples in each step's batch.
-        noise: runs on one device that differ only in rounding.
+        noise: runs on one device that differ from the reference only in rounding.
         noise_source: `permuted` if the examples within each batch were permuted, `rounded` if the initial weights were
             changed in the last digit, or both. `none` if one device does not repeat its numbers.
-        dense: for the reference, the same steps with dense gradients if it has sparse ones. For a trial, its series
-            compared with that of the reference.
+        dense: for the reference, its run of the same steps with dense gradients, if it has sparse ones. For a trial,
+            its own series, in which `weights` are the deviations from that run.
         examples: a checksum of the first batches.
     """
 

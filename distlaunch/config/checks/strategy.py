@@ -100,7 +100,7 @@ def _ports(strategy: Strategy, cluster: Cluster) -> Iterator[Problem]:
         yield Problem(key, f"got {len(ports)}, but {strategy.kind} runs in one process and needs none; remove it")
         return
     tasks = sum(processes.values())
-    # the ports that `workers: auto` needs are known once the hosts are
+    # the number of ports that `workers: auto` needs is known only when the hosts are known
     if len(ports) != tasks and cluster.workers != "auto":
         what = all_of(_tasks(job, number) for job, number in processes.items())
         yield Problem(key, f"got {len(ports)}; expected {tasks}, one for each of {what}; or write `ports: auto`")
@@ -118,12 +118,11 @@ def _last(ports: list[int], port: int) -> int:
 
 
 def variables_can_compile(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
-    """Check that XLA can access the variables, which it cannot in another process."""
+    """Check that XLA can access the variables of a step, which may be in other processes."""
     if config.compile and config.compile.jit_compile and config.strategy.refuses_jit_compile:
-        message = (
-            f"got true, but XLA cannot access the variables of {config.strategy.kind}, which are in other processes"
-        )
-        yield Problem(("compile", "jit_compile"), f"{message}; remove it")
+        why = ", whose variables are in other processes" if config.strategy.has_coordinator else ""
+        message = f"got true, but XLA cannot compile a step of {config.strategy.kind}{why}; remove it"
+        yield Problem(("compile", "jit_compile"), message)
 
 
 def scale_is_kept(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:

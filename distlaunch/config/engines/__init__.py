@@ -95,7 +95,7 @@ def installed() -> Kinds:
     """Return the engines that are installed.
 
     Raises:
-        UsageError: those of distlaunch itself are not.
+        UsageError: the engines of distlaunch itself are not installed.
     """
     found = Kinds(*load_kinds(importlib.metadata.entry_points(group=GROUP)))
     if any(kind not in found.models for kind in _OURS):
@@ -107,7 +107,7 @@ def installed() -> Kinds:
 
 
 def _kind_of(section: object) -> str | None:
-    """Return the kind of a section as written, or of a model."""
+    """Return the kind of a section, given as a dict from the config or as a pydantic object."""
     kind: Any = section.get("kind", DEFAULT) if is_dict(section) else getattr(section, "kind", None)
     return kind if isinstance(kind, str) else None
 

@@ -18,7 +18,7 @@ class EngineSection(Section):
     """The section `engine` of one kind, with the traits of that kind.
 
     A package adds a kind with a subclass and an entry point of the group `distlaunch.engines` that names the
-    subclass. The name of the entry point is the kind. The defaults are for an engine that uses other hosts.
+    subclass. The name of the entry point is the kind. The default traits are those of an engine that uses other hosts.
     """
 
     is_neutral: ClassVar[bool] = True
@@ -91,10 +91,10 @@ class RemoteSection(EngineSection):
     folder: str | None = None
     """The working directory of tasks on the hosts; null: the same path as here."""
     sync: Literal["none", "code"] = "none"
-    """The way that the code of this folder gets to the hosts. `none`: they must already have the same code, which is
-    checked. `code`: files that git tracks or would add, or all files except hidden ones if there is no git repository,
-    are sent to hosts that do not have them. Runs are not sent, and neither are untracked files that look like secrets
-    (`.env*`, `id_*`, `*.pem`, `*.key`)."""
+    """The way that the code of this folder gets to the hosts. `none`: the hosts must already have the same code, which
+    is checked. `code`: files that git tracks or would add, or all files except hidden ones if there is no git
+    repository, are sent to hosts that do not have them. Runs are not sent, and neither are untracked files that look
+    like secrets (`.env*`, `id_*`, `*.pem`, `*.key`)."""
     sync_files: Annotated[list[str], Words("a list of files, such as [.env]")] = Field(default_factory=list)
     """Files of this folder that `sync: code` also sends, although they look like secrets."""
     host_timeout_s: Annotated[float, Field(ge=3, le=1_000_000, allow_inf_nan=False)] = 15.0

@@ -103,7 +103,7 @@ class Slurm(RemoteSection):
     setup: Annotated[list[str], Words("a list of shell commands, such as [module load cuda]")] = Field(
         default_factory=list
     )
-    """Shell commands that run first on the job's first node. One that fails ends the job."""
+    """Shell commands that run first on the job's first node. A command that fails ends the job."""
     srun: Lines = Field(default_factory=list)
     """Additional options of the `srun` that starts an agent on each node, such as those of a container; also used by
     `train` in an allocation."""
@@ -139,7 +139,7 @@ class Slurm(RemoteSection):
         yield from super().problems(config)
 
     def _too_few_nodes(self, workers: int) -> Iterator[Problem]:
-        """Yield a problem if the nodes are too few for the workers. Without a number of nodes, they always suffice."""
+        """Yield a problem if the config sets a number of nodes that is too small for the workers."""
         asks_elsewhere = any(flag.startswith(("--gpus", "--gres", "-G")) for flag in self.flags)
         is_known = self.workers_per_node is not None or self.gpus is not None or not asks_elsewhere
         if self.nodes is not None and is_known and self.nodes * self.node_workers < workers:
@@ -153,7 +153,7 @@ def is_in_allocation(environ: Mapping[str, str]) -> bool:
     # in a container, only some of the variables may be set
     if "SLURM_JOB_ID" not in environ or "SLURM_JOB_NODELIST" not in environ:
         return False
-    # on the only node of a job, that is this machine
+    # a job whose only node is this machine has no other nodes
     return not (environ.get("SLURM_JOB_NUM_NODES") == "1" and "SLURMD_NODENAME" in environ)
 
 

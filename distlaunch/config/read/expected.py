@@ -28,7 +28,7 @@ class Expected:
     words: str | None = field(default=None, compare=False)
 
     def alternatives(self) -> list[Expected]:
-        """Yield the members of a union and of nested unions."""
+        """Return the members of a union and of nested unions."""
         origin = get_origin(self.type)
         if self.type is engines.AnyEngine:
             return [Expected(model) for model in engines.installed().models.values()]
@@ -83,7 +83,7 @@ class Expected:
         ]
 
     def section(self, value: Any) -> type[Section] | None:
-        """Return the section, among the alternatives, as which a mapping was probably meant."""
+        """Return the section that a mapping was probably meant to be, among the alternatives."""
         types_ = [part.type for part in self.alternatives()]
         models = [model for model in types_ if isinstance(model, type) and issubclass(model, Section)]
         if not models or not is_dict(value):

@@ -280,7 +280,8 @@ def _set_default_name(root: Node, path: Path) -> None:
 
 def _set_default_check(root: Node, environ: Mapping[str, str]) -> None:
     """Set `train.check` to the variable DISTLAUNCH_CHECK, unless the config has a value."""
-    value = environ.get(CHECK)
+    # not `in`: `Unfilled` has every variable
+    value = environ[CHECK] if CHECK in list(environ) else ""
     assert is_dict(root.value)
     train = root.value.setdefault("train", Node({}, CHECK)) if value else None
     if train is not None and is_dict(train.value):
@@ -310,7 +311,7 @@ def _source_of(root: Node, problem: Problem) -> str:
         return root.nearest(problem.key).source
     inner = [(key, each.source) for key, each in node.walk() if each.is_override]
     named = [source for key, source in inner if any(_names(problem.message, part) for part in key)]
-    # if the message names no argument, and only one was given, it is meant
+    # if the message names no argument, and only one argument was overridden, that argument is the cause
     arguments = {source for key, source in inner if "args" in (*problem.key[-1:], *key[:1])}
     if named:
         return named[0]

@@ -24,8 +24,8 @@ _EXAMPLE = "write it as train.epochs=3 or train.callbacks[0].name=TerminateOnNaN
 def apply(root: Node, overrides: tuple[str, ...], environ: Mapping[str, str]) -> list[Problem]:
     """Apply overrides to the tree in place, in the order given.
 
-    An override of `strategy.kind` or `engine.kind` drops what the file says for the old kind only, so that one setting
-    switches the strategy or the engine.
+    An override of `strategy.kind` or `engine.kind` drops the keys in the file that only the old kind has, so that one
+    setting switches the strategy or the engine.
     """
     problems: list[Problem] = []
     written = kinds_written(root)

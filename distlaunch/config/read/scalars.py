@@ -110,7 +110,7 @@ def escape(text: str, *, keep_run_dir: bool = False) -> str:
 
 
 def unusable(text: str) -> str | None:
-    """Return why a text cannot be a value: control characters and lone surrogates break paths and files later."""
+    """Return why a text cannot be a value: NUL characters and lone surrogates break paths and files later."""
     if "\0" in text:
         return "the text holds a NUL character; remove it"
     if any("\ud800" <= character <= "\udfff" for character in text):

@@ -38,7 +38,7 @@ def problems_of(error: ValidationError, data: dict[str, Any]) -> list[Problem]:
             break
         problem = _problem(detail["type"], detail["loc"], data)
         if problem is not None:
-            # pydantic reports each member of a union: the first one counts
+            # pydantic reports an error for each member of a union; keep only the first
             found.setdefault(problem.key, problem)
     for misspelt in [key for key, problem in found.items() if problem.message.startswith(_UNKNOWN)]:
         # `nam:` explains why `name:` is missing
@@ -106,7 +106,7 @@ def _fields(expect: Expected, data: Any) -> Any:
 
 
 def _accepts_kind(expect: Expected | None, data: Any) -> bool:
-    """Return True if one of the members has the value's type, so that its mistakes are the ones to report."""
+    """Return True if one of the members has the value's type; only the mistakes in that member are then reported."""
     if expect is None or not (is_dict(data) or is_list(data)):
         return False
     return expect.accepts(type(data)) or (is_dict(data) and expect.section(None) is not None)

@@ -41,7 +41,7 @@ def explain(error: yaml.YAMLError, text: str) -> tuple[int, str]:
         return number + 1, "a tab in the indentation; YAML allows spaces only, so replace it by spaces"
     if "unexpected end of stream" in problem and context:
         return context.line + 1, "the quote that opens in this line is not closed; add the closing quote"
-    if "maximum nesting depth" in problem:  # libyaml's own limit, of PyYAML 6.0.4 on: it reads ahead
+    if "maximum nesting depth" in problem:  # libyaml's own limit, since PyYAML 6.0.4
         return number + 1, TOO_DEEP
     if "cannot start any token" in problem and mark:
         character = line[mark.column : mark.column + 1]

@@ -22,7 +22,7 @@ _LONGEST = 4_096
 
 
 def with_argument_paths(config: RunConfig, launched_in: Path | None = None) -> tuple[RunConfig, list[str]]:
-    """Return a config whose arguments refer to the same files from the current directory, and notes about it.
+    """Return a config whose arguments lead to the same files from the current directory, and notes for the user.
 
     An argument counts as a path if such a file exists, or if it is a pattern such as `part-*.csv` that matches files.
     It is looked up in the config's folder, then in the current directory.
@@ -65,7 +65,7 @@ def with_given_arguments(config: RunConfig, folder: Path, is_given: Callable[[Ke
     """Return a config in which arguments set by `--set` refer to files in the current directory.
 
     Args:
-        folder: the config's folder, in which relative paths remain.
+        folder: the config's folder. If it is the current directory, nothing is changed.
         is_given: returns whether `--set` gave the value of a key.
     """
     here = Path.cwd()

@@ -38,7 +38,7 @@ _BY_NAME = {"augment": (SEED,)}
 _EXAMPLE_FORMS = (("x", "y"), ("example",), ("x", "y", "sample_weight"))
 """Possible forms of examples, which only the data determines; see `data/examples/each_example.py`."""
 Forms = Mapping[str, tuple[tuple[str, ...], ...]]
-"""Names of the values that distlaunch passes by position, by role; several if the function may choose."""
+"""For each role, the names of the values that distlaunch passes by position: one tuple for each allowed form."""
 _NAMES = ("PyDataset", "keras.utils.Sequence", "utils import Sequence")
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib"))
 _MOST_FILES = 50
@@ -57,7 +57,7 @@ class Calls:
 
 
 def reference_problems(config: RunConfig) -> list[Problem]:
-    """Return problems with the functions that a config names, whose files are absolute paths."""
+    """Return problems with the functions that a config names. The config must name files by absolute paths."""
     known: dict[Path, ModuleNames] = {}
     forms = {"map": _EXAMPLE_FORMS, "augment": _EXAMPLE_FORMS, "step": config.strategy.step_forms}
     called = Calls(forms, gives_context=config.data.gives_context)
@@ -156,7 +156,7 @@ def _check_call(site: Site, function: Function, called: Calls) -> Iterator[Probl
 def _batch_size_problems(config: RunConfig) -> Iterator[Problem]:
     """Yield a problem if neither the data function's file nor the user files that it imports mention a `PyDataset`.
 
-    If that cannot be known, the run reports it once it has read the data.
+    If that cannot be known, the run itself reports a missing batch size once it has read the data.
     """
     function = config.data.function
     if config.data.global_batch is not None or (
@@ -207,7 +207,7 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 
 
 def _neighbour(file: Path, module: str, folder: Path | None) -> Path | None:
-    """Return the source of a module next to a file, or of one that is not installed; None if there is none."""
+    """Return the source of an imported module: a file next to the importing one, or else as `find_source` finds it."""
     beside = file.parent.joinpath(*module.split(".")).with_suffix(".py")
     if beside.is_file():
         return beside

@@ -1,4 +1,4 @@
-"""Finds the code of a run that was moved: to another machine or folder, or in an unpacked artifact."""
+"""Finds the code of a run that was moved to another machine or folder, or unpacked from an artifact."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def is_moved(old: str, new: str, run: RunDir) -> bool:
     """Return whether two values of a config name the same file, at a former and the current place of the run."""
     if not (old.startswith("/") and new.startswith("/")):
         return False
-    # a copy that only refers to a run links to its checkpoints
+    # a copy that refers to the original run has a link to that run's checkpoints
     now = (run.path, run.checkpoints.resolve().parent)
     return any(str(_moved(Path(old), before, place)) == new for before in run.known_paths() for place in now)
 

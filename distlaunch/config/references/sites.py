@@ -88,7 +88,7 @@ def with_absolute_files(config: RunConfig, folder_of: Callable[[Key], Path]) -> 
     """Return a config in which the file of each `path/file.py:function` is absolute.
 
     Args:
-        folder_of: returns the folder from which a relative path starts, by its key.
+        folder_of: maps the key of a relative path to the folder from which the path starts.
     """
     data = config.to_plain()
     for site in sites(config):

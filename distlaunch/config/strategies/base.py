@@ -38,7 +38,7 @@ class StrategySection(Section):
     backend: ClassVar[Backend] = "tensorflow"
     """Keras backend."""
     cluster_keys: ClassVar[frozenset[str]] = frozenset()
-    """Keys of `cluster:` that only some strategies use, including this one."""
+    """Keys of `cluster:` that this strategy uses and some others do not use."""
     in_lockstep: ClassVar[bool] = False
     """Whether `cluster.workers` counts processes that take every step together, each with its part of the devices.
 
@@ -112,7 +112,7 @@ class StrategySection(Section):
         return worker, 1, cluster.num_workers
 
     def devices_needed(self, cluster: Cluster) -> tuple[Key, int] | None:
-        """Return the number of devices that each process needs on a machine with GPUs, and its config key."""
+        """Return the config key that determines how many GPUs each process needs if there are any, and that number."""
         return None
 
     def parts_in_words(self, cluster: Cluster, parts: int) -> str:

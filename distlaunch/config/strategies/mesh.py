@@ -202,7 +202,7 @@ strategy: {kind: jax, mesh: {batch: 2, model: 2}, layout: auto}
 """
 
     def on_one_device(self) -> StrategySection:
-        """Return a mesh of one device, still on JAX: the model and its step may be written for it."""
+        """Return a mesh of one device, still on JAX: the model and its step may be written for JAX."""
         return self.model_copy(update={"mesh": dict.fromkeys(self.mesh, 1)})
 
 

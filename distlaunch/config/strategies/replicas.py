@@ -101,4 +101,4 @@ cluster: {workers: 2}
 
 
 def _replicas(number: int | None) -> str:
-    return "replicas by devices" if number is None else counted(number, "replica")
+    return "one replica for each device" if number is None else counted(number, "replica")

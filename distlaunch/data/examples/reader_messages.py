@@ -50,7 +50,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Status:
-    """Request to wait for a reader process that has ended; the answer is its exit code, -N for signal N."""
+    """Request to reap a reader process that has ended (`waitpid`); the answer is its exit code, -N for signal N."""
 
     pid: int
 

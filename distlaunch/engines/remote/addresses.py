@@ -126,7 +126,7 @@ def _probe(
     targets: dict[str, list[tuple[str, int]]] = {}
     seconds = _PROBE_S + len(addresses) // _PROBES_PER_S
     for number, link in enumerate(links):
-        # each host also tries its own address, since TensorFlow connects to it
+        # each host also tries its own address, since a TensorFlow task also connects to itself
         targets[link.name] = [
             (name, port) for name in addresses for port in ports_to_try(ports[name], number, len(links))
         ]

@@ -35,7 +35,7 @@ def check_hosts(
         lease_s: seconds without a message from the launcher after which an agent ends.
         paths: data paths that a host should have.
         known: known problems of hosts, which are reported together with the new ones.
-        sync: whether to send the code to hosts that do not have it, if there are no problems before.
+        sync: whether to send the code to hosts that do not have it, provided that no problem has been found before.
 
     Raises:
         UsageError: at least one host has a problem. The message lists all problems.

@@ -90,7 +90,7 @@ class CodeFiles:
         return self._listed(names)
 
     def listing(self) -> bytes:
-        """Return all files with their contents. Raise UsageError if they are too large to be code."""
+        """Return the names and digests of all files. Raise UsageError if the files are too large to be code."""
         for name in self._names:
             self._check_inside(name)
         size = sum((self._folder / name).stat().st_size for name in self._names)

@@ -167,7 +167,11 @@ class RemoteEngine:
         return news
 
     def _ready(self) -> list[Link]:
-        """Return the hosts that can run tasks. Raise UsageError if they are too few."""
+        """Return the hosts that can run tasks.
+
+        Raises:
+            UsageError: no host can run tasks or, before the first failure, a host has a problem.
+        """
         fleet = self._fleet
         missing = fleet.missing = fleet.connect()
         links = [fleet.links[host.label] for host in self._hosts if host.label not in missing]

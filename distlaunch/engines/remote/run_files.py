@@ -16,7 +16,7 @@ _ANSWER_S = 60.0
 
 
 def open_run(run: RunDir, links: Sequence[Link]) -> dict[str, list[int]]:
-    """Open the run directory on each host; return the existing checkpoints by host that has a separate copy.
+    """Open the run directory on each host; return the checkpoints in the copy of each host that has a separate copy.
 
     Raises UsageError if a host cannot open the directory. The message gives the reason.
     """

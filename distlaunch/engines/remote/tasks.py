@@ -91,7 +91,7 @@ class RemoteTasks:
         show: called with the lines that tasks print, in the thread that calls `wait`.
         environ: variables for the tasks, in addition to their host's environment.
         paths: watches whether the hosts still reach each other.
-        note_host_failure: called with the name of a host whose tasks are ended because others cannot reach it.
+        note_host_failure: called with the name of a host whose tasks are ended because other hosts cannot reach it.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class RemoteTasks:
                 os.write(self._wake_write, b"+")
 
     def _progress(self) -> Any:
-        """Return a value that changes with each step; None before the first step and while none is expected."""
+        """Return a value that changes with each step; None before the first step and while no step is expected."""
         with self._lock:
             running = [task.last_liveness for task in self._tasks.values() if task.exit is None]
         if all(liveness.step is None for liveness in running) or any(liveness.has_to_finish for liveness in running):

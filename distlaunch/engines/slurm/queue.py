@@ -113,7 +113,7 @@ def _setup_problems(setup: Sequence[str]) -> Iterator[Problem]:
 def _squeue(cluster: str, jobs: Sequence[str]) -> dict[str, JobState]:
     """Return the states of jobs.
 
-    `squeue --json` is not used: its fields depend on Slurm's version, and old versions print all jobs with it.
+    `squeue --json` is not used: its fields depend on Slurm's version, and old versions then print all jobs.
     """
     command = ["squeue", *_clusters(cluster), "--noheader", "--states=all", "--format=%i|%T|%r"]
     try:

@@ -13,7 +13,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.engines.base import Start
 
 _PAUSE_S = 60
-"""Minimum pause before a job is requeued after a failure with a cause outside of it."""
+"""Minimum pause before a job is requeued after a failure whose cause is outside the job."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=\[\]-]+\Z")
 
@@ -65,7 +65,7 @@ fi
 unset TF_CONFIG
 cd {folder} || fail 'the working directory is not here; it must be on a disk that the nodes share'
 [ -f "$run/{script}" ] || fail "$run is not here; runs_dir must be on a disk that the nodes share"
-command -v "$python" >/dev/null || fail "there is no Python at $python; nodes need it at the same path as this command"
+command -v "$python" >/dev/null || fail "there is no Python at $python, its path on the submitting machine"
 """
 
 _SETUP = """\
@@ -159,7 +159,7 @@ def needed_nodes(config: RunConfig) -> int:
 
 
 def setup_check(command: str) -> tuple[str, str]:
-    """Return a set-up line alone and in the form of the script, to check that a shell can parse both."""
+    """Return a set-up line alone and as the batch script wraps it, to check that a shell can parse both."""
     return command + "\n", _SETUP.format(command=command, message="''")
 
 

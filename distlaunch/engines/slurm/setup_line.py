@@ -1,6 +1,7 @@
 """`python -m distlaunch.engines.slurm.setup_line RUN NUMBER`: prints a line of `engine.setup` with its secrets.
 
-The batch script itself must not contain secrets, since Slurm keeps a copy of it. It reads lines with secrets from here.
+The batch script itself must not contain secrets, since Slurm keeps a copy of it. It gets lines with secrets from this
+module.
 """
 
 from __future__ import annotations

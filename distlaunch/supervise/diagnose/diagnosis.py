@@ -1,4 +1,4 @@
-"""Diagnoses a failed attempt: which task failed first, and why. An error in one part does not lose the others."""
+"""Diagnoses a failed attempt: which task failed first, and why. If one part raises an error, the others are kept."""
 
 from __future__ import annotations
 
@@ -165,8 +165,8 @@ def is_lost(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
 def is_outside_job(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
     """Return True if the cause is proven to be outside the job, so that the same command may succeed later.
 
-    This is stricter than `is_lost`, for which a restart is worth a try. A task that hangs may hang again, and the error
-    of a task that has lost a peer does not prove why the peer is gone.
+    This is stricter than `is_lost`, which means only that a restart is worth a try. A task that hangs may hang again,
+    and the error of a task that has lost a peer does not prove why the peer is gone.
     """
     culprit = str(verdict.culprit)
     if culprit in verdict.late or verdict.unready or culprit in traces.spawn_errors:

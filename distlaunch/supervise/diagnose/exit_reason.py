@@ -34,7 +34,7 @@ _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
 
 _LISTING = "Arguments received by"
-"""Begin of the list of arguments that Keras appends to an error message."""
+"""Beginning of the list of arguments that Keras appends to an error message."""
 
 
 @dataclass(frozen=True)

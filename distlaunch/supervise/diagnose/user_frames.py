@@ -42,7 +42,7 @@ def shortened(lines: Sequence[str], limit: int) -> list[str]:
 def user_frame(lines: Sequence[str]) -> tuple[str, int] | None:
     """Return file and line of the innermost frame in the user's code; None if no frame is in the user's code.
 
-    Works for tracebacks and crashes. If there are several exceptions, the last one with such a frame counts.
+    Works for tracebacks and crashes. If there are several exceptions, the frame is from the last that has one.
     """
     own = _user_frame_indices(lines)
     if not own:
@@ -56,7 +56,7 @@ def user_frame(lines: Sequence[str]) -> tuple[str, int] | None:
 def short_user_frame(lines: Sequence[str]) -> str:
     """Return the innermost frame in the user's code as `bug.py:15`, without the folder, or an empty string.
 
-    Only the last of several exceptions counts.
+    If there are several exceptions, only the last one is searched.
     """
     begin = max((number for number, line in enumerate(lines) if line.startswith(_BEGIN)), default=-1) + 1
     place = user_frame(lines[begin:])
@@ -87,7 +87,8 @@ def crash_frames(lines: Sequence[str]) -> list[str]:
 def node_definition(lines: Sequence[str]) -> list[str]:
     """Return the frames in which the user's code created an operation that failed in a graph.
 
-    TensorFlow lists these frames in the error's message, possibly for several operations. The first one counts.
+    TensorFlow lists these frames in the error's message, possibly for several operations; only the frames of the first
+    operation are returned.
     """
     begin = next((number for number, line in enumerate(lines) if line.startswith("Detected at node")), None)
     if begin is None:

@@ -22,20 +22,22 @@ from pathlib import Path
 from typing import Any, Self
 
 import keras
+import numpy as np
 import psutil
+import tensorflow as tf
 
 from distlaunch.base.errors import DistlaunchError
 from distlaunch.base.event_files import read_events_of
 from distlaunch.base.events import Event, NumbersChecked
 from distlaunch.checkpoints.meta import Progress
 from distlaunch.config.run import RunConfig
-from distlaunch.data.batches import Source
-from distlaunch.data.recorded_rows import RowRecorder, Rows
+from distlaunch.data.batches import Batch, Source, num_rows
+from distlaunch.data.recorded_rows import RowRecorder, Rows, read_batch
 from distlaunch.data.source import Split
 from distlaunch.strategies.protocol import BatchHooks, Logs, Program, Strategy
 from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import state_variables
-from distlaunch.training.first_steps.messages import BatchEvaluated, Setup, StepTaken
+from distlaunch.training.first_steps.messages import BatchEvaluated, Setup, StepTaken, Verdict
 from distlaunch.training.first_steps.process import FIRST_STEPS, CheckProcess, Part
 from distlaunch.training.step_reports import scalars
 
@@ -99,6 +101,7 @@ class Subject:
     program: Program
     model: keras.Model
     train: Split
+    validation: Split | None
     files: Path
     events: Path
     optimizers: list[dict[str, Any]]
@@ -283,9 +286,21 @@ class StepsCheck(NoCheck):
     def _send_validation(self, before: State, logs: Logs) -> None:
         parts = self._rows_of("validation", 0)
         if self._process is not None and parts is not None:
-            evaluated = BatchEvaluated(before, self._validation_recorder.spec, parts, scalars(logs))
-            self._process.send(evaluated, Part("validation"), self._setup())
+            spec = self._validation_recorder.spec
+            if self._is_augmented(read_batch(spec, parts)):
+                verdict = Verdict(differences=("the rows (they are augmented; `data.augment` is for training)",))
+                self._process.add_verdict(verdict, Part("validation"))
+            self._process.send(BatchEvaluated(before, spec, parts, scalars(logs)), Part("validation"), self._setup())
         self._meet_if_strict()
+
+    def _is_augmented(self, batch: Batch) -> bool:
+        """Return whether the rows of a validation batch are not those of the data without `data.augment`."""
+        validation, data = self._subject.validation, self._subject.config.data
+        if data.augment is None or data.gives_context or validation is None:
+            return False
+        plain, again = (validation.first_rows(int(num_rows(batch))) for _ in range(2))
+        # data that is different each time it is read cannot be compared
+        return _are_equal(plain, again) and not _are_equal(plain, batch)
 
     def _rows_of(self, source: str, index: int) -> list[Rows] | None:
         """Return the rows of a batch in the chief; None if they are not known, which is reported."""
@@ -337,10 +352,13 @@ def _first_uneven(train: Split, config: RunConfig, start: Progress) -> int | Non
     return batches - 1 - start.step_in_epoch if start.pending_logs is None else batches - 1
 
 
+def _are_equal(one: Batch, other: Batch) -> bool:
+    leaves = zip(*(tf.nest.flatten(batch, expand_composites=True) for batch in (one, other)), strict=True)
+    return all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in leaves)
+
+
 def _computes_on_gpu(config: RunConfig) -> bool:
     if config.strategy.runs_tensorflow:
-        import tensorflow as tf
-
         return bool(tf.config.list_logical_devices("GPU"))
     import jax
 

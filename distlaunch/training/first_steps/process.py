@@ -90,6 +90,12 @@ class CheckProcess:
         if not self._thread.ident:
             self._thread.start()
 
+    def add_verdict(self, verdict: Verdict, part: Part) -> None:
+        """Report a verdict that needs no reference."""
+        with self._changed:
+            if not self._is_over:
+                self._report(_name_of(part), [verdict])
+
     def take_events(self) -> list[NumbersChecked]:
         """Return the events that have not been returned yet."""
         with self._changed:

@@ -57,6 +57,8 @@ _ROUNDINGS = 8
 _GPU_FACTOR, _HALF_FACTOR = 100.0, 300.0
 """Factors of all tolerances for GPUs, which may multiply with 10 bits (TF32), and for types of 16 bits."""
 _NOISE_RUNS = 2
+_NOTABLE = 1e-2
+"""Relative difference of all updates that is named as a factor."""
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -338,9 +340,15 @@ class Checker:
             return []
         weights = [name for name in wrong if name.startswith(f"{WEIGHTS}/")]
         names = [name.partition("/")[2] for name in weights or wrong]
-        what = f"the update of {listed(names, 3)}" if weights else f"the optimizer's {listed(names, 3)}"
-        factor = _common_factor(taken, expected, weights)
-        return [f"{what} ({factor:.4g} times that of one device)" if factor is not None else what]
+        kind = "the update of" if weights else "the optimizer's"
+        found = [f"{kind} {listed(names, 3)}"]
+        momenta = [name for name in wrong if name.endswith("_momentum")]
+        for what, group in (("updates", weights), ("gradients", momenta)):
+            factor = _common_factor(taken, expected, group)
+            if factor is not None and abs(factor - 1) > _NOTABLE:
+                found.append(f"the size of the {what} ({factor:.4g} times that on one device)")
+                break
+        return found
 
 
 def _is_variable(name: str) -> bool:

@@ -95,7 +95,7 @@ class ProgressState(RunFacts):
         return max(0, left) / self.steps_per_s
 
     def _update_speed(self, event: StepsDone) -> None:
-        # the time of callbacks between calls counts; validation and checkpoints at the end of an epoch do not
+        # include the time of callbacks between calls, but not of validation and checkpoints at the end of an epoch
         seconds = event.seconds if self._reported_at is None else max(event.seconds, event.time - self._reported_at)
         self._reported_at = event.time
         if self._compiled_sizes and seconds > 0:

@@ -56,7 +56,7 @@ fi
 unset TF_CONFIG
 cd /home/me/project || fail 'the working directory is not here; it must be on a disk that the nodes share'
 [ -f "$run/job.sh" ] || fail "$run is not here; runs_dir must be on a disk that the nodes share"
-command -v "$python" >/dev/null || fail "there is no Python at $python; nodes need it at the same path as this command"
+command -v "$python" >/dev/null || fail "there is no Python at $python, its path on the submitting machine"
 
 {
 module load cuda

@@ -1,0 +1,124 @@
+"""The comparison of the first steps with Keras on one device: healthy models are equal, planted faults are named.
+
+The run and the reference are computed in this process; tests/processes/test_check.py has the real one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distlaunch.base.events import Event, NumbersChecked
+from distlaunch.base.process import Process
+from distlaunch.base.run_dir import RunDir
+from distlaunch.cluster.spec import Task
+from distlaunch.cluster.tf_config import IS_CHECK
+from distlaunch.config.run import RunConfig
+from distlaunch.data import source
+from distlaunch.training.first_steps import process
+from distlaunch.training.first_steps.messages import Setup, Verdict
+from distlaunch.training.first_steps.process import CheckProcess
+from distlaunch.training.first_steps.reference import Checker
+from distlaunch.training.session import Session
+from tests.parity.planted_faults import BATCH, FAULTS
+
+HERE = "tests.parity.planted_faults"
+MIRRORED = {"kind": "mirrored", "replicas": 2}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a run has sent to the process, and the events that it has reported by itself."""
+
+    messages: list[tuple[Any, process.Part, Setup]]
+    events: list[NumbersChecked]
+
+    def verdicts(self, fault: str = "") -> dict[str, Verdict]:
+        """The verdict on each part by its name, or with a fault in the reference, on the first step."""
+        setup = self.messages[0][2]
+        if fault:
+            function = setup.config.model.model_copy(update={"args": {"fault": fault, "in_run": False}})
+            setup = dataclasses.replace(setup, config=setup.config.model_copy(update={"model": function}))
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv(IS_CHECK, "1")
+            checker = Checker(setup)
+            messages = self.messages[:1] if fault else self.messages
+            return {f"{part.kind} {part.step}".strip(" 0"): checker.answer(message) for message, part, _ in messages}
+
+
+def record(folder: Path, **changes: Any) -> Recorded:
+    """Train on two replicas."""
+    sent: list[tuple[Any, process.Part, Setup]] = []
+    events: list[Event] = []
+    raw = {
+        "name": "steps",
+        "model": {"function": f"{HERE}:model", "args": changes.pop("model", {})},
+        "data": {"function": f"{HERE}:data", "global_batch": BATCH, **changes.pop("data", {})},
+        "train": {"epochs": 1, **changes.pop("train", {})},
+        "strategy": MIRRORED,
+        **changes,
+    }
+    task = Process(events.append, lambda: False, files=folder / "attempts" / "0" / "worker-0")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(CheckProcess, "send", lambda self, *message: sent.append(message))
+        session = Session.build(RunConfig.model_validate(raw), RunDir(folder), Task("worker", 0), task)
+        session.run_training()
+    return Recorded(sent, [event for event in events if isinstance(event, NumbersChecked)])
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory, virtual_devices: None) -> Recorded:
+    return record(tmp_path_factory.mktemp("healthy"))
+
+
+def test_a_healthy_model_is_equal(healthy: Recorded) -> None:
+    assert_equal(healthy.verdicts(), "Keras")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("virtual_devices")
+@pytest.mark.parametrize("train", [{"loop": "custom"}, {"callbacks": [{"name": "TerminateOnNaN"}]}])
+def test_a_run_in_another_way_is_equal(train: dict[str, Any], tmp_path: Path) -> None:
+    assert_equal(record(tmp_path, train=train).verdicts(), "distlaunch" if "loop" in train else "Keras")
+
+
+def assert_equal(found: dict[str, Verdict], reference: str) -> None:
+    assert list(found) == ["first 1", "first 2", "first 3", "uneven 4", "validation"]
+    assert {name: verdict for name, verdict in found.items() if not verdict.is_equal} == {}
+    assert max(verdict.deviation for verdict in found.values()) < 1e-6
+    assert found["first 1"].reference == reference
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_difference_is_named(fault: str, healthy: Recorded) -> None:
+    """The fault is in the reference; below, it is in the run."""
+    words = FAULTS[fault].replace("RMSprop instead of Adam", "Adam instead of RMSprop")
+    words = words.replace("0.005 instead of 0.01", "0.01 instead of 0.005")
+    assert words in "; ".join(healthy.verdicts(fault)["first 1"].differences)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("virtual_devices")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_named(fault: str, tmp_path: Path) -> None:
+    found = record(tmp_path, model={"fault": fault}).verdicts()
+    assert FAULTS[fault] in "; ".join(found["first 1"].differences)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("virtual_devices")
+def test_augmented_validation_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    augments = {"augment": f"{HERE}:shifted"}
+    plain = record(tmp_path / "a", data=augments)
+    assert_equal(plain.verdicts(), "Keras")
+    assert plain.events == []
+    # the fault: validation data is made as training data is
+    make = source.make_split
+    monkeypatch.setattr(source, "make_split", lambda *args, training, **options: make(*args, training=True, **options))
+    (event,) = record(tmp_path / "b", data={**augments, "shuffle": False}).events
+    assert (event.status, event.part) == ("differs", "validation")
+    assert "the rows (they are augmented" in event.message
