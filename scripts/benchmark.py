@@ -58,7 +58,7 @@ def _run_row(row: Row, folder: Path) -> Result:
             cluster = {"worker": [f"127.0.0.1:{port}" for port in held.numbers]}
             config = {"cluster": cluster, "task": {"type": "worker", "index": index}}
             environment.update(REUSE_ENV, TF_CONFIG=json.dumps(config))
-        work = json.dumps({"row": dataclasses.asdict(row), "index": index, "file": str(folder / f"{index}.json")})
+        work = json.dumps({"row": dataclasses.asdict(row), "file": str(folder / f"{index}.json")})
         with path.open("w") as log:
             command = [sys.executable, str(TASK), work]
             processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))

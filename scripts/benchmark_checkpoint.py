@@ -136,7 +136,7 @@ def _save_often(
     from distlaunch.checkpoints.meta import Progress
     from distlaunch.checkpoints.policy import SaveDecision
     from distlaunch.checkpoints.saver import Saver
-    from distlaunch.strategies.protocol import Vote
+    from distlaunch.strategies.coordination import Vote
     from distlaunch.training.checks.nonfinite import NonFinite
 
     program, source = session.program, session.train.training_source(0, 0, ends_visible=False)

@@ -72,7 +72,7 @@ def _session(config: Any) -> Any:
 
 
 def _distlaunch(session: Any, steps: int) -> Epoch:
-    from distlaunch.strategies.protocol import Vote
+    from distlaunch.strategies.coordination import Vote
 
     session.program.set_train_data(session.train.training_source(0, 0, ends_visible=False))
     return lambda: _ignore(session.program.run_steps(steps, Vote()))

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distlaunch.cluster.spec import Task
-
 CONTENDERS = ("fit", "loop", "repeat", "distlaunch")
 STRATEGIES: dict[str, dict[str, Any]] = {
     "one_device": {"kind": "one_device"},
@@ -52,13 +50,13 @@ class Result:
 Epoch = Callable[[], float]  # trains two epochs; returns the seconds of the second
 
 
-def measure(row: Row, task: Task) -> Result:
+def measure(row: Row) -> Result:
     """Measure a row; this runs in each of its processes, in the same order."""
     from distlaunch.config.run import RunConfig
     from distlaunch.strategies.factory import create
 
     config = RunConfig.model_validate(_config(row))
-    strategy = create(config, task)
+    strategy = create(config)
     repeat = functools.partial(_loop, repeat=True)
     makers = {"fit": _fit, "loop": _loop, "repeat": repeat, "distlaunch": _distlaunch}
     running: dict[str, Epoch] = {}
@@ -201,7 +199,7 @@ def _distlaunch(config: Any, strategy: Any, row: Row) -> Epoch:
 
 def main() -> None:
     work = json.loads(sys.argv[1])
-    result = measure(Row(**work["row"]), Task("worker", work["index"]))
+    result = measure(Row(**work["row"]))
     Path(work["file"]).write_text(json.dumps(dataclasses.asdict(result)))
     sys.stdout.flush()
     os._exit(0)  # TensorFlow's own shutdown can wait for peers that are gone

@@ -28,7 +28,7 @@ class Cluster(Section):
     workers: Annotated[
         Positive | WorkerRange | Literal["auto"], Words("a whole number of at least 1, {min: ..., max: ...}, or 'auto'")
     ] = 1
-    """Worker processes (multi_worker_mirrored, parameter_server, dtensor, jax). `{min: 1, max: 4}`: a job that may
+    """Worker processes, of strategies that have several. `{min: 1, max: 4}`: a job that may
     continue with fewer workers after it has lost one, at the same global batch size. `auto`: one for each GPU of all
     hosts, or one per host without GPUs; fewer if that number cannot share the batch, the mesh or the streams equally.
     GPUs and hosts are counted again at each start.

@@ -27,7 +27,7 @@ from distlaunch.config.engines import Engine
 from distlaunch.config.engines.local import Auto
 from distlaunch.config.secrets import Secrets
 from distlaunch.config.strategies import Strategy
-from distlaunch.config.strategies.base import OneDevice
+from distlaunch.config.strategies.base import OneDeviceSection
 
 
 class Model(Section):
@@ -351,7 +351,7 @@ class RunConfig(Section):
     compile: Compile | None = None
     train: Train = Field(default_factory=Train)
     validation: Validation | None = Field(default_factory=Validation)
-    strategy: Strategy = Field(default_factory=lambda: OneDevice(kind="one_device"))
+    strategy: Strategy = Field(default_factory=lambda: OneDeviceSection(kind="one_device"))
     cluster: Cluster = Field(default_factory=Cluster)
     engine: Engine = Field(default_factory=Auto)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distlaunch.config.read.scalars import escape
+from distlaunch.config.strategies import MODELS
 
 CONFIG_NAME = "train.yaml"
 CODE_NAME = "model.py"
@@ -36,7 +37,9 @@ class StarterProject:
         def reference(function: str) -> str:
             return json.dumps(escape(f"{self.code.name}:{function}"), ensure_ascii=False)
 
-        return _CONFIG.replace("MODEL", reference("model")).replace("DATA", reference("data"))
+        config = _CONFIG.replace("MODEL", reference("model")).replace("DATA", reference("data"))
+        others = (model.starter for model in MODELS.values() if model.starter)
+        return "\n".join([config, *("".join(f"# {line}\n" for line in text.splitlines()) for text in others)])
 
 
 _CODE = '''\
@@ -110,21 +113,4 @@ seed: 0
 # same (only parameter servers update asynchronously). Where a strategy asks for more GPUs than there are, set
 # CUDA_VISIBLE_DEVICES='' to train on CPU.
 strategy: {kind: one_device}
-
-# One process; a copy of the model on each GPU, or on two parts of the CPU:
-# strategy: {kind: mirrored}
-
-# Two processes, each with a copy of the model:
-# strategy: {kind: multi_worker_mirrored}
-# cluster: {workers: 2}
-
-# Two workers that compute, and one server that holds the variables:
-# strategy: {kind: parameter_server}
-# cluster: {workers: 2, ps: 1}
-
-# A mesh of four devices: examples are split over the axis `batch`, the layers' units over `model`:
-# strategy: {kind: dtensor, mesh: {batch: 2, model: 2}, layout: {first/kernel: [~, model], first/bias: [model]}}
-
-# The same with JAX (pip install 'distlaunch[jax]'); distlaunch chooses which variables to split:
-# strategy: {kind: jax, mesh: {batch: 2, model: 2}, layout: auto}
 """

@@ -26,7 +26,6 @@ from distlaunch.plan.train import (
     config_mark_arguments,
     fit_config,
     plan_launch,
-    processes,
 )
 from distlaunch.runs.paths import display_path
 from distlaunch.runs.report import newest_training
@@ -148,7 +147,7 @@ def allocate(
     config: RunConfig, context: LaunchContext, *, dry: bool = False, avoids_failed_hosts: bool = True
 ) -> Allocation:
     """Return hosts, devices and addresses for the tasks of a config. See `Engine.allocate` for errors."""
-    jobs = processes(config)
+    jobs = config.strategy.processes(config.cluster)
     count = sum(jobs.values())
     computing = config.cluster.num_workers if count else 1
     # the evaluator needs no address, since no task connects to it
@@ -162,7 +161,7 @@ def _cluster(config: RunConfig, allocation: Allocation) -> tuple[ClusterSpec, Ta
     if allocation.given is not None:
         return allocation.given
     addresses = [place.address for place in allocation.places if place.address]
-    return cluster_at(processes(config) if addresses else {}, addresses), None
+    return cluster_at(config.strategy.processes(config.cluster) if addresses else {}, addresses), None
 
 
 def run_attempt(

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from distlaunch.patches.symbols import Patch, Symbol
+from distlaunch.patches.symbols import Patch, Symbol, replaced_attributes
 
 PATCH = Patch(
     symbols=(Symbol("keras.layers.BatchNormalization.__init__", "(self, ..., synchronized=False, ...)"),),
@@ -29,8 +29,5 @@ def accept_synchronized() -> Iterator[None]:
         kwargs.pop("synchronized", None)
         original(self, *args, **kwargs)
 
-    cls.__init__ = initialize
-    try:
+    with replaced_attributes([(cls, "__init__", initialize)]):
         yield
-    finally:
-        cls.__init__ = original

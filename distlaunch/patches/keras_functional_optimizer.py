@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from distlaunch.patches.keras_private import optimized
-from distlaunch.patches.symbols import Patch, Symbol, internal, private
+from distlaunch.patches.symbols import Patch, Symbol, internal, private, replaced_attributes
 
 _NEUTRAL = {
     "assign": "(self, variable, value)",
@@ -107,17 +107,13 @@ class _Branch(keras.StatelessScope):
 @contextlib.contextmanager
 def _selecting_instead_of_branching() -> Iterator[None]:
     ops = internal("keras.src.ops")
-    branching = ops.cond
     # nested calls come from the inner optimizer of a LossScaleOptimizer; outside a scope, variables are really
     # assigned, and Keras's branch is correct
-    if branching is _select or not _IN_SCOPE.get()():
+    if ops.cond is _select or not _IN_SCOPE.get()():
         yield
         return
-    ops.cond = _select
-    try:
+    with replaced_attributes([(ops, "cond", _select)]):
         yield
-    finally:
-        ops.cond = branching
 
 
 def _select(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:

@@ -5,12 +5,13 @@ Instance attributes cannot be checked without an instance, so they are checked w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 
-from distlaunch.patches.symbols import Patch, Symbol, private
+from distlaunch.patches.symbols import Patch, Symbol, private, replaced_attributes
 
 _FLATTEN = Symbol("keras.Layer._flatten_layers", "(self, include_self=True, recursive=True, ...)")
 _FUNCTIONAL = Symbol("keras.src.models.functional.Functional")
@@ -154,6 +155,11 @@ def put_value(variable: Any, value: Any) -> None:
     """Set the object that acts as a variable's value."""
     private(variable, "_value")
     variable._value = value
+
+
+def replaced_values(variables: Iterable[Any], values: Iterable[Any]) -> AbstractContextManager[None]:
+    """Return a context in which these objects act as the values of variables."""
+    return replaced_attributes((variable, "_value", value) for variable, value in zip(variables, values, strict=True))
 
 
 def put_path(variable: Any, path: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.core
 
-from distlaunch.patches.symbols import Patch, Symbol, internal
+from distlaunch.patches.symbols import Patch, Symbol, internal, replaced_attributes
 
 Draw = Callable[..., Any]
 
@@ -39,14 +39,11 @@ def draw_with(on_host: Mapping[str, Draw], in_step: Mapping[str, Draw]) -> Itera
     """
     PATCH.check()
     keras_random = internal(_HOME)
-    originals = {name: getattr(keras_random, name) for name in {**on_host, **in_step}}
-    for name, original in originals.items():
-        setattr(keras_random, name, _instead_of(original, on_host.get(name), in_step.get(name)))
-    try:
+    with replaced_attributes(
+        (keras_random, name, _instead_of(getattr(keras_random, name), on_host.get(name), in_step.get(name)))
+        for name in {**on_host, **in_step}
+    ):
         yield
-    finally:
-        for name, original in originals.items():
-            setattr(keras_random, name, original)
 
 
 def _instead_of(original: Draw, on_host: Draw | None, in_step: Draw | None) -> Draw:

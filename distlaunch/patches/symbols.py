@@ -1,4 +1,4 @@
-"""Records of framework internals that distlaunch depends on, and the check that an installed version has them."""
+"""Records of framework internals that distlaunch depends on, the check that a version has them, and replacements."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import functools
 import importlib
 import inspect
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,6 +118,27 @@ def private(owner: Any, name: str) -> Any:
         if home is None:
             raise
         raise _unfit(f"{home}.{name}", "does not exist") from None
+
+
+@contextmanager
+def replaced_attributes(replacements: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Set attributes in this context, and then set them back.
+
+    Args:
+        replacements: owners, names of the attributes, and new values.
+
+    Raises:
+        FrameworkError: this version of a framework has no such attribute.
+    """
+    replacements = list(replacements)
+    before = [(owner, name, private(owner, name)) for owner, name, _ in replacements]
+    try:
+        for owner, name, value in replacements:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
 
 
 def _parameters_of(function: Any) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from distlaunch.patches.symbols import Patch, Symbol, internal
+from distlaunch.patches.symbols import Patch, Symbol, internal, replaced_attributes
 
 Draw = Callable[..., Any]
 """Maps (shape, key, counter, ...) to numbers."""
@@ -56,19 +56,13 @@ def change_draws(change: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
     """Apply `change` to the results of the operations in this context."""
     PATCH.check()
     module = internal(_HOME)
-    # the current functions may be replacements by `replace_draws`, which must stay in force
-    kept = {name: getattr(module, name) for name in (*COUNTING, *OTHERS)}
 
     def changed(draw: Draw) -> Draw:
         return lambda *args, **kwargs: change(draw(*args, **kwargs))
 
-    for name, draw in kept.items():
-        setattr(module, name, changed(draw))
-    try:
+    # the current functions may be replacements by `replace_draws`, which must stay in force
+    with replaced_attributes((module, name, changed(getattr(module, name))) for name in (*COUNTING, *OTHERS)):
         yield
-    finally:
-        for name, draw in kept.items():
-            setattr(module, name, draw)
 
 
 def known_shape(shape: Any) -> Any:

@@ -170,11 +170,6 @@ def config_mark_arguments(text: str) -> tuple[str, str]:
     return "--config-sha256", hashlib.sha256(text.encode()).hexdigest()
 
 
-def processes(config: RunConfig) -> dict[str, int]:
-    """Return the number of processes of each job, in the order of `cluster.ports`; empty for a single process."""
-    return config.strategy.processes(config.cluster)
-
-
 def cluster_at(jobs: Mapping[str, int], addresses: Sequence[str]) -> ClusterSpec:
     """Return the cluster with the given number of tasks of each job, which get the addresses in order."""
     remaining = iter(addresses)

@@ -10,17 +10,31 @@ import contextlib
 import json
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from distlaunch.cluster.spec import ClusterSpec, Task
 from distlaunch.cluster.tf_config import from_tf_config
-from distlaunch.data.batches import Share, Source
+from distlaunch.data.batches import Source
 from distlaunch.data.differences import check_ends, kind_of
-from distlaunch.strategies.protocol import StrategyDefaults, Vote
 
 _POLL_MS = 500  # longest single wait, because Python handles signals only between two waits
 _CHUNK_BYTES = 4 * 1024 * 1024  # largest entry of the store
 _PREFIX = "distlaunch"
+
+
+@dataclass(frozen=True)
+class Vote:
+    """The vote of one task. All tasks receive the sum of the votes, so they make the same decision."""
+
+    stop: bool = False
+    """Stop the run after this call (a signal was received)."""
+    finish: bool = False
+    """Training is done (a callback set `stop_training`)."""
+    next_steps: int = 0
+    """Number of steps of the next call; only the chief's value is used."""
+    save: bool = False
+    """Save a checkpoint after this call; only the chief's value is used, since its clock decides."""
 
 
 class Store(Protocol):
@@ -227,29 +241,3 @@ def _encode(vote: Vote) -> bytes:
 
 def _decode(data: bytes) -> Vote:
     return Vote(*json.loads(data))
-
-
-class MultiProcessStrategy(StrategyDefaults):
-    """A strategy whose processes train together; a subclass sets `_peers`."""
-
-    _peers: Peers
-
-    @property
-    def is_chief(self) -> bool:
-        return self._peers.is_chief
-
-    @property
-    def chief_host(self) -> str:
-        return self._peers.chief_host
-
-    def from_chief(self, message: bytes) -> bytes:
-        return self._peers.from_chief(message)
-
-    def share(self) -> Share:
-        return Share(self._peers.rank, self._peers.number)
-
-    def gather(self, message: str) -> dict[str, str]:
-        return dict(zip(self._peers.names, self._peers.gather(message), strict=True))
-
-    def leave(self) -> None:
-        self._peers.leave()

@@ -12,48 +12,33 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from distlaunch.base.errors import UsageError
 from distlaunch.patches.keras_alone import Functions, alone
-from distlaunch.patches.keras_private import put_value, value_of
+from distlaunch.patches.keras_private import replaced_values
 from distlaunch.strategies.variables import metric_variables
 
 METHODS = ("predict", "evaluate", "predict_on_batch", "test_on_batch")
-
-
-def tensorflow_values() -> tuple[Callable[[np.ndarray], Any], Callable[[Any, np.ndarray], Any]]:
-    """Return `make` and `assign` of a `LocalModel` on TensorFlow."""
-    import tensorflow as tf
-
-    def make(value: np.ndarray) -> Any:
-        return tf.Variable(tf.constant(value))
-
-    def assign(kept: Any, value: np.ndarray) -> Any:
-        kept.assign(value)
-        return kept
-
-    return make, assign
 
 
 class LocalModel:
     """Replaces variables of a model while it computes in one process.
 
     Args:
-        make: returns a process-local value for a Keras variable, from an array.
-        assign: changes the content of such a value, and returns it.
         weights: variables that one process cannot read; other weights are used as they are.
         copy: returns the whole value of a variable in `weights`, or None if other processes hold parts of it.
+        make: returns a process-local value for a Keras variable, from an array.
     """
 
     def __init__(
         self,
         model: keras.Model,
-        make: Callable[[np.ndarray], Any],
-        assign: Callable[[Any, np.ndarray], Any],
         weights: Sequence[Any] = (),
         copy: Callable[[Any], np.ndarray | None] = lambda variable: None,
+        make: Callable[[np.ndarray], Any] = lambda value: tf.Variable(tf.constant(value)),
     ) -> None:
-        self._model, self._make, self._assign = model, make, assign
+        self._model, self._make = model, make
         self._weights, self._copy = list(weights), copy
         self._values: dict[int, Any] = {}
         self._functions: Functions = {}
@@ -82,20 +67,19 @@ class LocalModel:
         metrics = metric_variables(self._model)
         replaced = {id(variable): variable for variable in [*self._weights, *metrics]}
         known = {id(variable) for variable in metrics}
-        before = [(variable, value_of(variable)) for variable in replaced.values()]
         for key, variable in replaced.items():
             # metrics may start with any value, because they are reset before they are used
             value = np.zeros(tuple(variable.shape), variable.dtype) if key in known else self._full_value(variable)
-            self._values[key] = self._make(value) if key not in self._values else self._assign(self._values[key], value)
+            if isinstance(kept := self._values.get(key), tf.Variable):
+                kept.assign(value)  # functions that were traced before use it
+            else:
+                self._values[key] = self._make(value)
         self._is_active = True
         try:
-            for key, variable in replaced.items():
-                put_value(variable, self._values[key])
-            with alone(self._model, self._functions):
+            values = (self._values[key] for key in replaced)
+            with replaced_values(replaced.values(), values), alone(self._model, self._functions):
                 yield
         finally:
-            for variable, value in before:
-                put_value(variable, value)
             self._is_active = False
 
     def _full_value(self, variable: Any) -> np.ndarray:

@@ -10,12 +10,12 @@ from typing import Any, Literal, Protocol
 
 import keras
 
-from distlaunch.cluster.spec import Task
 from distlaunch.data.batches import Batch, Share, Source
-from distlaunch.strategies.state import ShardSlice, State
+from distlaunch.strategies.coordination import Peers, Vote
+from distlaunch.strategies.local_model import LocalModel
+from distlaunch.strategies.state import Logs, ShardSlice, State
 from distlaunch.strategies.step_times import StepTimes
 
-Logs = dict[str, float]
 StepFunction = Callable[..., Any]
 
 
@@ -43,20 +43,6 @@ class Steps:
     logs: Literal["last", "mean"] = "last"
     stop_at_nonfinite: bool = True
     sample: Callable[[int], Batch] | None = None
-
-
-@dataclass(frozen=True)
-class Vote:
-    """The vote of one task. All tasks receive the sum of the votes, so they make the same decision."""
-
-    stop: bool = False
-    """Stop the run after this call (a signal was received)."""
-    finish: bool = False
-    """Training is done (a callback set `stop_training`)."""
-    next_steps: int = 0
-    """Number of steps of the next call; only the chief's value is used."""
-    save: bool = False
-    """Save a checkpoint after this call; only the chief's value is used, since its clock decides."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +85,14 @@ class BatchHooks:
 
 
 class Program(Protocol):
-    """A model with its optimizer, placed under a strategy."""
+    """A model with its optimizer, placed under a strategy.
+
+    The defaults are those of a program in which each process holds the whole model. A subclass sets `_local`, which
+    predicts and evaluates in one process, and `_peers` if there are several processes.
+    """
+
+    _local: LocalModel
+    _peers: Peers = Peers()
 
     def set_train_data(self, source: Source) -> None:
         """Set the endless source that subsequent training steps read from."""
@@ -135,24 +128,24 @@ class Program(Protocol):
 
     def recheck_metrics(self) -> list[str]:
         """Return warnings about the model's metrics that only a check after its first epoch can find."""
-        ...
+        return []
 
     def agree(self, vote: Vote) -> Vote:
         """Return the sum of all tasks' votes; every task must call it."""
-        ...
+        return self._peers.agree(vote)
 
     def alone(self) -> AbstractContextManager[None]:
         """Return a context in which the model predicts and evaluates in this process only."""
-        ...
+        return self._local.in_one_process()
 
     @property
     def is_split(self) -> bool:
         """Whether processes hold different parts of the weights, so that `alone` works only inside `gathered`."""
-        ...
+        return False
 
     def gathered(self) -> AbstractContextManager[None]:
         """Return a context in which this process has all current weights for `alone`; every task must call it."""
-        ...
+        return nullcontext()
 
     def finalize(self) -> None:
         """Set the model's final weights; see the module `final_weights`. Every task must call it."""
@@ -160,11 +153,11 @@ class Program(Protocol):
 
     def placement(self) -> list[dict[str, Any]]:
         """Return which task holds which variable, as in the event VariablesPlaced; empty if each task holds all."""
-        ...
+        return []
 
     def mesh(self) -> dict[str, Any] | None:
         """Return the mesh of devices, as in the event VariablesPlaced; None if there is none."""
-        ...
+        return None
 
     def snapshot(self) -> State:
         """Return all state by name, as host arrays that no later step changes; every task must call it."""
@@ -177,34 +170,6 @@ class Program(Protocol):
             StateMismatchError: a variable is missing or has another shape.
         """
         ...
-
-
-class ProgramDefaults:
-    """Defaults for programs in which each process holds the whole model.
-
-    A subclass sets `_local`, the `LocalModel` for predictions and evaluations in one process.
-    """
-
-    _local: Any
-    is_split = False
-
-    def recheck_metrics(self) -> list[str]:
-        return []
-
-    def agree(self, vote: Vote) -> Vote:
-        return vote
-
-    def alone(self) -> AbstractContextManager[None]:
-        return self._local.in_one_process()
-
-    def gathered(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def placement(self) -> list[dict[str, Any]]:
-        return []
-
-    def mesh(self) -> dict[str, Any] | None:
-        return None
 
 
 class Parts(Protocol):
@@ -243,17 +208,27 @@ class Parts(Protocol):
 
 
 class Strategy(Protocol):
-    """A way to distribute training."""
+    """A way to distribute training, created from its config section and the section `cluster`.
 
-    kind: str
+    The defaults are those of a strategy that changes nothing in the model, and whose processes communicate through
+    `_peers`.
+
+    Attributes:
+        num_replicas: number of equal parts of each global batch.
+    """
+
     num_replicas: int
-    task: Task
-    is_chief: bool
+    _peers: Peers = Peers()
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the process that writes the run's results."""
+        return self._peers.is_chief
 
     @property
     def chief_host(self) -> str:
         """Address at which the other tasks reach the chief's host."""
-        ...
+        return self._peers.chief_host
 
     def scope(self) -> AbstractContextManager[Any]:
         """Return a context in which models, optimizers and metrics are created."""
@@ -261,21 +236,19 @@ class Strategy(Protocol):
 
     def keep_compiled(self, folder: Path) -> None:
         """Set the folder in which compiled programs are kept for later attempts of the run."""
-        ...
 
     def adopt(self, model: keras.Model) -> None:
         """Prepare a model whose variables exist, before its optimizer creates variables."""
-        ...
 
     def program(self, steps: Steps) -> Program: ...
 
     def from_chief(self, message: bytes) -> bytes:
         """Return the chief's message in every task; every task must call it."""
-        ...
+        return self._peers.from_chief(message)
 
     def gather(self, message: str) -> dict[str, str]:
         """Return the message of each task that trains, by the task's name; every task must call it."""
-        ...
+        return dict(zip(self._peers.names, self._peers.gather(message), strict=True))
 
     def share(self) -> Share:
         """Return this process's share of each global batch, if the processes read different examples.
@@ -283,45 +256,16 @@ class Strategy(Protocol):
         Raises:
             ConfigError: several processes compute the same rows, so they cannot read different examples.
         """
-        ...
+        return Share(self._peers.rank, self._peers.number)
 
     def parts(self) -> Parts | None:
         """Return access to the parts of the state, or None if each process has all. Call it after `program`."""
-        ...
-
-    def notes(self) -> list[str]:
-        """Return notes for the user on how the strategy placed the model. Call it after `program`."""
-        ...
-
-    def leave(self) -> None:
-        """Wait until no task needs this process any longer. It is the last call of a process that has not failed."""
-        ...
-
-
-class StrategyDefaults:
-    """Defaults for strategies in which one process holds the model and nothing is changed in the model."""
-
-    @property
-    def chief_host(self) -> str:
-        return "127.0.0.1"
-
-    def keep_compiled(self, folder: Path) -> None: ...
-
-    def adopt(self, model: keras.Model) -> None: ...
-
-    def from_chief(self, message: bytes) -> bytes:
-        return message
-
-    def gather(self, message: str) -> dict[str, str]:
-        return {"": message}
-
-    def share(self) -> Share:
-        return Share()
-
-    def parts(self) -> Parts | None:
         return None
 
     def notes(self) -> list[str]:
+        """Return notes for the user on how the strategy placed the model. Call it after `program`."""
         return []
 
-    def leave(self) -> None: ...
+    def leave(self) -> None:
+        """Wait until no task needs this process any longer. It is the last call of a process that has not failed."""
+        self._peers.leave()

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+Logs = dict[str, float]
+"""Values of a step or an epoch by name, such as the loss."""
 State = dict[str, np.ndarray]
 """Values of variables by name."""
 

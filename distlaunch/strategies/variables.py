@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,8 +14,7 @@ import tensorflow as tf
 
 from distlaunch.patches.keras_private import compiled_loss, compiled_metrics, value_of
 from distlaunch.strategies.parameter_server.partition import is_split, join_shards
-from distlaunch.strategies.protocol import Logs
-from distlaunch.strategies.state import State, StateMismatchError
+from distlaunch.strategies.state import Logs, State, StateMismatchError
 
 WEIGHTS, SLOTS, UNTRACKED = "model", "optimizer", "attribute"
 """First part of the names of layers' variables, optimizers' variables, and variables that Keras does not track."""
@@ -148,16 +147,6 @@ def untracked_state(model: keras.Model) -> State:
     return {name: host_value(variable) for name, variable in untracked_variables(model).items()}
 
 
-def restore_untracked(model: keras.Model, state: State) -> None:
-    """Restore the values of `untracked_state`.
-
-    Raises:
-        StateMismatchError: a value is missing.
-    """
-    for name, variable in untracked_variables(model).items():
-        variable.assign(checked_value(name, variable, state))
-
-
 @contextmanager
 def preserve_untracked(model: keras.Model) -> Iterator[None]:
     """Restore the values of `untracked_variables` after the context, in which a trial step may assign them."""
@@ -167,6 +156,23 @@ def preserve_untracked(model: keras.Model) -> Iterator[None]:
     finally:
         for variable, value in before:
             variable.assign(value)
+
+
+def restore_variables(
+    model: keras.Model, state: State, assign: Callable[[Any, np.ndarray], None] = lambda one, value: one.assign(value)
+) -> None:
+    """Restore the variables of a snapshot, except metrics.
+
+    Args:
+        assign: sets the value of a variable that Keras tracks.
+
+    Raises:
+        StateMismatchError: see `saved_values`, or a value of `untracked_state` is missing.
+    """
+    for variable, value in saved_values(model, state):
+        assign(variable, value)
+    for name, variable in untracked_variables(model).items():
+        variable.assign(checked_value(name, variable, state))
 
 
 def saved_values(model: keras.Model, state: State) -> Iterator[tuple[Any, np.ndarray]]:
@@ -222,6 +228,11 @@ def logs_to_host(values: Mapping[str, Any]) -> Logs:
 def overrides_method(model: keras.Model, name: str) -> bool:
     """Return whether the model's class overrides a method of Keras, such as `train_step`."""
     return getattr(type(model), name) is not getattr(keras.Model, name)
+
+
+def may_return_more(model: keras.Model, step: str) -> bool:
+    """Return whether a step of a model, by the method's name, may return anything other than the model's metrics."""
+    return overrides_method(model, step) or overrides_method(model, "compute_metrics")
 
 
 def _find_parts(model: keras.Model) -> Iterator[NamedPart]:

@@ -15,7 +15,7 @@ from distlaunch.base.events import Evaluated, Event, RunEnded
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.run import RunConfig
-from distlaunch.config.strategies.base import OneDevice
+from distlaunch.config.strategies.base import OneDeviceSection
 from distlaunch.training.session import Session
 
 _CHECK_INTERVAL_S = 0.5
@@ -23,7 +23,7 @@ _CHECK_INTERVAL_S = 0.5
 
 def evaluator_config(config: RunConfig) -> RunConfig:
     """Return the run's config for one device: an evaluator is not part of the training cluster."""
-    return config.model_copy(update={"strategy": OneDevice(kind="one_device"), "cluster": Cluster()})
+    return config.model_copy(update={"strategy": OneDeviceSection(kind="one_device"), "cluster": Cluster()})
 
 
 class Evaluator:

@@ -31,9 +31,10 @@ from distlaunch.data.batches import Source
 from distlaunch.data.examples.example_times import not_for_training
 from distlaunch.data.source import Split
 from distlaunch.patches.keras_alone import call_methods_within
+from distlaunch.strategies.coordination import Vote
 from distlaunch.strategies.final_weights import has_final_weights, unused_averages
 from distlaunch.strategies.local_model import METHODS
-from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Program, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Program
 from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import WEIGHTS, overrides_method
 from distlaunch.training.callbacks import (

@@ -49,11 +49,12 @@ from distlaunch.data.random_ops import overlap_warnings, random_warnings
 from distlaunch.data.seeds import seed_process
 from distlaunch.data.source import Split, first_worker, open_splits, with_global_batch
 from distlaunch.data.splits import unused_settings_of
+from distlaunch.strategies.coordination import Vote
 from distlaunch.strategies.devices import grow_gpu_memory
 from distlaunch.strategies.factory import create
 from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.parameter_server.numbered_batches import offer_splits
-from distlaunch.strategies.protocol import Logs, Program, Strategy, Vote
+from distlaunch.strategies.protocol import Logs, Program, Strategy
 from distlaunch.strategies.state import State
 from distlaunch.training.build import Findings, build_model, can_be_tested, check_formats_of_module, fixed_batch
 from distlaunch.training.callbacks import build_callbacks, hints_on_tasks
@@ -117,7 +118,7 @@ class Session:
         seed_process(config)
         grow_gpu_memory()
         # before any computation, because it splits the CPU into devices and joins the cluster
-        strategy: Strategy = create(config, task)
+        strategy: Strategy = create(config)
         strategy.keep_compiled(compiled or run.compiled)
         process.on_connected()
         notices = _Notices(process.emit, strategy)

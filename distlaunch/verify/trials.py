@@ -14,7 +14,6 @@ from distlaunch.config.cluster import Cluster
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategies import MODELS, REFERENCE
 from distlaunch.config.strategies import Strategy as AnyStrategy
-from distlaunch.plan.train import processes
 
 KINDS = tuple(kind for kind in MODELS if kind != REFERENCE)
 REPLICAS = (2, 4)
@@ -99,7 +98,7 @@ def trial_config(config: RunConfig, strategy: dict[str, Any], cluster: dict[str,
 def _planned(config: RunConfig, num_gpus: int) -> PlannedTrial:
     strategy, cluster = config.strategy, config.cluster
     verdict, reason = _refusal(config, num_gpus)
-    replicas, tasks = strategy.num_parts(cluster, num_gpus), sum(processes(config).values()) or 1
+    replicas, tasks = strategy.num_parts(cluster, num_gpus), sum(strategy.processes(cluster).values()) or 1
     return PlannedTrial(strategy.label(cluster), replicas, tasks, config, verdict, reason)
 
 

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from distlaunch.cluster.spec import Task
 from distlaunch.config.run import RunConfig
 from distlaunch.strategies.factory import create
 from distlaunch.strategies.variables import is_seed
@@ -22,9 +21,8 @@ from tests.parity.train_case import PreparedCase
 def main() -> None:
     results, *names = sys.argv[1:]
     job = json.loads(os.environ["STRATEGY"])
-    given = json.loads(os.environ["TF_CONFIG"])["task"]
     config = RunConfig.model_validate({**config_of(names[0], {"kind": "one_device"}), **job})
-    strategy = create(config, Task(given["type"], given["index"]))
+    strategy = create(config)
     records: dict[str, Any] = {}
     for name in names:
         record = PreparedCase(config_of(name, job["strategy"]), strategy, config=config).train()

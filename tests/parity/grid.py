@@ -7,11 +7,13 @@ from typing import Any
 
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.strategies import MODELS
+from distlaunch.config.strategies.mesh import MeshSection
 from tests.parity.cases import BATCH, CROSS_ENTROPY, optimizer
 from tests.parity.pairwise import Point, covering, grid
+from tests.strategies import OTHERS, WITH_REPLICAS_HERE, sections
 
 HERE = "tests.parity.grid_problems"
-MESHES = ("dtensor", "jax")
+MESHES = tuple(kind for kind, model in MODELS.items() if issubclass(model, MeshSection))
 OPTIMIZERS = {
     "sgd": optimizer("SGD", learning_rate=0.05),
     "momentum": optimizer("SGD", learning_rate=0.02, momentum=0.9),
@@ -34,7 +36,7 @@ LAST = {"17 in the last batch": 233, "even": 240, "3 in the last batch": 219}  #
 WORKLOADS = ("mlp", "cnn", "convnet", "recommender", "linear", "sentiment", "transformer")
 MAIN: dict[str, tuple] = {
     "workload": WORKLOADS,
-    "strategy": ("mirrored", "multi_worker_mirrored", "parameter_server", "dtensor", "jax"),
+    "strategy": OTHERS,
     "replicas": (2, 4, 8, 1),
     "loop": ("fit", "custom"),
     "optimizer": tuple(OPTIMIZERS),
@@ -135,14 +137,14 @@ def in_ci(at: Point) -> bool:
     """What CI has time for.
 
     4 processes have the full grid alone. So have most points of the models that take long: meshes train them in
-    test_reference_models.py. Each replica of mirrored is traced, so more than 2 of them have the smallest model: 8 of
-    the recommender took ten times as long as 2 of the MLP.
+    test_reference_models.py. Replicas of one process are each traced, so more than 2 have the smallest model: 8 of the
+    recommender took ten times as long as 2 of the MLP.
     """
     if not is_possible(at) or (at["strategy"] in OF_PROCESSES and at["replicas"] > 2):
         return False
     if at["optimizer"] not in OPTIMIZERS_IN_CI:
         return False
-    if at["strategy"] == "mirrored" and at["replicas"] > 2 and at["workload"] != "linear":
+    if at["strategy"] in WITH_REPLICAS_HERE and at["replicas"] > 2 and at["workload"] != "linear":
         return False
     return at["workload"] not in LONG or (at["strategy"] in LONG_UNDER and at["optimizer"] == "momentum")
 
@@ -158,8 +160,8 @@ def selected_mixed() -> list[Point]:
     A huge weight is left to the full grid: one row then makes the loss, whose rounding is several of the 16-bit type.
     """
     few = {**MIXED, "workload": MIXED["workload"][:1], "weights": MIXED["weights"][:1]}
-    # each replica of `mirrored` is traced by itself: two have parts to round as well as four
-    replicas = {**dict.fromkeys((*OF_PROCESSES, "mirrored"), 2), "parameter_server": 1}
+    # each replica of one process is traced by itself: two have parts to round as well as four
+    replicas = {**dict.fromkeys((*OF_PROCESSES, *WITH_REPLICAS_HERE), 2), "parameter_server": 1}
     return covering(grid(few, lambda at: in_ci(at) and at["replicas"] == replicas.get(at["strategy"], 4)))
 
 
@@ -226,12 +228,8 @@ def config_of(at: Point) -> dict[str, Any]:
 def strategy_of(at: Point) -> dict[str, Any]:
     """The sections `strategy` and `cluster`."""
     kind, replicas = at["strategy"], at["replicas"]
-    if kind == "mirrored":
-        return {"strategy": {"kind": kind, "replicas": replicas}}
-    if kind in OF_PROCESSES:
-        return {"strategy": {"kind": kind}, "cluster": {"workers": replicas}}
     if kind == "parameter_server":
         return {"strategy": {"kind": kind}, "cluster": {"workers": 1, "ps": 2, "hosting": "in_process"}}
     if at["split"]:
         return {"strategy": {"kind": kind, "mesh": {"batch": replicas // 2, "model": 2}, "layout": "auto"}}
-    return {"strategy": {"kind": kind, "mesh": {"batch": replicas}}}
+    return sections(kind, replicas)

@@ -6,17 +6,10 @@ import json
 import sys
 from typing import Any
 
+from distlaunch.config.strategies import MODELS
+from tests.strategies import IN_ONE_PROCESS
+
 STEPS, BATCH, BAD = 16, 24, 13
-STRATEGIES: dict[str, dict[str, Any]] = {
-    "one_device": {"strategy": {"kind": "one_device"}},
-    "mirrored": {"strategy": {"kind": "mirrored", "replicas": 2}},
-    "dtensor": {"strategy": {"kind": "dtensor", "mesh": {"batch": 2}}},
-    "jax": {"strategy": {"kind": "jax", "mesh": {"batch": 2}}},
-    "parameter_server": {
-        "strategy": {"kind": "parameter_server"},
-        "cluster": {"workers": 1, "ps": 1, "hosting": "in_process"},
-    },
-}
 
 
 def spoilt(value: str) -> dict:
@@ -37,7 +30,7 @@ def linear() -> Any:
 
 def first_call(kind: str, value: str, policy: str, loop: str = "fit", precision: str | None = None) -> list[Any]:
     """Steps done by one call of 16, the first whose loss is not finite, and whether the data ended there."""
-    from distlaunch.strategies.protocol import Vote
+    from distlaunch.strategies.coordination import Vote
 
     result = program_of(kind, value, policy, loop, precision).run_steps(STEPS, Vote())
     return [result.steps, result.nonfinite, result.ended]
@@ -45,7 +38,6 @@ def first_call(kind: str, value: str, policy: str, loop: str = "fit", precision:
 
 def program_of(kind: str, value: str, policy: str, loop: str = "fit", precision: str | None = None) -> Any:
     """Ready to train on that data."""
-    from distlaunch.cluster.spec import Task
     from distlaunch.config.run import RunConfig
     from distlaunch.data.source import make_split
     from distlaunch.data.splits import read_splits
@@ -62,8 +54,8 @@ def program_of(kind: str, value: str, policy: str, loop: str = "fit", precision:
         "train": {"on_nonfinite": policy, "loop": loop},
         "precision": precision,
     }
-    config = RunConfig.model_validate({**raw, **STRATEGIES[kind]})
-    strategy = create(config, Task("worker", 0))
+    config = RunConfig.model_validate({**raw, **IN_ONE_PROCESS[kind]})
+    strategy = create(config)
     splits = read_splits(config.data)
     train = make_split(splits.train, config.data, seed=0, training=True)
     offer_splits(config, splits, train, None)
@@ -78,8 +70,6 @@ def main() -> None:
     from tests.parity.train_jobs import prepare_devices
 
     [kind] = sys.argv[1:]
-    from distlaunch.config.strategies import MODELS
-
     choose_backend(MODELS[kind].backend)
     if kind == "jax":
         prepare_devices(2)

@@ -15,16 +15,11 @@ from typing import Any
 import pytest
 
 from distlaunch.config.strategies import MODELS
+from tests.strategies import IN_ONE_PROCESS
 
 HERE = "tests.parity.optimizer_models"
 STRATEGIES: dict[str, dict[str, Any]] = {
-    "one_device": {"strategy": {"kind": "one_device"}},
-    "mirrored": {"strategy": {"kind": "mirrored", "replicas": 2}},
-    "parameter_server": {
-        "strategy": {"kind": "parameter_server"},
-        "cluster": {"workers": 1, "ps": 1, "hosting": "in_process"},
-    },
-    "dtensor": {"strategy": {"kind": "dtensor", "mesh": {"batch": 2}}},
+    **IN_ONE_PROCESS,
     "jax": {"strategy": {"kind": "jax", "mesh": {"batch": 2, "model": 2}, "layout": "auto"}},
 }
 

@@ -16,7 +16,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from distlaunch.cluster.spec import Task
 from distlaunch.cluster.tf_config import from_tf_config
 from distlaunch.config.run import RunConfig
 from distlaunch.data.source import make_split
@@ -44,14 +43,13 @@ def predict_case(name: str, strategy: Strategy, kind: dict[str, Any]) -> dict[st
 def main() -> None:
     results, *names = sys.argv[1:]
     kind = json.loads(os.environ["STRATEGY"])
-    workers, task = 1, Task("worker", 0)
+    workers = 1
     if "TF_CONFIG" in os.environ:
-        cluster, here = from_tf_config(os.environ["TF_CONFIG"])
-        workers, task = len(cluster.tasks), here or task
+        workers = len(from_tf_config(os.environ["TF_CONFIG"])[0].tasks)
     if "mesh" in kind:
         prepare_devices(8 // workers)
     config = RunConfig.model_validate({**CASES["mlp adam"], "strategy": kind, "cluster": {"workers": workers}})
-    strategy = create(config, task)
+    strategy = create(config)
     found = {f"{name}/{key}": value for name in names for key, value in predict_case(name, strategy, kind).items()}
     if strategy.is_chief:
         np.savez(results, **found)

@@ -17,11 +17,13 @@ import numpy as np
 import pytest
 
 from distlaunch.config.strategies import MODELS as KINDS
+from distlaunch.config.strategies import REFERENCE
 from tests.parity.cases import UNEVEN, case, optimizer
 from tests.parity.compare import TOLERANCE, deviations
 from tests.parity.run_session import Steps, run_session
 from tests.parity.test_jax import MESHES
 from tests.parity.workers import run_workers
+from tests.strategies import WITH_REPLICAS_HERE, sections
 from tests.warm import run_module
 
 pytest.importorskip("jax")
@@ -31,7 +33,7 @@ SERVERS = {"workers": 1, "ps": 2, "hosting": "in_process"}
 SHARDS = {"kind": "parameter_server", "partitioner": {"kind": "fixed_shards", "num_shards": 2}}
 PLACES: dict[str, dict[str, Any]] = {
     "one_device": {"strategy": {"kind": "one_device"}},
-    "mirrored": {"strategy": {"kind": "mirrored", "replicas": 3}},
+    **{kind: sections(kind, 3) for kind in WITH_REPLICAS_HERE},
     "two workers": {"strategy": {"kind": "multi_worker_mirrored"}, "cluster": {"workers": 2}},
     "servers": {"strategy": {"kind": "parameter_server"}, "cluster": SERVERS},
     "servers, split": {"strategy": SHARDS, "cluster": SERVERS},
@@ -40,8 +42,8 @@ PLACES: dict[str, dict[str, Any]] = {
     "dtensor, two workers": {"strategy": {"kind": "dtensor", **MESHES["4x2"]}, "cluster": {"workers": 2}},
     "jax, two workers": {"strategy": {"kind": "jax", **MESHES["4x2"]}, "cluster": {"workers": 2}},
 }
-HERE = ("one_device", "mirrored", *(name for name in PLACES if name.startswith("dtensor ")))
-"""Run in this process; the others need one of their own, or two."""
+PLACES_HERE = (REFERENCE, *WITH_REPLICAS_HERE, *(name for name in PLACES if name.startswith("dtensor ")))
+"""The places that need no other process."""
 SHORT = ("jax 2x2x2", "servers, split", "mirrored")
 CHAIN = ("one_device", "dtensor 4x2", "servers, split", "two workers", "jax 2x2x2", "mirrored")
 ALL_STEPS, STOP = 52, 1000
@@ -63,7 +65,7 @@ def config_of(place: str) -> dict[str, Any]:
 def go_on(place: str, runs: list[Path], stop_after: int, folder: Path, **settings: Any) -> list[Steps]:
     """The logs of every step of each run, continued in a place."""
     config = {**config_of(place), **settings}
-    if place in HERE:
+    if place in PLACES_HERE:
         return [run_session(str(run), config, stop_after) for run in runs]
     folder.mkdir(parents=True, exist_ok=True)
     arguments = [str(folder / "steps.json"), json.dumps([[str(run), config, stop_after] for run in runs])]
@@ -144,7 +146,7 @@ def test_every_pair(place: str, begun, alone, tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", PLACES)
 def test_a_repetition_is_bit_equal(place: str, tmp_path: Path, monkeypatch) -> None:
     """With `determinism: true`: every step, and all that the last checkpoint holds, random layers included."""
-    monkeypatch.setattr("tests.parity.test_any_to_any.HERE", ())  # determinism is for whole processes
+    monkeypatch.setattr("tests.parity.test_any_to_any.PLACES_HERE", ())  # determinism is for whole processes
     runs = [tmp_path / "first", tmp_path / "second"]
     first, second = go_on(place, runs, STOP, tmp_path / "work", determinism=True)
     assert first == second

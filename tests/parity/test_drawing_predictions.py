@@ -13,6 +13,7 @@ import pytest
 from distlaunch.config.strategies import MODELS
 from tests.parity.optimizer_runs import Run, chosen
 from tests.parity.probe_models import dense
+from tests.strategies import IN_ONE_PROCESS
 from tests.warm import run_module
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
@@ -59,7 +60,9 @@ def predicted(kind: str, folder: Path) -> Any:
     return [np.asarray(session.program.predict(source, lambda: False)).tolist() for _ in range(2)]
 
 
-@pytest.mark.parametrize("kind", chosen("jax", among=("one_device", "mirrored", "jax", "dtensor")))
+@pytest.mark.parametrize(
+    "kind", chosen("jax", among=[kind for kind in IN_ONE_PROCESS if not MODELS[kind].has_coordinator])
+)
 def test_predictions_of_a_pass(kind: str) -> None:
     out = run_module("tests.parity.optimizer_runs", [kind, f"{HERE}.predicted"], backend=MODELS[kind].backend,
                      deadline_s=200)  # fmt: skip

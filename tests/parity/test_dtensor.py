@@ -24,13 +24,12 @@ ALL = [(name, mesh) for name in RUNNING for mesh in meshes_of(name) if name != I
 
 
 def train_dtensor(name: str, mesh: dict) -> dict:
-    from distlaunch.cluster.spec import Task
     from distlaunch.config.run import RunConfig
     from distlaunch.strategies.factory import create
     from tests.parity.train_case import train_case
 
     config = RunConfig.model_validate({**CASES[name], "strategy": {"kind": "dtensor", **mesh}})
-    return train_case(name, create(config, Task("worker", 0)), config=config)
+    return train_case(name, create(config), config=config)
 
 
 @pytest.mark.parametrize(("name", "mesh"), FAST)

@@ -11,6 +11,7 @@ import pytest
 
 from distlaunch.config.strategies import MODELS
 from tests.parity.optimizer_runs import Run, difference, fitted
+from tests.strategies import IN_ONE_PROCESS
 from tests.warm import run_module
 
 HERE = "tests.parity.test_final_weights"
@@ -83,12 +84,9 @@ def interrupted(kind: str, folder: Path) -> Any:
     }
 
 
-KINDS = ("one_device", "mirrored", "parameter_server", "dtensor", "jax")
-
-
 @pytest.mark.parametrize(
     ("kind", "which"),
-    [("one_device", "one_of_them"), *(pytest.param(kind, "final", marks=pytest.mark.slow) for kind in KINDS)],
+    [("one_device", "one_of_them"), *(pytest.param(kind, "final", marks=pytest.mark.slow) for kind in IN_ONE_PROCESS)],
 )
 def test_a_run_ends_with_the_averages_and_resumes_without(kind: str, which: str) -> None:
     if kind == "jax":

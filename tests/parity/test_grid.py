@@ -50,14 +50,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def train_here(at: Point) -> dict[str, Any]:
     """The record of a point, trained in this process."""
-    from distlaunch.cluster.spec import Task
     from distlaunch.config.run import RunConfig
     from distlaunch.strategies.factory import create
     from tests.parity.train_case import train_case
 
     raw = config_of(at)
     config = RunConfig.model_validate({**raw, **strategy_of(at)})
-    return train_case(raw, create(config, Task("worker", 0)), config=config)
+    return train_case(raw, create(config), config=config)
 
 
 def train_elsewhere(points: list[Point], folder: Path) -> dict[str, dict[str, Any]]:

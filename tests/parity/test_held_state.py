@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from distlaunch.base.errors import CheckpointError
-from distlaunch.config.strategies import MODELS
+from distlaunch.config.strategies import MODELS, REFERENCE
 from distlaunch.strategies.variables import optimizers_of, untracked_variables
 from tests.parity import optimizer_models
 from tests.parity.optimizer_runs import Run, difference, fitted
+from tests.strategies import IN_ONE_PROCESS, WITH_REPLICAS_HERE
 from tests.warm import run_module
 
 HERE = "tests.parity.test_held_state"
@@ -61,12 +62,13 @@ def dict_and_object(kind: str, folder: Path) -> Any:
         ("one_device", "dict_and_object"),
         *(
             pytest.param(kind, "parts", marks=pytest.mark.slow)
-            for kind in ("one_device", "mirrored", "parameter_server", "dtensor")
+            for kind in IN_ONE_PROCESS
+            if MODELS[kind].backend == "tensorflow"
         ),
     ],
 )
 def test_a_resume_keeps_what_a_model_holds(kind: str, places: str) -> None:
-    names = [places, *(["counting"] if kind in ("one_device", "mirrored") else [])]
+    names = [places, *(["counting"] if kind in (REFERENCE, *WITH_REPLICAS_HERE) else [])]
     arguments = [kind, *(f"{HERE}.{name}" for name in names)]
     out = run_module("tests.parity.optimizer_runs", arguments, backend=MODELS[kind].backend, deadline_s=400)
     for name, values in json.loads(out.splitlines()[-1]).items():

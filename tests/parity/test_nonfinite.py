@@ -12,14 +12,15 @@ from distlaunch.base.event_files import read_events
 from distlaunch.base.events import CheckpointSaved, EpochEnded, Notice, RunEnded
 from distlaunch.config.strategies import MODELS as KINDS
 from tests.parity.nonfinite_case import BAD, STEPS, first_call
+from tests.strategies import IN_ONE_PROCESS, IN_THIS_PROCESS, WITH_REPLICAS_HERE
 from tests.warm import run_module
 
 HERE = "tests.parity.nonfinite_case"
-KINDS_HERE = ("one_device", "mirrored", "dtensor")
+# what ends a call does not know the loop or the value: each kind has one of them in CI
 CASES = [
-    # what ends a call does not know the loop or the value: each kind has one of them in CI
-    *(pytest.param(kind, "nan", "fit", marks=pytest.mark.slow if kind == "mirrored" else ()) for kind in KINDS_HERE),
-    *(pytest.param(kind, "inf", "custom", marks=() if kind == "mirrored" else pytest.mark.slow) for kind in KINDS_HERE),
+    pytest.param(kind, value, loop, marks=pytest.mark.slow if (kind in WITH_REPLICAS_HERE) == (loop == "fit") else ())
+    for value, loop in (("nan", "fit"), ("inf", "custom"))
+    for kind in IN_THIS_PROCESS
 ]
 
 
@@ -35,7 +36,7 @@ def test_a_call_ends_though_a_loss_scale_has_kept_the_weights_good() -> None:
     assert first_call("one_device", "nan", "fail", precision="mixed_float16") == [BAD, BAD, False]
 
 
-@pytest.mark.parametrize("kind", ["jax", "parameter_server"])
+@pytest.mark.parametrize("kind", [kind for kind in IN_ONE_PROCESS if kind not in IN_THIS_PROCESS])
 def test_a_call_ends_at_the_step_elsewhere(kind: str) -> None:
     if kind == "jax":
         pytest.importorskip("jax")

@@ -13,6 +13,7 @@ import tensorflow as tf
 from distlaunch import notebook
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import EpochEnded, Notice
+from tests.strategies import IN_ONE_PROCESS, IN_THIS_PROCESS
 
 HERE = "tests.parity.test_own_loss"
 layers = keras.layers
@@ -58,8 +59,8 @@ def data() -> dict[str, Any]:
 @pytest.mark.usefixtures("virtual_devices")
 @pytest.mark.parametrize(
     "strategy",
-    [{"kind": "one_device"}, {"kind": "mirrored", "replicas": 2}, {"kind": "dtensor", "mesh": {"batch": 2}}],
-    ids=lambda strategy: strategy["kind"],
+    [IN_ONE_PROCESS[kind]["strategy"] for kind in IN_THIS_PROCESS],
+    ids=IN_THIS_PROCESS,
 )
 def test_it_trains(strategy: dict[str, Any], tmp_path: Path) -> None:
     config = {

@@ -11,27 +11,27 @@ import pytest
 
 from tests.parity.test_jax import MESHES
 from tests.parity.workers import run_workers
+from tests.strategies import WITH_REPLICAS_HERE, sections
 
 pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 
 NAMES = ("mlp adam", "two inputs, two outputs", "subclassed")  # one array, a dict of arrays, a model that is built late
 STRATEGIES = {
-    "mirrored": {"kind": "mirrored", "replicas": 3},
+    **{kind: sections(kind, 3)["strategy"] for kind in WITH_REPLICAS_HERE},
     "dtensor 4x2": {"kind": "dtensor", **MESHES["4x2"]},
     "dtensor 8": {"kind": "dtensor", **MESHES["8"]},
 }
 
 
 def predict(name: str, kind: dict) -> dict[str, np.ndarray]:
-    from distlaunch.cluster.spec import Task
     from distlaunch.config.run import RunConfig
     from distlaunch.strategies.factory import create
     from tests.parity.cases import CASES
     from tests.parity.predict_case import predict_case
 
     config = RunConfig.model_validate({**CASES[name], "strategy": kind})
-    return predict_case(name, create(config, Task("worker", 0)), kind)
+    return predict_case(name, create(config), kind)
 
 
 @cache

@@ -141,12 +141,11 @@ def mean_of_means(share, value):
 
 
 def train_mirrored(name: str | dict, replicas: int, **options) -> dict:
-    from distlaunch.cluster.spec import Task
-    from distlaunch.config.strategies.replicas import Mirrored as Config
+    from distlaunch.config.strategies.replicas import MirroredSection
     from distlaunch.strategies.replica.mirrored import Mirrored
     from tests.parity.train_case import train_case
 
-    return train_case(name, Mirrored(Config(kind="mirrored", replicas=replicas), Task("worker", 0)), **options)
+    return train_case(name, Mirrored(MirroredSection(kind="mirrored", replicas=replicas)), **options)
 
 
 @pytest.fixture(scope="module")

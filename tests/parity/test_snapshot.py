@@ -11,11 +11,12 @@ import sys
 import pytest
 
 from distlaunch.config.strategies import MODELS
-from tests.parity.nonfinite_case import STRATEGIES, program_of
+from tests.parity.nonfinite_case import program_of
+from tests.strategies import IN_ONE_PROCESS
 from tests.warm import run_module
 
 
-@pytest.mark.parametrize("kind", STRATEGIES)
+@pytest.mark.parametrize("kind", IN_ONE_PROCESS)
 def test_training_does_not_change_a_snapshot(kind: str) -> None:
     if kind == "jax":
         pytest.importorskip("jax")
@@ -33,7 +34,7 @@ def main() -> None:
         prepare_devices(2)
     import numpy as np
 
-    from distlaunch.strategies.protocol import Vote
+    from distlaunch.strategies.coordination import Vote
 
     program = program_of(kind, "0", "fail")
     program.run_steps(2, Vote())

@@ -18,7 +18,6 @@ import keras
 from distlaunch.base.events import EpochEnded, Event, StepsDone
 from distlaunch.checkpoints.meta import Progress
 from distlaunch.checkpoints.store import CheckpointStore
-from distlaunch.cluster.spec import Task
 from distlaunch.config.run import RunConfig
 from distlaunch.data.source import make_split
 from distlaunch.data.split import Split
@@ -139,13 +138,11 @@ def main() -> None:
     results, *names = sys.argv[1:]
     records: dict[str, Record] = {}
     if "STRATEGY" in os.environ:
-        job, task = json.loads(os.environ["STRATEGY"]), Task("worker", 0)
+        job = json.loads(os.environ["STRATEGY"])
     else:
         job = {"strategy": {"kind": "multi_worker_mirrored"}, "cluster": {"workers": 2}}
-        given = json.loads(os.environ["TF_CONFIG"])["task"]
-        task = Task(given["type"], given["index"])
     config = RunConfig.model_validate({**CASES["mlp adam"], **job})
-    strategy = create(config, task)
+    strategy = create(config)
     for name in names:
         records[name] = train_case(name, strategy, config=config)
     if strategy.is_chief:

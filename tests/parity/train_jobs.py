@@ -14,7 +14,6 @@ from pathlib import Path
 
 import yaml
 
-from distlaunch.cluster.spec import Task
 from distlaunch.cluster.tf_config import from_tf_config
 from distlaunch.config.backend import choose_backend
 from distlaunch.config.strategies import MODELS as KINDS
@@ -25,9 +24,9 @@ def main() -> None:
     jobs = yaml.safe_load(listed if listed.startswith("[") else Path(listed).read_text())
     kind = jobs[0][2]["strategy"]["kind"]
     choose_backend(KINDS[kind].backend)
-    workers, task = 1, Task("worker", 0)
+    workers = 1
     if "TF_CONFIG" in os.environ:
-        spec, task = from_tf_config(os.environ["TF_CONFIG"])
+        spec, _ = from_tf_config(os.environ["TF_CONFIG"])
         workers = len(spec.tasks)
     if kind in ("jax", "dtensor"):
         prepare_devices(8 // workers)
@@ -45,7 +44,7 @@ def main() -> None:
         raw = CASES[case] if isinstance(case, str) else case
         config = RunConfig.model_validate({**raw, "cluster": {"workers": workers}, **sections})
         if strategy is None or sections != before:  # processes and servers meet once
-            strategy, before = create(config, task), sections
+            strategy, before = create(config), sections
         records[result] = train_case(case, strategy, config=config)
         print(result, flush=True)
     assert strategy is not None

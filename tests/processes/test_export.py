@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from real import json_lines, run
 
+from tests.strategies import IN_ONE_PROCESS, settings
+
 MINE = (Path(__file__).parent / "user_code" / "export.py").read_text()
 CONFIG = """
 model: {function: "mine.py:model"}
@@ -20,15 +22,6 @@ data: {function: "mine.py:data", global_batch: 32}
 compile: {optimizer: sgd, loss: {rating: mse, kind: mse}}
 export: [saved_model, keras, weights, tflite]
 """
-STRATEGIES = {
-    "one_device": "{kind: one_device}",
-    "mirrored": "{kind: mirrored, replicas: 2}",
-    "servers": "{kind: parameter_server}",
-    "dtensor": "{kind: dtensor, mesh: {batch: 2}}",
-    "jax": "{kind: jax, mesh: {batch: 2}}",
-}
-# test_sentiment.py, test_exit_hooks.py, test_train.py and the smoke tests export too
-ELSEWHERE = ("one_device", "mirrored", "dtensor", "servers", "jax")
 SIGNATURE = "serve(item: float32[?,3], user: int32[?]) -> (kind: float32[?,2], rating: float32[?,1])"
 
 LOAD = """
@@ -65,9 +58,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(name: str, folder: Path) -> None:
-    servers = ("--set", "cluster={workers: 1, ps: 1, hosting: in_process}") if name == "servers" else ()
-    strategy = ("--set", f"strategy={STRATEGIES[name]}")
-    code, out, err = run("train", "mine.yaml", "--name", name, *strategy, *servers, "--json", cwd=folder)
+    strategy = [word for setting in settings(IN_ONE_PROCESS[name]) for word in ("--set", setting)]
+    code, out, err = run("train", "mine.yaml", "--name", name, *strategy, "--json", cwd=folder)
     assert code == 0, err
     exported = {event["format"]: event["signature"] for event in json_lines(out) if event["event"] == "Exported"}
     assert exported == dict.fromkeys(("saved_model", "keras", "weights", "tflite"), SIGNATURE)
@@ -88,9 +80,9 @@ def validation(folder: Path) -> dict[str, np.ndarray]:
     return space["data"]()["validation"][0]
 
 
-@pytest.mark.parametrize(
-    "strategy", [pytest.param(name, marks=pytest.mark.slow if name in ELSEWHERE else ()) for name in STRATEGIES]
-)
+# test_sentiment.py, test_exit_hooks.py, test_train.py and the smoke tests export too
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", IN_ONE_PROCESS)
 def test_exports_predict_as_their_run_does(folder: Path, strategy: str) -> None:
     """All formats, loaded without distlaunch, give what `predict RUN` gives under the strategy, dropout or not."""
     if strategy != "one_device":

@@ -18,6 +18,7 @@ from supervised import wait_until
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import EpochEnded
 from distlaunch.base.run_dir import RunDir
+from tests.strategies import OTHERS, sections, settings
 
 HERE = Path(__file__).parent
 ITEMS = (HERE / "user_code" / "input_items.py").read_text()
@@ -33,9 +34,7 @@ validation: {}
 strategy: {kind: one_device}
 """
 STRATEGIES = {
-    "mirrored": ("strategy={kind: mirrored, replicas: 3}",),
-    "multi_worker_mirrored": ("strategy={kind: multi_worker_mirrored}", "cluster.workers=3"),
-    "parameter_server": ("strategy={kind: parameter_server}", "cluster={workers: 1, ps: 1}"),
+    **{kind: settings(sections(kind, 3)) for kind in OTHERS},
     "jax": ("strategy={kind: jax, mesh: {batch: 2}}", "cluster.workers=2"),
     "dtensor": ("strategy={kind: dtensor, mesh: {batch: 2}}", "cluster.workers=2"),
 }

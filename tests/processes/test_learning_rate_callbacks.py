@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from tiny_job import MODULE, losses, run_command, write_job
 
+from distlaunch.config.strategies import MODELS
+from tests.strategies import sections
+
 HALVES = """
 
 class Halve(keras.callbacks.Callback):
@@ -29,20 +32,10 @@ def expected() -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "cluster"),
-    [
-        ({"kind": "mirrored", "replicas": 2}, {}),
-        pytest.param({"kind": "one_device"}, {}, marks=pytest.mark.slow),
-        pytest.param({"kind": "dtensor", "mesh": {"batch": 2}}, {}, marks=pytest.mark.slow),
-        pytest.param({"kind": "jax", "mesh": {"batch": 2}}, {}, marks=pytest.mark.slow),
-        pytest.param({"kind": "multi_worker_mirrored"}, {"workers": 2}, marks=pytest.mark.slow),
-        pytest.param({"kind": "parameter_server"}, {"workers": 1, "ps": 1}, marks=pytest.mark.slow),
-    ],
+    "kind", [pytest.param(kind, marks=() if kind == "mirrored" else pytest.mark.slow) for kind in MODELS]
 )
-def test_the_rate_is_a_number(
-    tmp_path: Path, expected: list[float], strategy: dict[str, Any], cluster: dict[str, Any]
-) -> None:
-    write_job(tmp_path, MODULE + HALVES, strategy=strategy, cluster=cluster,
+def test_the_rate_is_a_number(tmp_path: Path, expected: list[float], kind: str) -> None:
+    write_job(tmp_path, MODULE + HALVES, **sections(kind),
               train={"epochs": 2, "callbacks": [{"name": "mine.py:Halve"}]})  # fmt: skip
     done = run_command("train", "job.yaml", cwd=tmp_path)
     assert done.code == 0, done.text

@@ -49,6 +49,7 @@ from distlaunch.jobs.job import plan as plan_job
 from distlaunch.strategies.replica import multi_worker_mirrored
 from distlaunch.training.session import Session
 from tests.properties.setting_keys import keys_of
+from tests.strategies import WITH_REPLICAS_HERE
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 ROOT = Path(__file__).parents[2]
@@ -223,10 +224,10 @@ EFFECTS: dict[str, Effect | tuple[Effect, ...]] = {
     "validation.every_epochs": Trains(2, "validation", base=FOUR_EPOCHS),
     "validation.steps": Trains(1, "validation", fast=True),
     "strategy.one_device.kind": Trains({"kind": "mirrored", "replicas": 2}, "started"),
-    "strategy.mirrored.kind": Trains({"kind": "one_device"}, "started", base={"strategy": {"kind": "mirrored"}}),
-    "strategy.mirrored.replicas": Trains(
-        3, "started", base={"strategy": {"kind": "mirrored", "replicas": 2}}
-    ),
+    **{f"strategy.{kind}.kind": Trains({"kind": "one_device"}, "started", base={"strategy": {"kind": kind}})
+       for kind in WITH_REPLICAS_HERE},
+    **{f"strategy.{kind}.replicas": Trains(3, "started", base={"strategy": {"kind": kind, "replicas": 2}})
+       for kind in WITH_REPLICAS_HERE},
     "strategy.multi_worker_mirrored.kind": Plans({"kind": "one_device"}, base={
         "strategy": {"kind": "multi_worker_mirrored"}}),
     "strategy.multi_worker_mirrored.replicas_per_worker": Shown(f"{HERE_TOO}test_replicas_per_worker"),
@@ -639,7 +640,7 @@ def test_replicas_per_worker() -> None:
     raw = with_keys(BASE, {**WORKERS, "strategy": {"kind": "multi_worker_mirrored", "replicas_per_worker": 7}})
     config = RunConfig.model_validate(raw)
     with pytest.raises(ConfigError, match="got 7, but this worker has"):
-        multi_worker_mirrored.MultiWorkerMirrored(config.strategy, Task("worker", 0))
+        multi_worker_mirrored.MultiWorkerMirrored(config.strategy)
 
 
 @pytest.mark.parametrize("communication", ["auto", "ring", "nccl"])
@@ -657,7 +658,7 @@ def test_communication(communication: str, monkeypatch: pytest.MonkeyPatch) -> N
     raw = with_keys(BASE, {**WORKERS, "strategy": {"kind": "multi_worker_mirrored", "communication": communication}})
     config = RunConfig.model_validate(raw)
     with pytest.raises(Taken):
-        multi_worker_mirrored.MultiWorkerMirrored(config.strategy, Task("worker", 0))
+        multi_worker_mirrored.MultiWorkerMirrored(config.strategy)
     assert given == [communication]
 
 

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from distlaunch.base.errors import ConfigError
-from distlaunch.cluster.spec import Task
 from distlaunch.config.run import Data, RunConfig
-from distlaunch.config.strategies.replicas import Mirrored as MirroredConfig
+from distlaunch.config.strategies.replicas import MirroredSection
 
 tf = pytest.importorskip("tensorflow")
 
@@ -180,9 +179,7 @@ def test_training_is_that_of_fit_on_augmented_data(replicas: int) -> None:
     config = RunConfig.model_validate(raw)
     train = make_split((x, y), config.data, seed=0, training=True)
     validation = make_split((x, y), config.data, seed=0, training=False)
-    strategy = (
-        OneDevice() if replicas == 1 else Mirrored(MirroredConfig(kind="mirrored", replicas=replicas), Task("chief", 0))
-    )
+    strategy = OneDevice() if replicas == 1 else Mirrored(MirroredSection(kind="mirrored", replicas=replicas))
     ours = model(config, strategy, train.first_rows(2))
     hooks = LoopHooks(lambda event: None, lambda: False, store=CheckpointStore(Path("unused")), is_chief=False)
     program = strategy.program(make_steps(config, ours))

@@ -8,8 +8,7 @@ import pytest
 
 from distlaunch.base.errors import DataError
 from distlaunch.data.differences import FirstPass, check_ends, check_passes, different_lengths, kind_of
-from distlaunch.strategies.coordination import Peers
-from distlaunch.strategies.protocol import Vote
+from distlaunch.strategies.coordination import Peers, Vote
 from distlaunch.strategies.replica.agreement import Ballots
 from tests.unit.test_peers import in_each
 

@@ -16,7 +16,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.engines import local
 from distlaunch.engines.context import LaunchContext
 from distlaunch.jobs.attempt import allocate, import_ahead
-from distlaunch.plan.train import cluster_at, plan_launch, processes
+from distlaunch.plan.train import cluster_at, plan_launch
 from distlaunch.verify.trials import KINDS, PlannedTrial, plan_trials
 
 
@@ -61,7 +61,7 @@ def test_one_process_for_each_backend_serves_all_trials(tmp_path: Path, imports:
         allocation = allocate(each.config, context)
         try:
             addresses = [place.address for place in allocation.places if place.address]
-            cluster = cluster_at(processes(each.config) if addresses else {}, addresses)
+            cluster = cluster_at(each.config.strategy.processes(each.config.cluster) if addresses else {}, addresses)
             plan = plan_launch(each.config, run, 3, "verify", cluster, places=allocation.places)
             assert isinstance(allocation, local.LocalAllocation)
             assert all(allocation.warm_starts.process_for(allocation.spec_of(task)) is imports for task in plan.tasks)

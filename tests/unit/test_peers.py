@@ -12,8 +12,7 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
-from distlaunch.strategies.coordination import Peers, addresses_and_rank
-from distlaunch.strategies.protocol import Vote
+from distlaunch.strategies.coordination import Peers, Vote, addresses_and_rank
 
 DEADLINE_S = 60.0
 

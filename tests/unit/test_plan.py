@@ -21,7 +21,6 @@ from distlaunch.plan.train import (
     fit_config,
     plan_json,
     plan_launch,
-    processes,
     render_plan,
     task_run_name,
 )
@@ -52,7 +51,7 @@ def _places(gpus: tuple[str, ...]) -> list[Place]:
 
 
 def _cluster(run_config: RunConfig, ports: Sequence[int | str]) -> ClusterSpec:
-    return cluster_at(processes(run_config), [f"127.0.0.1:{port}" for port in ports])
+    return cluster_at(run_config.strategy.processes(run_config.cluster), [f"127.0.0.1:{port}" for port in ports])
 
 
 CASES: dict[str, tuple[RunConfig, dict[str, Any]]] = {
@@ -182,7 +181,7 @@ def test_names() -> None:
 def test_each_host_shares_out_its_own_gpus() -> None:
     run_config = config({"kind": "multi_worker_mirrored"}, workers=3)
     places = [Place("a", "a:1", ("0", "1")), Place("a", "a:2", ("0", "1")), Place("b", "b:1", ("0",))]
-    cluster = cluster_at(processes(run_config), [place.address for place in places])
+    cluster = cluster_at(run_config.strategy.processes(run_config.cluster), [place.address for place in places])
     plan = plan_launch(run_config, RunDir("/r"), 0, "train", cluster, places=places)
     assert [(task.host, task.env.get("CUDA_VISIBLE_DEVICES")) for task in plan.tasks] == [
         ("a", "0"),

@@ -11,9 +11,8 @@ import pytest
 
 from distlaunch.base.errors import ConfigError, DataError
 from distlaunch.base.run_dir import RunDir
-from distlaunch.cluster.spec import Task
 from distlaunch.config.run import Data, RunConfig
-from distlaunch.config.strategies.replicas import Mirrored as MirroredConfig
+from distlaunch.config.strategies.replicas import MirroredSection
 
 tf = pytest.importorskip("tensorflow")
 
@@ -293,7 +292,7 @@ def test_training_is_that_of_fit(replicas: int) -> None:
         "function": "m:f", "shuffle": False, "class_weight": None, "global_batch": BATCH}}  # fmt: skip
     run_config = RunConfig.model_validate(raw)
     train, validation = split_of(Plain(), shuffle=False), split_of(Plain(), training=False)
-    strategy = OneDevice() if replicas == 1 else Mirrored(MirroredConfig(kind="mirrored", replicas=3), Task("chief", 0))
+    strategy = OneDevice() if replicas == 1 else Mirrored(MirroredSection(kind="mirrored", replicas=3))
     keras.utils.set_random_seed(0)
     ours = build_model(run_config, strategy, train.first_rows(2))
     hooks = LoopHooks(lambda event: None, lambda: False, store=CheckpointStore(Path("unused")), is_chief=False)

@@ -12,8 +12,7 @@ pytest.importorskip("tensorflow")
 import keras
 import tensorflow as tf
 
-from distlaunch.cluster.spec import Task
-from distlaunch.config.strategies.replicas import Mirrored as MirroredConfig
+from distlaunch.config.strategies.replicas import MirroredSection
 from distlaunch.strategies.replica.mirrored import Mirrored
 
 
@@ -29,7 +28,7 @@ from distlaunch.strategies.replica.mirrored import Mirrored
 )
 @pytest.mark.usefixtures("virtual_devices")
 def test_copies_on_replicas(number: float, dtype: str, aggregation: str) -> None:
-    with Mirrored(MirroredConfig(kind="mirrored", replicas=2), Task("worker", 0)).scope():
+    with Mirrored(MirroredSection(kind="mirrored", replicas=2)).scope():
         variable = keras.Variable(number, dtype=dtype, trainable=False, aggregation=aggregation)
     assert (float(variable), int(variable), complex(variable.value)) == (number, int(number), number)
     variable.assign(number * 2)
@@ -39,7 +38,7 @@ def test_copies_on_replicas(number: float, dtype: str, aggregation: str) -> None
 
 @pytest.mark.usefixtures("virtual_devices")
 def test_more_than_one_number_is_none() -> None:
-    with Mirrored(MirroredConfig(kind="mirrored", replicas=2), Task("worker", 0)).scope():
+    with Mirrored(MirroredSection(kind="mirrored", replicas=2)).scope():
         variable = keras.Variable([1.0, 2.0])
     with pytest.raises(TypeError, match="Only scalar arrays"):
         float(variable)

@@ -6,7 +6,7 @@ import pytest
 
 from distlaunch.base.judge import Judgement
 from distlaunch.config.run import RunConfig
-from distlaunch.config.strategies.base import OneDevice
+from distlaunch.config.strategies.base import OneDeviceSection
 from distlaunch.ui.verify import table_lines
 from distlaunch.verify.comparison import EQUAL, Row, VerifyResult
 from distlaunch.verify.trials import PlannedTrial
@@ -25,7 +25,7 @@ STEPS = 30
     ],
 )
 def test_the_last_line_says_up_to_which_step_it_is_proven(sharp_to: list[int], expected: str) -> None:
-    config = RunConfig.model_construct(strategy=OneDevice(kind="one_device"))
+    config = RunConfig.model_construct(strategy=OneDeviceSection(kind="one_device"))
     planned = PlannedTrial("one_device", 1, 1, config)
     rows = [Row(planned, EQUAL, judgement=Judgement(None, 0.0, 0.0, 0.0, sharp_to=step)) for step in sharp_to]
     assert expected in table_lines(VerifyResult(STEPS, rows))[-1]

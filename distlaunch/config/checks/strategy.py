@@ -119,7 +119,7 @@ def _last(ports: list[int], port: int) -> int:
 
 def variables_can_compile(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     """Check that XLA can access the variables of a step, which may be in other processes."""
-    if config.compile and config.compile.jit_compile and not config.strategy.can_jit_compile:
+    if config.compile and config.compile.jit_compile and config.strategy.refuses_jit_compile:
         why = ", whose variables are in other processes" if config.strategy.has_coordinator else ""
         message = f"got true, but XLA cannot compile a step of {config.strategy.kind}{why}; remove it"
         yield Problem(("compile", "jit_compile"), message)

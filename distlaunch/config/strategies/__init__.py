@@ -7,25 +7,28 @@ from typing import Annotated, get_args
 from pydantic import Field
 
 from distlaunch.config.base import Words
-from distlaunch.config.strategies.base import OneDevice, StrategySection
-from distlaunch.config.strategies.mesh import DTensor, Jax
-from distlaunch.config.strategies.parameter_server import ParameterServer
-from distlaunch.config.strategies.replicas import Mirrored, MultiWorkerMirrored
+from distlaunch.config.strategies.base import OneDeviceSection, StrategySection
+from distlaunch.config.strategies.mesh import DTensorSection, JaxSection
+from distlaunch.config.strategies.parameter_server import ParameterServerSection
+from distlaunch.config.strategies.replicas import MirroredSection, MultiWorkerMirroredSection
 
 Strategy = Annotated[
-    OneDevice | Mirrored | MultiWorkerMirrored | ParameterServer | DTensor | Jax,
+    OneDeviceSection
+    | MirroredSection
+    | MultiWorkerMirroredSection
+    | ParameterServerSection
+    | DTensorSection
+    | JaxSection,
     Field(discriminator="kind"),
     Words("a section with 'kind', such as {kind: mirrored}"),
 ]
 
-# the kind is a Literal of one word; `Strategy` is an Annotated union
-MODELS: dict[str, type[StrategySection]] = {
-    get_args(model.model_fields["kind"].annotation)[0]: model for model in get_args(get_args(Strategy)[0])
-}
+# `Strategy` is an Annotated union
+MODELS: dict[str, type[StrategySection]] = {model.own_kind(): model for model in get_args(get_args(Strategy)[0])}
 """Config class of each kind of strategy."""
 
 KINDS = tuple(MODELS)
-REFERENCE = KINDS[0]
+REFERENCE = OneDeviceSection.own_kind()
 """The kind that all others are compared with."""
 
 

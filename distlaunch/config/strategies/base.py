@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from distlaunch.base.errors import Problem
 from distlaunch.config.backend import Backend
@@ -50,12 +50,19 @@ class StrategySection(Section):
     """Whether copies of the model each compute a part of the batch, whose gradients are then summed."""
     places_variables: ClassVar[bool] = False
     """Whether tasks, or devices, hold different variables, or different parts of a variable."""
-    can_jit_compile: ClassVar[bool] = True
-    """Whether XLA can access all variables of a step."""
+    refuses_jit_compile: ClassVar[bool] = False
+    """Whether `compile.jit_compile` is an error, because XLA cannot access all variables of a step."""
     step_forms: ClassVar[tuple[tuple[str, ...], ...]] = (STEP,)
     """Forms of arguments that a user's step function may take."""
     quick_export: ClassVar[str] = "saved_model"
     """A format that every model of this strategy can be exported in without starting another process."""
+    starter: ClassVar[str] = ""
+    """The strategy in the config of `distlaunch init`: a line that describes it, and its sections as one-line YAML."""
+
+    @classmethod
+    def own_kind(cls) -> str:
+        """Return the kind that selects this class: the single literal of the field `kind`."""
+        return get_args(cls.model_fields["kind"].annotation)[0]
 
     @property
     def runs_tensorflow(self) -> bool:
@@ -130,15 +137,15 @@ class StrategySection(Section):
 
     @classmethod
     def trials(cls, replicas: Sequence[int], num_gpus: int) -> Iterator[TrialSections]:
-        """Yield the sections that `distlaunch verify` tries, for each number of replicas."""
+        """Yield the sections for each number of replicas, with which `distlaunch verify` and the tests train."""
         yield from ()
 
     def on_one_device(self) -> StrategySection:
         """Return a section that trains the same model on one device, in one process."""
-        return OneDevice(kind="one_device")
+        return OneDeviceSection(kind="one_device")
 
 
-class OneDevice(StrategySection):
+class OneDeviceSection(StrategySection):
     """Strategy with one process and one device, the reference for all others."""
 
     kind: Literal["one_device"]

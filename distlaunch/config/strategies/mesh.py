@@ -52,7 +52,7 @@ Layout = Annotated[
 ]
 
 
-class Mesh(StrategySection):
+class MeshSection(StrategySection):
     """The common base of mesh strategies."""
 
     mesh: MeshSizes
@@ -165,25 +165,29 @@ class Mesh(StrategySection):
         workers = [counted(cluster.num_workers, "worker")] if cluster.num_workers > 1 else []
         return [*workers, f"mesh {self._sizes()}"]
 
+    @classmethod
+    def trials(cls, replicas: Sequence[int], num_gpus: int) -> Iterator[TrialSections]:
+        yield from (({"kind": cls.own_kind(), "mesh": {"batch": number}}, {}) for number in replicas)
+
     def _sizes(self) -> str:
         return " x ".join(f"{axis} {size}" for axis, size in self.mesh.items())
 
 
-class DTensor(Mesh):
+class DTensorSection(MeshSection):
     """TensorFlow's DTensor: one program over a mesh of devices."""
 
     kind: Literal["dtensor"]
 
     implementation: ClassVar[str] = "dtensor.strategy:DTensor"
-    can_jit_compile: ClassVar[bool] = False
+    refuses_jit_compile: ClassVar[bool] = True
     step_forms: ClassVar[tuple[tuple[str, ...], ...]] = (STEP, FUNCTIONAL_STEP)
+    starter: ClassVar[str] = """\
+A mesh of four devices: examples are split over the axis `batch`, the layers' units over `model`:
+strategy: {kind: dtensor, mesh: {batch: 2, model: 2}, layout: {first/kernel: [~, model], first/bias: [model]}}
+"""
 
-    @classmethod
-    def trials(cls, replicas: Sequence[int], num_gpus: int) -> Iterator[TrialSections]:
-        yield from (({"kind": "dtensor", "mesh": {"batch": number}}, {}) for number in replicas)
 
-
-class Jax(Mesh):
+class JaxSection(MeshSection):
     """Keras on JAX: one program over a mesh of devices."""
 
     kind: Literal["jax"]
@@ -192,10 +196,10 @@ class Jax(Mesh):
     backend: ClassVar[Backend] = "jax"
     step_forms: ClassVar[tuple[tuple[str, ...], ...]] = (FUNCTIONAL_STEP,)
     quick_export: ClassVar[str] = "keras"
-
-    @classmethod
-    def trials(cls, replicas: Sequence[int], num_gpus: int) -> Iterator[TrialSections]:
-        yield from (({"kind": "jax", "mesh": {"batch": number}}, {}) for number in replicas)
+    starter: ClassVar[str] = """\
+The same with JAX (pip install 'distlaunch[jax]'); distlaunch chooses which variables to split:
+strategy: {kind: jax, mesh: {batch: 2, model: 2}, layout: auto}
+"""
 
     def on_one_device(self) -> StrategySection:
         """Return a mesh of one device, still on JAX: the model and its step may be written for JAX."""

@@ -40,7 +40,7 @@ class Partitioner(Section):
             yield Problem(key, f"missing '{needed}', which {self.kind} needs; add `{needed}: ...` below `partitioner:`")
 
 
-class ParameterServer(StrategySection):
+class ParameterServerSection(StrategySection):
     """Workers compute, parameter servers hold the variables, updates are asynchronous."""
 
     is_neutral: ClassVar[bool] = False
@@ -55,7 +55,12 @@ class ParameterServer(StrategySection):
     cluster_keys: ClassVar[frozenset[str]] = frozenset({"workers", "ps", "hosting", "ports"})
     has_coordinator: ClassVar[bool] = True
     places_variables: ClassVar[bool] = True
-    can_jit_compile: ClassVar[bool] = False
+    refuses_jit_compile: ClassVar[bool] = True
+    starter: ClassVar[str] = """\
+Two workers that compute, and one server that holds the variables:
+strategy: {kind: parameter_server}
+cluster: {workers: 2, ps: 1}
+"""
 
     def jobs(self, cluster: Cluster) -> dict[str, int]:
         return {"worker": cluster.num_workers, "ps": cluster.ps, "chief": 1}

@@ -14,14 +14,12 @@ _TRIAL_WORKERS = 2
 """Number of processes of a trial on GPUs, if they can share the replicas equally."""
 
 
-class Mirrored(StrategySection):
-    """Strategy with one process, which has a copy of the model on each of its devices."""
+class LocalReplicasSection(StrategySection):
+    """The common base of strategies with one process, which has a copy of the model on each of its devices."""
 
-    kind: Literal["mirrored"]
     replicas: Positive | Literal["auto"] = "auto"
     """Number of devices. `auto`: every GPU, or 2 virtual CPU devices if there is none."""
 
-    implementation: ClassVar[str] = "replica.mirrored:Mirrored"
     has_replicas: ClassVar[bool] = True
 
     def num_devices(self, cluster: Cluster) -> int | None:
@@ -40,10 +38,22 @@ class Mirrored(StrategySection):
 
     @classmethod
     def trials(cls, replicas: Sequence[int], num_gpus: int) -> Iterator[TrialSections]:
-        yield from (({"kind": "mirrored", "replicas": number}, {}) for number in replicas)
+        yield from (({"kind": cls.own_kind(), "replicas": number}, {}) for number in replicas)
 
 
-class MultiWorkerMirrored(StrategySection):
+class MirroredSection(LocalReplicasSection):
+    """Strategy with one process, which has a copy of the model on each of its devices."""
+
+    kind: Literal["mirrored"]
+
+    implementation: ClassVar[str] = "replica.mirrored:Mirrored"
+    starter: ClassVar[str] = """\
+One process; a copy of the model on each GPU, or on two parts of the CPU:
+strategy: {kind: mirrored}
+"""
+
+
+class MultiWorkerMirroredSection(StrategySection):
     """Several processes (`cluster.workers`), each with one or more copies of the model."""
 
     kind: Literal["multi_worker_mirrored"]
@@ -56,6 +66,11 @@ class MultiWorkerMirrored(StrategySection):
     cluster_keys: ClassVar[frozenset[str]] = frozenset({"workers", "ports"})
     in_lockstep: ClassVar[bool] = True
     has_replicas: ClassVar[bool] = True
+    starter: ClassVar[str] = """\
+Two processes, each with a copy of the model:
+strategy: {kind: multi_worker_mirrored}
+cluster: {workers: 2}
+"""
 
     def jobs(self, cluster: Cluster) -> dict[str, int]:
         return {"worker": cluster.num_workers}

@@ -25,24 +25,24 @@ from distlaunch.data.batches import Batch, Source
 from distlaunch.patches.keras_functional_optimizer import make_functional
 from distlaunch.patches.keras_private import put_value, value_of
 from distlaunch.patches.tensorflow_random import change_draws
-from distlaunch.strategies.coordination import Peers
+from distlaunch.strategies.coordination import Peers, Vote
 from distlaunch.strategies.dtensor.arrays import Layout, Mesh, place
 from distlaunch.strategies.dtensor.feed import Feed
 from distlaunch.strategies.dtensor.variable import MeshVariable
 from distlaunch.strategies.final_weights import set_final_weights
 from distlaunch.strategies.finite import loss_probe
-from distlaunch.strategies.local_model import LocalModel, tensorflow_values
+from distlaunch.strategies.local_model import LocalModel
 from distlaunch.strategies.mesh.functional_step import (
     extra_log_names,
     extra_test_logs,
-    known_log_names,
     predictions_of,
 )
 from distlaunch.strategies.mesh.layout import Axes, slot_layout
 from distlaunch.strategies.mesh.parts import StoredVariable
-from distlaunch.strategies.mesh.state import log_state, mesh_description, restore_state, snapshot_variables, state_of
+from distlaunch.strategies.mesh.program import MeshProgram
+from distlaunch.strategies.mesh.state import restore_state, snapshot_variables
 from distlaunch.strategies.predictions import concatenate_batches
-from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, ProgramDefaults, Steps, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Steps
 from distlaunch.strategies.state import State
 from distlaunch.strategies.step_times import StepTimes
 from distlaunch.strategies.variables import (
@@ -58,21 +58,18 @@ _STEPS_PER_CHECK = 16  # steps of an evaluation between two checks for a stop re
 _RESOURCES = (tf.resource, tf.variant)
 
 
-class DTensorProgram(ProgramDefaults):
+class DTensorProgram(MeshProgram):
     """Implementation of `Program` on DTensor. The state is on the mesh, and the model's variables give access to it.
 
     Args:
-        steps: functional steps `train(state, batch) -> (logs, state)` and `test`, as in Keras on JAX.
         layouts: axes of the weights that are split, by path.
-        input_axes: mesh axis of each dimension of the inputs; the first splits the examples.
-        peers: the processes whose devices form the mesh.
+        steps, input_axes, peers: see `MeshProgram`.
     """
 
     def __init__(self, steps: Steps, mesh: Mesh, layouts: Mapping[str, Axes], input_axes: Axes, peers: Peers) -> None:
-        self._steps, self._model, self._mesh, self._peers = steps, steps.model, mesh, peers
+        super().__init__(steps, {axis: mesh.dim_size(axis) for axis in mesh.dim_names}, input_axes, peers)
+        self._mesh, model = mesh, self._model
         self._feed = Feed(mesh, input_axes, peers)
-        self._sizes = {axis: mesh.dim_size(axis) for axis in mesh.dim_names}
-        model = self._model
         for optimizer in optimizers_of(model):
             make_functional(optimizer)
         slots = slot_variables(model)
@@ -88,12 +85,9 @@ class DTensorProgram(ProgramDefaults):
                 axes = slot_layout(variable, weights, layouts) if group is slots else layouts.get(variable.path, ())
                 put_value(variable, MeshVariable(host_value(variable), mesh, axes))
         weights = [*self._groups[0], *self._groups[1]]
-        self._local = LocalModel(model, *tensorflow_values(), weights, lambda one: value_of(one).whole())
-        self._sums: dict[str, MeshVariable] = {}
+        self._local = LocalModel(model, weights, lambda one: value_of(one).whole())
         self._log_names: list[str] | None = None
-        self._steps_in_epoch = 0
         self._batches: Iterator[Batch | None] | None = None
-        self._source: Source | None = None
         self._train_call = MeshFunction(self._train, mesh)
         self._test_call = MeshFunction(self._test, mesh)
 
@@ -182,9 +176,6 @@ class DTensorProgram(ProgramDefaults):
         for variable in self._sums.values():
             variable.assign(np.float32(0))
 
-    def agree(self, vote: Vote) -> Vote:
-        return self._peers.agree(vote)
-
     def _train(self, batch: Batch) -> tf.Tensor:
         """Run one step, and return `loss_probe` of its losses."""
         state = tuple(_read(group) for group in self._groups)
@@ -230,17 +221,15 @@ class DTensorProgram(ProgramDefaults):
         if self._log_names is not None:
             return
 
-        names = known_log_names(self._steps)
-        self._log_names = self._trace_log_names(batch) if names is None else names
-        for name in self._log_names:
-            self._sums.setdefault(name, MeshVariable(np.zeros((), np.float32), self._mesh, ()))
-
-    def _trace_log_names(self, batch: Batch) -> list[str]:
-        def trace(batch: Batch) -> Any:
+        def logs(batch: Batch) -> Any:
             return self._steps.train(tuple(_read(group) for group in self._groups), batch)[0]
 
-        logs = tf.function(trace, autograph=False).get_concrete_function(batch).structured_outputs
-        return extra_log_names(self._steps, logs)
+        def trace() -> Any:
+            return tf.function(logs, autograph=False).get_concrete_function(batch).structured_outputs
+
+        self._log_names = extra_log_names(self._steps, trace)
+        for name in self._log_names:
+            self._sums.setdefault(name, MeshVariable(np.zeros((), np.float32), self._mesh, ()))
 
     # metrics
 
@@ -254,10 +243,7 @@ class DTensorProgram(ProgramDefaults):
 
     def _train_logs(self) -> Logs:
         own = logs_to_host({name: variable.numpy() for name, variable in self._sums.items()})
-        if own and self._steps.logs == "last":
-            return own  # as in Keras, the step's own logs replace the metrics
-        scale = max(self._steps_in_epoch, 1)
-        return {**self._metric_logs(), **{name: value / scale for name, value in own.items()}}
+        return self._combine_logs(self._metric_logs(), own)
 
     # state
 
@@ -265,33 +251,20 @@ class DTensorProgram(ProgramDefaults):
     def is_split(self) -> bool:
         return self._peers.number > 1 and any(any(value_of(one).axes) for one in self._model.variables)
 
-    def gathered(self) -> AbstractContextManager[None]:
-        return self._local.with_gathered_weights({id(one): self._whole_value(one) for one in self._model.variables})
-
     def finalize(self) -> None:
         # in a graph, values on the mesh can be assigned even if no process holds all parts
         tf.function(lambda: set_final_weights(self._model), autograph=False)()
 
-    def mesh(self) -> dict[str, Any]:
-        return mesh_description(self._sizes, self._feed.axes)
-
     def placement(self) -> list[dict[str, Any]]:
         return [value_of(variable).placed(name) for name, variable in state_variables(self._model).items()]
-
-    def snapshot(self) -> State:
-        return state_of(self._model, self._sums, self._steps_in_epoch, self._whole_value)
 
     def _whole_value(self, variable: Any) -> np.ndarray:
         value: MeshVariable = value_of(variable)
         return value.gathered() if self._peers.number > 1 and any(value.axes) else value.numpy()
 
     def stored(self) -> dict[str, StoredVariable]:
-        """See `MeshProgram.stored`."""
+        """See `StoredProgram.stored`."""
         return {name: value_of(variable).stored() for name, variable in snapshot_variables(self._model).items()}
-
-    def log_state(self) -> State:
-        """See `MeshProgram.log_state`."""
-        return log_state(self._model, self._sums, self._steps_in_epoch)
 
     def restore(self, state: State) -> None:
         sums, self._steps_in_epoch = restore_state(self._model, state)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -22,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from distlaunch.base.plural import listed
 from distlaunch.data.batches import Source
 from distlaunch.patches.jax_partitioning import computed_exactly
-from distlaunch.strategies.coordination import Peers
+from distlaunch.strategies.coordination import Peers, Vote
 from distlaunch.strategies.final_weights import set_final_weights
 from distlaunch.strategies.finite import loss_probe
 from distlaunch.strategies.jax.feed import Feed, Placement, StepClock, place
@@ -34,14 +33,14 @@ from distlaunch.strategies.mesh.functional_step import (
     TrainState,
     extra_log_names,
     extra_test_logs,
-    known_log_names,
     predictions_of,
 )
 from distlaunch.strategies.mesh.layout import Axes
 from distlaunch.strategies.mesh.parts import StoredVariable
-from distlaunch.strategies.mesh.state import log_state, mesh_description, restore_state, state_of
+from distlaunch.strategies.mesh.program import MeshProgram
+from distlaunch.strategies.mesh.state import restore_state
 from distlaunch.strategies.predictions import concatenate_batches
-from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, ProgramDefaults, Steps, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Steps
 from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import logs_to_host, metric_results
 
@@ -49,30 +48,24 @@ _IN_FLIGHT = 2  # steps that may be in progress: more than one keeps the devices
 _STEPS_PER_CHECK = 16  # steps of an evaluation between two checks for a stop request
 
 
-class JaxProgram(ProgramDefaults):
+class JaxProgram(MeshProgram):
     """Implementation of `Program` on JAX. Between calls, the state is in the model's variables, split by their layouts.
 
     Args:
-        steps: functional steps `train(state, batch) -> (logs, state)` and `test`, as in Keras on JAX.
         layouts: axes of the weights that are split, by path.
-        input_axes: mesh axis of each dimension of the inputs; the first splits the examples.
-        peers: the processes whose devices form the mesh.
+        steps, input_axes, peers: see `MeshProgram`.
     """
 
     def __init__(self, steps: Steps, mesh: Mesh, layouts: Mapping[str, Axes], input_axes: Axes, peers: Peers) -> None:
-        self._steps, self._model, self._mesh, self._peers = steps, steps.model, mesh, peers
+        super().__init__(steps, mesh.shape, input_axes, peers)
+        self._mesh = mesh
         self._whole = NamedSharding(mesh, PartitionSpec())
         self._placement = Placement(mesh, input_axes)
         self._values = Values(self._model, mesh, layouts, peers)
         weights = [*self._values.groups[0], *self._values.groups[1]]
-        self._local = LocalModel(
-            self._model, jnp.asarray, lambda kept, value: jnp.asarray(value), weights, self._values.local_copy
-        )
-        self._sums: dict[str, Any] | None = None
-        self._steps_in_epoch = 0
+        self._local = LocalModel(self._model, weights, self._values.local_copy, jnp.asarray)
         self._feed: Feed | None = None
         self._clock = StepClock()
-        self._source: Source | None = None
         self._train_call: Callable[..., Any] | None = None
         self._test_call: Callable[..., Any] | None = None
         self._result = jax.jit(self._metrics_result, out_shardings=self._whole)
@@ -167,11 +160,7 @@ class JaxProgram(ProgramDefaults):
     def reset_metrics(self) -> None:
         self._steps_in_epoch = 0
         self._model.reset_metrics()
-        if self._sums is not None:
-            self._sums = self._zeros(self._sums)
-
-    def agree(self, vote: Vote) -> Vote:
-        return self._peers.agree(vote)
+        self._sums = self._zeros(self._sums)
 
     def _checked_train_call(self, state: TrainState, batch: Any) -> tuple[Callable[..., Any], list[str]]:
         """Return the compiled step, after a check of its operations on this mesh, and notes for the user.
@@ -200,10 +189,10 @@ class JaxProgram(ProgramDefaults):
 
     def _make_train_call(self, state: TrainState, batch: Any) -> Any:
         step, average = draw_like_tensorflow(self._steps.train), self._steps.logs == "mean"
-        names = self._log_names(state, batch)
-        if self._sums is None or set(self._sums) != set(names):
-            known = self._sums or {}
-            self._sums = {**self._zeros(names), **{name: known[name] for name in names if name in known}}
+        # `eval_shape` finds the names without compiling or computing anything
+        names = extra_log_names(self._steps, lambda: jax.eval_shape(self._steps.train, state, batch)[0])
+        if set(self._sums) != set(names):
+            self._sums = {**self._zeros(names), **{name: self._sums[name] for name in names if name in self._sums}}
 
         def call(state: TrainState, sums: dict[str, Any], batch: Any) -> Any:
             with computed_exactly(self._placement.remedies_for(batch)):
@@ -228,14 +217,6 @@ class JaxProgram(ProgramDefaults):
 
         return jax.jit(call, donate_argnums=(1, 2), out_shardings=(shardings[1], shardings[3], self._whole))
 
-    def _log_names(self, state: TrainState, batch: Any) -> list[str]:
-        """Return the names of scalars that the step returns in addition to the model's metrics."""
-        if (known := known_log_names(self._steps)) is not None:
-            return known
-        # `eval_shape` finds the names without compiling or computing anything
-        logs, _ = jax.eval_shape(self._steps.train, state, batch)
-        return extra_log_names(self._steps, logs)
-
     # metrics
 
     def _metrics_result(self, metrics: list[Any]) -> dict[str, Any]:
@@ -244,13 +225,7 @@ class JaxProgram(ProgramDefaults):
             return {name: jnp.asarray(value) for name, value in metric_results(self._model).items()}
 
     def _train_logs(self, state: TrainState) -> Logs:
-        logs = logs_to_host(self._result(state[3]))
-        if not self._sums:
-            return logs
-        if self._steps.logs == "last":
-            return logs_to_host(self._sums)  # as in Keras, the step's own logs replace the metrics
-        scale = max(self._steps_in_epoch, 1)
-        return {**logs, **{name: value / scale for name, value in logs_to_host(self._sums).items()}}
+        return self._combine_logs(logs_to_host(self._result(state[3])), logs_to_host(self._sums))
 
     def _zeros(self, names: Any) -> dict[str, Any]:
         return {name: place(np.zeros((), np.float32), self._whole) for name in names}
@@ -261,29 +236,19 @@ class JaxProgram(ProgramDefaults):
     def is_split(self) -> bool:
         return any(self._values.local_copy(one) is None for one in self._model.variables)
 
-    def gathered(self) -> AbstractContextManager[None]:
-        return self._local.with_gathered_weights({id(one): self._values.copy(one) for one in self._model.variables})
-
     def finalize(self) -> None:
         set_final_weights(self._model)
         self._values.assign(self._values.read())
 
-    def mesh(self) -> dict[str, Any]:
-        return mesh_description(self._mesh.shape, self._placement.axes)
-
     def placement(self) -> list[dict[str, Any]]:
         return self._values.placement()
 
-    def snapshot(self) -> State:
-        return state_of(self._model, self._sums or {}, self._steps_in_epoch, self._values.copy)
+    def _whole_value(self, variable: Any) -> np.ndarray:
+        return self._values.copy(variable)
 
     def stored(self) -> dict[str, StoredVariable]:
-        """See `MeshProgram.stored`."""
+        """See `StoredProgram.stored`."""
         return self._values.stored()
-
-    def log_state(self) -> State:
-        """See `MeshProgram.log_state`."""
-        return log_state(self._model, self._sums or {}, self._steps_in_epoch)
 
     def restore(self, state: State) -> None:
         sums, self._steps_in_epoch = restore_state(self._model, state, self._values.put)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,18 +17,14 @@ from jax.sharding import Mesh
 
 from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.base.plural import count
-from distlaunch.cluster.spec import Task
 from distlaunch.config.cluster import Cluster
-from distlaunch.config.strategies.base import CPU_DEVICES
-from distlaunch.config.strategies.mesh import Jax as JaxConfig
+from distlaunch.config.strategies.mesh import JaxSection
 from distlaunch.patches.jax_private import coordination_client
 from distlaunch.strategies.coordination import Peers, addresses_and_rank
 from distlaunch.strategies.jax.feed import parts_of_process
 from distlaunch.strategies.jax.keras_backend import building
 from distlaunch.strategies.jax.program import JaxProgram
-from distlaunch.strategies.mesh.parts import MeshParts
-from distlaunch.strategies.mesh.strategy import MeshStrategy
-from distlaunch.strategies.protocol import Steps
+from distlaunch.strategies.mesh.strategy import MeshStrategy, mesh_sizes
 
 _MIN_COMPILE_S = 0.1
 """Shortest compilation time of a program that is stored; compiling a training step takes half a second to minutes."""
@@ -43,20 +38,18 @@ A launcher notices at once when one of its own processes dies, so this limit is 
 class Jax(MeshStrategy):
     """The strategy `jax`, on a mesh of JAX devices."""
 
-    kind = "jax"
+    program_class = JaxProgram
 
-    def __init__(self, config: JaxConfig, task: Task | None = None, cluster: Cluster | None = None) -> None:
+    def __init__(self, section: JaxSection, cluster: Cluster | None = None) -> None:
         # Keras chooses its backend when it is imported, and keeps it
         if keras.backend.backend() != "jax":
             message = f"strategy jax needs Keras on JAX, but Keras runs on {keras.backend.backend()} in this process"
             raise UsageError(f"{message}; start the run with `distlaunch train`, or set KERAS_BACKEND=jax first")
-        super().__init__(config)
-        self.task = task or Task("worker", 0)
         with contextlib.suppress(RuntimeError):  # TensorFlow is already running, and keeps its devices
             tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads data here
-        self._peers = _connect((cluster or Cluster()).start_timeout_s)
-        self.mesh = make_mesh(config, self._peers.number)
-        self.num_replicas = int(dict(self.mesh.shape).get(config.batch_axis or "", 1))
+        peers = _connect((cluster or Cluster()).start_timeout_s)
+        mesh = _make_mesh(section, peers.number)
+        super().__init__(section, mesh, {str(axis): int(size) for axis, size in mesh.shape.items()}, peers)
 
     def keep_compiled(self, folder: Path) -> None:
         # a user's setting takes precedence
@@ -71,39 +64,28 @@ class Jax(MeshStrategy):
         with building(), jax.default_device(_host()):
             yield
 
-    def program(self, steps: Steps) -> JaxProgram:
-        sizes = {str(axis): int(size) for axis, size in self.mesh.shape.items()}
-        layouts, inputs = self.lay_out(steps.model, sizes)
-        program = JaxProgram(steps, self.mesh, layouts, inputs, self._peers)
-        self._parts = MeshParts(self._peers, program) if self._peers.number > 1 else None
-        return program
-
     def _parts_here(self, axis: str | None) -> tuple[int, int]:
         return parts_of_process(self.mesh, axis)
 
 
-def make_mesh(config: JaxConfig, num_processes: int = 1) -> Mesh:
+def _make_mesh(section: JaxSection, num_processes: int) -> Mesh:
     """Return the mesh over the same number of devices in each process: GPUs, or virtual CPU devices.
 
     Raises:
         ConfigError: there are not enough devices.
     """
-    product, filled = config.product, -1 in config.mesh.values()
-    cpus = product * CPU_DEVICES if filled else product
     with contextlib.suppress(RuntimeError):  # JAX is already running, and its devices cannot change
-        each = -(-cpus // num_processes)
+        each = -(-mesh_sizes(section, num_processes, num_gpus=0)[1] // num_processes)
         jax.config.update("jax_num_cpu_devices", max(each, jax.config.jax_num_cpu_devices))  # pyright: ignore[reportAttributeAccessIssue]
     devices = _devices()
-    step = math.lcm(product, num_processes)
-    wanted = (cpus if devices[0].platform == "cpu" else len(devices) // step * step) if filled else product
+    sizes, wanted = mesh_sizes(section, num_processes, 0 if devices[0].platform == "cpu" else len(devices))
     each = wanted // num_processes
     chosen = [d for rank in range(num_processes) for d in [d for d in devices if d.process_index == rank][:each]]
     if not wanted or len(chosen) < wanted:
         where = f"in the {num_processes} processes" if num_processes > 1 else "in this process"
         have = f"JAX has {count(len(devices), f'{devices[0].platform} device')} {where}"
-        raise ConfigError(Problem(("strategy", "mesh"), f"needs {wanted or product} devices, but {have}"))
-    sizes = [wanted // product if size == -1 else size for size in config.mesh.values()]
-    return Mesh(np.array(chosen).reshape(sizes), tuple(config.mesh))
+        raise ConfigError(Problem(("strategy", "mesh"), f"needs {wanted or section.product} devices, but {have}"))
+    return Mesh(np.array(chosen).reshape(list(sizes.values())), tuple(sizes))
 
 
 def _devices() -> list[Any]:

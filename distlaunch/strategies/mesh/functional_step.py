@@ -136,8 +136,18 @@ def predictions_of(model: keras.Model, trainable: Values, others: Values, batch:
     return predictions, _values(scope, model.non_trainable_variables)
 
 
-def extra_log_names(steps: Steps, logs: Iterable[str]) -> list[str]:
-    """Return the names of a training step's scalars that the model's metrics do not report."""
+def extra_log_names(steps: Steps, trace: Callable[[], Iterable[str]]) -> list[str]:
+    """Return the names of a training step's scalars that the model's metrics do not report.
+
+    Args:
+        trace: returns the names of all scalars; called only if they are not known without a trace.
+    """
+    if isinstance(getattr(steps.train, "__self__", None), FunctionalStep):
+        if steps.logs == "mean":
+            return ["loss"]
+        if not overrides_method(steps.model, "compute_metrics"):
+            return []
+    logs = list(trace())
     is_reported = steps.logs == "last" and set(logs) == set(metric_results(steps.model))
     return [] if is_reported else sorted(logs)
 
@@ -145,15 +155,6 @@ def extra_log_names(steps: Steps, logs: Iterable[str]) -> list[str]:
 def extra_test_logs(model: keras.Model, logs: FunctionalLogs) -> FunctionalLogs:
     """Return the logs of an evaluation step that replace the model's metrics; empty if they are the metrics."""
     return {} if set(logs) == set(metric_results(model)) else logs
-
-
-def known_log_names(steps: Steps) -> list[str] | None:
-    """Return the result of `extra_log_names` if it is known without tracing the step; otherwise None."""
-    if not isinstance(getattr(steps.train, "__self__", None), FunctionalStep):
-        return None
-    if steps.logs == "mean":
-        return ["loss"]
-    return None if overrides_method(steps.model, "compute_metrics") else []
 
 
 def reference_loss(model: keras.Model, per_example: Callable[[Any, Any], Any]) -> LossOf:

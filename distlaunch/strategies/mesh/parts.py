@@ -30,8 +30,8 @@ class StoredVariable:
     value_of: Callable[[Block], np.ndarray]
 
 
-class MeshProgram(Protocol):
-    """A program on a mesh."""
+class StoredProgram(Protocol):
+    """A program whose devices hold parts of the variables."""
 
     def stored(self) -> dict[str, StoredVariable]:
         """Return all variables of a snapshot, by name; every process must call it."""
@@ -45,7 +45,7 @@ class MeshProgram(Protocol):
 class MeshParts:
     """Implementation of `Parts` for meshes."""
 
-    def __init__(self, peers: Peers, program: MeshProgram) -> None:
+    def __init__(self, peers: Peers, program: StoredProgram) -> None:
         self._program = program
         self.rank, self.number = peers.rank, peers.number
         self.post, self.collect = peers.post, peers.collect

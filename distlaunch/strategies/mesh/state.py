@@ -13,8 +13,7 @@ from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import (
     checked_value,
     named_metrics,
-    restore_untracked,
-    saved_values,
+    restore_variables,
     state_variables,
     untracked_state,
 )
@@ -23,26 +22,17 @@ Bounds = list[list[int]]
 """Start and stop index of each dimension."""
 
 
-def state_of(
-    model: keras.Model, sums: Mapping[str, Any], steps_in_epoch: int, value_of: Callable[[Any], np.ndarray]
-) -> State:
-    """Return a snapshot of the whole state.
-
-    Args:
-        sums: sums, by name, of the scalars that the step returns in addition to the model's metrics.
-        value_of: returns a copy of the whole value of a variable, even if other processes hold parts of it.
-    """
-    state = {name: value_of(variable) for name, variable in snapshot_variables(model).items()}
-    return {**state, **log_state(model, sums, steps_in_epoch)}
-
-
 def snapshot_variables(model: keras.Model) -> dict[str, Any]:
     """Return the variables of a snapshot, by name."""
     return {**state_variables(model), **named_metrics(model)}
 
 
 def log_state(model: keras.Model, sums: Mapping[str, Any], steps_in_epoch: int) -> State:
-    """Return the values of a snapshot that are not variables on the mesh."""
+    """Return the values of a snapshot that are not variables on the mesh.
+
+    Args:
+        sums: sums, by name, of the scalars that the step returns in addition to the model's metrics.
+    """
     state = {f"log/{name}": np.array(value) for name, value in sums.items()}
     return {**untracked_state(model), **state, "log/steps_in_epoch": np.array(steps_in_epoch, np.int64)}
 
@@ -58,9 +48,7 @@ def restore_state(
     Raises:
         StateMismatchError: a variable is missing or has another shape.
     """
-    for variable, value in saved_values(model, state):
-        assign(variable, value)
-    restore_untracked(model, state)
+    restore_variables(model, state, assign)
     # the checkpoint may have other metrics; the model's metrics then keep their initial values
     model.reset_metrics()
     metrics = named_metrics(model)

@@ -84,11 +84,9 @@ class Reader:
 
     def _begin(self, number: int) -> None:
         split = self._split
-        if split.num_batches is None:
-            self._pass, self._position = 0, 0
-        else:
-            self._pass, self._position = number // split.num_batches, number
-        start = 0 if split.num_batches is None else number % split.num_batches
+        self._pass = self._position = start = 0
+        if split.num_batches is not None:
+            self._position, (self._pass, start) = number, divmod(number, split.num_batches)
         self._iterator = self._open(self._pass, start)
 
     def _open(self, number_of_pass: int, start: int) -> Iterator[Any]:

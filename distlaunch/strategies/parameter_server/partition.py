@@ -91,15 +91,12 @@ def _tensorflow_variable(variable: Any) -> Any:
 def make_partitioner(config: Partitioner) -> Any:
     """Return a TensorFlow partitioner: a function (shape, dtype) that returns the number of parts of each dimension."""
     partitioners = tf.distribute.experimental.partitioners
-    if config.kind == "fixed_shards":
-        return partitioners.FixedShardsPartitioner(config.num_shards)
-    kind = partitioners.MinSizePartitioner if config.kind == "min_size" else partitioners.MaxSizePartitioner
-    given = {
-        "min_shard_bytes": config.min_shard_bytes,
-        "max_shard_bytes": config.max_shard_bytes,
-        "max_shards": config.max_shards,
+    kinds = {
+        "fixed_shards": partitioners.FixedShardsPartitioner,
+        "min_size": partitioners.MinSizePartitioner,
+        "max_size": partitioners.MaxSizePartitioner,
     }
-    return kind(**{name: value for name, value in given.items() if value is not None})
+    return kinds[config.kind](**config.model_dump(exclude={"kind"}, exclude_none=True))
 
 
 def num_shards(partitioner: Any, shape: tf.TensorShape, dtype: tf.DType) -> int:

@@ -23,10 +23,11 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.data.batches import Source
 from distlaunch.data.graph_clock import now, read_timed, time_row, time_rows
-from distlaunch.patches.keras_private import put_value, raw_counter, value_of
+from distlaunch.patches.keras_private import raw_counter, replaced_values
+from distlaunch.strategies.coordination import Vote
 from distlaunch.strategies.final_weights import set_final_weights
 from distlaunch.strategies.finite import losses_are_finite
-from distlaunch.strategies.local_model import LocalModel, tensorflow_values
+from distlaunch.strategies.local_model import LocalModel
 from distlaunch.strategies.parameter_server.partition import placement_of
 from distlaunch.strategies.parameter_server.worker_batches import (
     FirstPasses,
@@ -38,8 +39,8 @@ from distlaunch.strategies.parameter_server.worker_batches import (
     report_times,
     send_times,
 )
-from distlaunch.strategies.patches.keras_replica_metrics import is_known_to_add_up, single_metrics
-from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, ProgramDefaults, Steps, Vote
+from distlaunch.strategies.patches.keras_replica_metrics import adds_up, single_metrics
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Program, Steps
 from distlaunch.strategies.replica.trial import MAX_ROWS, metrics_that_do_not_add_up
 from distlaunch.strategies.stand_in import StandIn
 from distlaunch.strategies.state import State
@@ -48,13 +49,12 @@ from distlaunch.strategies.variables import (
     flat_logs,
     host_value,
     logs_to_host,
+    may_return_more,
     metric_results,
     metric_variables,
     named_metrics,
     optimizers_of,
-    overrides_method,
-    restore_untracked,
-    saved_values,
+    restore_variables,
     state_variables,
     untracked_state,
 )
@@ -66,7 +66,7 @@ _POLL_S = 0.002  # largest delay in noticing the end of a call
 _never_set = threading.Event()  # never set
 
 
-class CoordinatorProgram(ProgramDefaults):
+class CoordinatorProgram(Program):
     """Implementation of `Program` with a `ClusterCoordinator`, for a model created under its strategy."""
 
     def __init__(self, strategy: Any, coordinator: Any, steps: Steps, num_workers: int) -> None:
@@ -86,7 +86,7 @@ class CoordinatorProgram(ProgramDefaults):
         self._log_names: list[str] | None = None
         self._test_log_names: list[str] = []
         self._log_sums: dict[str, float] = {}
-        self._local = LocalModel(self._model, *tensorflow_values())
+        self._local = LocalModel(self._model)
         self._steps_in_epoch = 0
         self._source: Source | None = None
         self._next_batch = 0
@@ -98,9 +98,8 @@ class CoordinatorProgram(ProgramDefaults):
 
     def _check_metrics_add_up(self) -> None:
         steps, metrics = self._steps, list(single_metrics(self._model.metrics))
-        doubtful = [metric for metric in metrics if not is_known_to_add_up(metric)]
-        undeclared = [metric for metric in doubtful if getattr(metric, "additive", None) is None]
-        wrong = [metric for metric in metrics if getattr(metric, "additive", None) is False]
+        undeclared = [metric for metric in metrics if adds_up(metric) is None]
+        wrong = [metric for metric in metrics if adds_up(metric) is False]
         if undeclared and steps.test is not None and steps.sample is not None:
             wrong += metrics_that_do_not_add_up(self._model, steps.test, undeclared, steps.sample(MAX_ROWS))
         if wrong:
@@ -121,7 +120,10 @@ class CoordinatorProgram(ProgramDefaults):
     def run_steps(self, num_steps: int, vote: Vote) -> CallResult:
         assert self._source is not None, "set_train_data comes first"
         if self._train_call is None:
-            self._train_call = self._make_call(self._steps.train, self._source, self._find_log_names(self._source))
+            if self._log_names is None:
+                always = self._steps.logs == "mean"
+                self._log_names = self._extra_log_names(self._steps.train, "train_step", self._source, always=always)
+            self._train_call = self._make_call(self._steps.train, self._source, self._log_names)
         size = max(1, num_steps // (BLOCKS_PER_WORKER * self._num_workers))
         blocks = self._distribute_blocks(self._train_call, self._source, self._next_batch, num_steps, size)
         done = sum(block.done for block in blocks)
@@ -148,7 +150,7 @@ class CoordinatorProgram(ProgramDefaults):
         assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
         if source.name not in self._test_calls:
             check_data(source, self._num_workers)
-            self._test_log_names = self._find_test_log_names(source)
+            self._test_log_names = self._extra_log_names(self._steps.test, "test_step", source, always=False)
             self._test_calls[source.name] = self._make_call(self._steps.test, source, self._test_log_names)
         totals, last = self._initial_totals(), []
         limit = min((n for n in (source.num_batches, max_steps) if n is not None), default=None)
@@ -241,26 +243,15 @@ class CoordinatorProgram(ProgramDefaults):
             # the trace finds the counters' increments per step, which the first block needs
             return tf.function(call).get_concrete_function(tf.TensorSpec([2 + len(self._counters)], tf.int64))
 
-    def _find_log_names(self, source: Source) -> list[str]:
-        """Return the names of scalars that the training step returns in addition to the model's metrics."""
-        if self._log_names is None:
-            always = self._steps.logs == "mean"
-            is_known = not always and not self._returns_more("train_step")
-            self._log_names = [] if is_known else self._traced_log_names(self._steps.train, source, always=always)
-        return self._log_names
+    def _extra_log_names(self, step: Callable[..., Any], name: str, source: Source, *, always: bool) -> list[str]:
+        """Return the names of scalars that a step returns, if they are not just the model's metrics.
 
-    def _find_test_log_names(self, source: Source) -> list[str]:
-        """Return the same names for the evaluation step."""
-        assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
-        if not self._returns_more("test_step"):
+        Args:
+            name: the step's method in Keras.
+            always: whether they are returned even if they are the metrics.
+        """
+        if not always and not may_return_more(self._model, name):
             return []
-        return self._traced_log_names(self._steps.test, source, always=False)
-
-    def _returns_more(self, step: str) -> bool:
-        return overrides_method(self._model, step) or overrides_method(self._model, "compute_metrics")
-
-    def _traced_log_names(self, step: Callable[..., Any], source: Source, *, always: bool) -> list[str]:
-        """Trace a step, and return the names of its results; empty if they are the metrics, unless `always`."""
         spec = batch_spec(source.elements, source.load)
 
         def trace(batch: Any) -> Any:
@@ -333,9 +324,7 @@ class CoordinatorProgram(ProgramDefaults):
         return state
 
     def restore(self, state: State) -> None:
-        for variable, value in saved_values(self._model, state):
-            variable.assign(value)
-        restore_untracked(self._model, state)
+        restore_variables(self._model, state)
         self._counts = [int(host_value(counter)) for counter in self._counters]
         self.reset_metrics()
         for (name, _), total in zip(named_metrics(self._model).items(), self._totals, strict=True):
@@ -444,12 +433,6 @@ def _current_graph() -> Any:
 @contextlib.contextmanager
 def _with_replaced_values(variables: list[Any], tensors: list[tf.Tensor]) -> Iterator[list[_ReplacedValue]]:
     """Use cells with these tensors as the values of the variables, in this context."""
-    kept = [value_of(variable) for variable in variables]
     cells = [_ReplacedValue(tensor, variable.path) for variable, tensor in zip(variables, tensors, strict=True)]
-    for variable, cell in zip(variables, cells, strict=True):
-        put_value(variable, cell)
-    try:
+    with replaced_values(variables, cells):
         yield cells
-    finally:
-        for variable, value in zip(variables, kept, strict=True):
-            put_value(variable, value)

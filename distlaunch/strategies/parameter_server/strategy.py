@@ -18,7 +18,7 @@ from distlaunch.cluster.ports import pick_ports
 from distlaunch.cluster.proxies import direct_paths
 from distlaunch.cluster.spec import Task
 from distlaunch.config.cluster import Cluster
-from distlaunch.config.strategies.parameter_server import ParameterServer as ParameterServerConfig
+from distlaunch.config.strategies.parameter_server import ParameterServerSection
 from distlaunch.patches import tensorflow_tables
 from distlaunch.patches.keras_branches import BRANCHES
 from distlaunch.patches.keras_slots import make_slots_in
@@ -35,22 +35,19 @@ from distlaunch.strategies.parameter_server.partition import (
 )
 from distlaunch.strategies.parameter_server.program import CoordinatorProgram
 from distlaunch.strategies.patches.keras_whole_weights import join_split_weights
-from distlaunch.strategies.protocol import Steps, StrategyDefaults
+from distlaunch.strategies.protocol import Steps, Strategy
 from distlaunch.strategies.variables import optimizers_of, with_wrapped_optimizers
 
 _in_process: dict[tuple[int, int], Any] = {}
 """Servers in this process, by the numbers of workers and ps. They cannot be stopped, so a second run reuses them."""
 
 
-class ParameterServer(StrategyDefaults):
+class ParameterServer(Strategy):
     """The coordinator of the strategy `parameter_server`."""
 
-    kind = "parameter_server"
     num_replicas = 1  # one worker runs a step on a whole global batch
-    is_chief = True
 
-    def __init__(self, config: ParameterServerConfig, task: Task, cluster: Cluster) -> None:
-        self.task = task
+    def __init__(self, config: ParameterServerSection, cluster: Cluster) -> None:
         use_one_gpu()
         self._partitioner = None if config.partitioner is None else make_partitioner(config.partitioner)
         resolver = _resolver(cluster)

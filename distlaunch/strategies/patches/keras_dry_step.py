@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.patches.keras_global_seed import share_generator
-from distlaunch.patches.symbols import Patch, Symbol, internal
+from distlaunch.patches.symbols import Patch, Symbol, internal, replaced_attributes
 from distlaunch.strategies.variables import host_value
 
 _OPTIMIZER = "keras.src.optimizers.base_optimizer.BaseOptimizer"
@@ -62,11 +62,10 @@ def undo_assignments() -> Iterator[None]:
             before[id(self)] = self, host_value(self)
         return assign(self, value)
 
-    variable.assign = remember
     try:
-        yield
+        with replaced_attributes([(variable, "assign", remember)]):
+            yield
     finally:
-        variable.assign = assign
         for changed, value in before.values():
             changed.assign(value)
 
@@ -75,15 +74,9 @@ def undo_assignments() -> Iterator[None]:
 def _skip_optimizers() -> Iterator[None]:
     # only the classes that define `apply`, so that the original can be restored
     optimizers = (internal(_OPTIMIZER), keras.optimizers.LossScaleOptimizer)
-    applies = [cls.apply for cls in optimizers]
 
     def skip(self: Any, grads: Any, trainable_variables: Any = None) -> None:
         return None
 
-    for cls in optimizers:
-        cls.apply = skip
-    try:
+    with replaced_attributes((cls, "apply", skip) for cls in optimizers):
         yield
-    finally:
-        for cls, apply in zip(optimizers, applies, strict=True):
-            cls.apply = apply

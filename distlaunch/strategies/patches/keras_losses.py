@@ -153,7 +153,7 @@ class CompiledLoss:
                 return self.loss(*arguments, weights)
         value = self.loss(y_true, y_pred, sample_weight)
         if share.trial is not None:
-            share.trial.record_loss(self.place, value)
+            share.trial.record("loss", (self.place,), value)
         # a loss without reduction has one value per row; these are summed when the total is differentiated
         return share.scale_sum(value) if reduction is Reduction.SUM and not value.shape.rank else value
 
@@ -212,7 +212,7 @@ def _replace_added_losses() -> None:
             return value
         place = added_loss_index(self, loss)
         if share.trial is not None and place is not None:
-            share.trial.record_added_loss(place, value)
+            share.trial.record("added", place, value)
         reduction = Reduction.MEAN if place is None else share.kind.reductions.added.get(place, Reduction.MEAN)
         return share.scale_sum(value) if reduction is Reduction.SUM else value
 
@@ -250,7 +250,7 @@ def _replace_total() -> None:
         else:
             value = compute(self, x, y, y_pred, sample_weight, training)
             if share.trial is not None:
-                share.trial.record_total(value, y_pred)
+                share.trial.record("total", (), value)
             if reduction is Reduction.SUM or value.shape.rank:
                 value = share.scale_sum(value)
         return value if share.kind.weighs_gradients else value * tf.cast(share.row_fraction, value.dtype)

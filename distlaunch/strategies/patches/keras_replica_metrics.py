@@ -56,7 +56,13 @@ def single_metrics(metrics: list[Any]) -> Iterator[Any]:
                 yield one
 
 
-def is_known_to_add_up(metric: Any) -> bool:
+def adds_up(metric: Any) -> bool | None:
+    """Return whether the states of a metric are sums over rows, as declared or as in Keras; None if unknown."""
+    declared = getattr(metric, "additive", None)
+    return declared if declared is not None else _is_known_to_add_up(metric) or None
+
+
+def _is_known_to_add_up(metric: Any) -> bool:
     """Return whether this is one of Keras's own metrics whose states are sums over rows."""
     if not type(metric).__module__.startswith("keras."):
         return False

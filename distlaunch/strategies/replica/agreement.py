@@ -10,8 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from distlaunch.data.differences import check_ends
-from distlaunch.strategies.coordination import Peers
-from distlaunch.strategies.protocol import Vote
+from distlaunch.strategies.coordination import Peers, Vote
 
 _VOTE = 4  # stop, finish, save, next_steps
 

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import Any
-
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.cluster.spec import Task
 from distlaunch.config.cluster import Cluster
-from distlaunch.config.strategies.replicas import MultiWorkerMirrored as MultiWorkerMirroredConfig
-from distlaunch.patches import tensorflow_scalars
-from distlaunch.strategies.coordination import MultiProcessStrategy, Peers, addresses_and_rank
-from distlaunch.strategies.protocol import Steps
-from distlaunch.strategies.replica.program import ReplicaProgram
-from distlaunch.strategies.replica.sums import Replicas
+from distlaunch.config.strategies.replicas import MultiWorkerMirroredSection
+from distlaunch.strategies.coordination import Peers, addresses_and_rank
+from distlaunch.strategies.replica.strategy import ReplicaStrategy
 from distlaunch.strategies.tensorflow_store import TensorFlowStore
 
 _COMMUNICATION = {
@@ -25,36 +18,16 @@ _COMMUNICATION = {
 }
 
 
-class MultiWorkerMirrored(MultiProcessStrategy):
+class MultiWorkerMirrored(ReplicaStrategy):
     """The strategy `multi_worker_mirrored`, on `tf.distribute.MultiWorkerMirroredStrategy`."""
 
-    kind = "multi_worker_mirrored"
-
-    def __init__(self, config: MultiWorkerMirroredConfig, task: Task, cluster: Cluster | None = None) -> None:
+    def __init__(self, section: MultiWorkerMirroredSection, cluster: Cluster | None = None) -> None:
         del cluster  # TF_CONFIG determines the number of workers
-        self.task = task
-        tensorflow_scalars.install()
-        _check_local_replicas(config.replicas_per_worker)
-        options = tf.distribute.experimental.CommunicationOptions(implementation=_COMMUNICATION[config.communication])
-        self._strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+        _check_local_replicas(section.replicas_per_worker)
+        options = tf.distribute.experimental.CommunicationOptions(implementation=_COMMUNICATION[section.communication])
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
         addresses, rank = addresses_and_rank()
-        self._peers = Peers(len(addresses), rank, TensorFlowStore(), addresses[0])
-        self.num_replicas: int = self._strategy.num_replicas_in_sync
-
-    def scope(self) -> AbstractContextManager[Any]:
-        return self._strategy.scope()
-
-    def program(self, steps: Steps) -> ReplicaProgram:
-        # TensorFlow assumes that all workers have the same number of devices
-        local = self.num_replicas // self._peers.number
-        first = self._peers.rank * local
-        replicas = Replicas(total=self.num_replicas, local=local, first=first, peers=self._peers)
-        program = ReplicaProgram(self._strategy, steps, replicas)
-        self._notes = program.notes
-        return program
-
-    def notes(self) -> list[str]:
-        return self._notes
+        super().__init__(strategy, Peers(len(addresses), rank, TensorFlowStore(), addresses[0]))
 
 
 def _check_local_replicas(wanted: int | str) -> None:

@@ -24,14 +24,15 @@ from distlaunch.data.rows import split_rows
 from distlaunch.patches import tensorflow_iterators
 from distlaunch.patches.keras_branches import branch_together
 from distlaunch.patches.keras_private import layers_of, other_list
+from distlaunch.strategies.coordination import Vote
 from distlaunch.strategies.final_weights import set_final_weights
 from distlaunch.strategies.finite import losses_are_finite, weights_are_finite
-from distlaunch.strategies.local_model import LocalModel, tensorflow_values
+from distlaunch.strategies.local_model import LocalModel
 from distlaunch.strategies.patches import keras_losses, keras_replica_metrics
 from distlaunch.strategies.patches.keras_gradient_sums import has_sparse_gradients, sum_gradients_first
-from distlaunch.strategies.patches.keras_replica_metrics import is_known_to_add_up, single_metrics, watch_updates
+from distlaunch.strategies.patches.keras_replica_metrics import adds_up, single_metrics, watch_updates
 from distlaunch.strategies.predictions import concatenate_batches, make_predict_call
-from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, ProgramDefaults, Steps, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Program, Steps
 from distlaunch.strategies.replica.agreement import Ballots, count_rows, ended_anywhere
 from distlaunch.strategies.replica.share import ReplicaShare, StepKind, replica_share
 from distlaunch.strategies.replica.sums import Replicas, Sums
@@ -43,6 +44,7 @@ from distlaunch.strategies.replica.trial import (
     findings_to_json,
     needs_trial,
 )
+from distlaunch.strategies.replica.variable_check import check_replicas
 from distlaunch.strategies.state import State
 from distlaunch.strategies.step_times import StepTimes
 from distlaunch.strategies.variables import (
@@ -53,8 +55,7 @@ from distlaunch.strategies.variables import (
     metric_variables,
     optimizers_of,
     overrides_method,
-    restore_untracked,
-    saved_values,
+    restore_variables,
     state_variables,
     untracked_state,
     with_wrapped_optimizers,
@@ -63,14 +64,14 @@ from distlaunch.strategies.variables import (
 EVALUATION_CALL = 16  # steps per evaluation call: few enough to stop soon, many enough to be fast
 
 
-class ReplicaProgram(ProgramDefaults):
+class ReplicaProgram(Program):
     """Implementation of `Program` for the `tf.distribute.Strategy` that the model was created under."""
 
     def __init__(self, strategy: Any, steps: Steps, replicas: Replicas) -> None:
         self._strategy, self._steps, self._replicas = strategy, steps, replicas
         self._model = steps.model
         self._optimizers = optimizers_of(self._model)
-        self._local = LocalModel(self._model, *tensorflow_values())
+        self._local = LocalModel(self._model)
         self._steps_in_epoch = 0
         self._ballots = Ballots(replicas.peers)
         self.notes: list[str] = []
@@ -87,6 +88,7 @@ class ReplicaProgram(ProgramDefaults):
         self._unverified_metrics: list[Any] = []
         whole: list[Any] = []
         if replicas.total > 1:
+            check_replicas(strategy, replicas)
             keras_losses.install()
             keras_replica_metrics.install()
             for place, optimizer in enumerate(self._optimizers):
@@ -117,7 +119,7 @@ class ReplicaProgram(ProgramDefaults):
             return []
         watch = MetricWatch(metrics)
         for metric in metrics:
-            if not is_known_to_add_up(metric) or getattr(metric, "additive", None) is False:
+            if not adds_up(metric):
                 watch_updates(metric, watch.update)
         was_tried = self._try_steps(metrics)
         kinds = [self._train_kind, self._test_kind]
@@ -126,7 +128,7 @@ class ReplicaProgram(ProgramDefaults):
         self._model.reset_metrics()
         found = self._train_kind.reductions.metrics
         others = (metric for index, metric in enumerate(metrics) if index not in found)
-        unsure = [one for one in others if not is_known_to_add_up(one) and getattr(one, "additive", None) is None]
+        unsure = [one for one in others if adds_up(one) is None]
         self._unverified_metrics = metrics if unsure and was_tried else []
         return [metrics[index] for index in sorted(found)]
 
@@ -220,7 +222,9 @@ class ReplicaProgram(ProgramDefaults):
         # other processes cannot read process-local rows
         whole = self._test_kind.takes_whole_batches and not source.is_process_local
         if self._test_call is None:
-            self._make_test_extras(iter(self._distribute(source, whole=whole)))
+            assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
+            trace = self._tracing(self._steps.test, self._test_kind)
+            self._sums.make_test_extras(trace, iter(self._distribute(source, whole=whole)))
             self._test_call = self._make_call(
                 self._test_step, list(self._sums.test_extras.values()), stops=False, whole=whole
             )
@@ -367,10 +371,6 @@ class ReplicaProgram(ProgramDefaults):
     def _make_extras(self) -> None:
         self._sums.make_extras(self._tracing(self._steps.train, self._train_kind), self._iterator)
 
-    def _make_test_extras(self, iterator: Any) -> None:
-        assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
-        self._sums.make_test_extras(self._tracing(self._steps.test, self._test_kind), iterator)
-
     def _tracing(self, step: Callable[[Any], Any], kind: StepKind) -> Callable[[Any], Any]:
         def trace(iterator: Any) -> Any:
             element = next(iterator)  # without the row counts of other processes, since only shapes matter here
@@ -431,9 +431,7 @@ class ReplicaProgram(ProgramDefaults):
     def restore(self, state: State) -> None:
         if self._steps.logs == "mean" and self._iterator is not None:
             self._make_extras()  # creates the variables whose values the state contains
-        for variable, value in saved_values(self._model, state):
-            variable.assign(value)
-        restore_untracked(self._model, state)
+        restore_variables(self._model, state)
         partial = self._sums.partial_variables()
         # if the step has logged other values before, the means of this epoch start at zero
         known = all(name in state for name in partial)

@@ -177,7 +177,7 @@ class ReplicaShare:
         zeros = [tf.zeros(tf.concat([[number], rest], 0), summable.dtype) for number in (before, after)]
         padded = tf.concat([zeros[0], tf.stop_gradient(summable), zeros[1]], 0)
         whole = tf.stop_gradient(
-            self.trial.gather_rows(padded) if self.trial is not None else self.sum_over_replicas(padded)
+            self.sum_over_replicas(padded) if self.trial is None else self.trial.sum_over_replicas(padded)
         )
         whole = tf.cast(whole, own.dtype)
         result = tf.concat([whole[:before], own, whole[before + rows * times :]], 0)

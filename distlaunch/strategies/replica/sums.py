@@ -10,18 +10,18 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from distlaunch.strategies.coordination import Peers
-from distlaunch.strategies.protocol import Logs, Steps, Vote
+from distlaunch.strategies.coordination import Peers, Vote
+from distlaunch.strategies.protocol import Logs, Steps
 from distlaunch.strategies.replica.agreement import Ballots
 from distlaunch.strategies.replica.share import Reduction, StepKind
 from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import (
     flat_logs,
     logs_to_host,
+    may_return_more,
     metric_results,
     metric_variables,
     named_metrics,
-    overrides_method,
 )
 
 _PARTS = "parts/"
@@ -109,18 +109,14 @@ class Sums:
         # set even if no scalars are found, because a trace is expensive
         self._extras_made = True
         # Keras's own step returns only the metrics, which are summed anyway
-        if self._steps.logs == "mean" or self._returns_more("train_step"):
+        if self._steps.logs == "mean" or may_return_more(self._model, "train_step"):
             self.extras = self._extras_of(trace, iterator, "log", replaces=self._steps.logs == "last")
 
     def make_test_extras(self, trace: Callable[..., Any], iterator: Any) -> None:
         """Create the variables of the evaluation step; see `make_extras`."""
-        if not self._test_extras_made and self._returns_more("test_step"):
+        if not self._test_extras_made and may_return_more(self._model, "test_step"):
             self.test_extras = self._extras_of(trace, iterator, "test_log", replaces=True)
         self._test_extras_made = True
-
-    def _returns_more(self, step: str) -> bool:
-        """Return whether a step may return anything other than the model's metrics."""
-        return overrides_method(self._model, step) or overrides_method(self._model, "compute_metrics")
 
     def _extras_of(
         self, trace: Callable[..., Any], iterator: Any, prefix: str, *, replaces: bool

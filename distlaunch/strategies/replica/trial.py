@@ -8,7 +8,6 @@ optimizers are not applied.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,8 +20,9 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.data.batches import any_rows, num_rows, slice_rows
 from distlaunch.patches.keras_private import layers_of
+from distlaunch.patches.symbols import replaced_attributes
 from distlaunch.strategies.collected_scope import CollectedScope
-from distlaunch.strategies.patches.keras_replica_metrics import is_known_to_add_up
+from distlaunch.strategies.patches.keras_replica_metrics import adds_up
 from distlaunch.strategies.replica.share import (
     Reduction,
     Reductions,
@@ -51,9 +51,8 @@ class StepTrial:
         self.model = model
         self._optimizers = optimizers_of(model)
         self._sums: list[tf.Tensor] = []
-        self._wholes: list[tf.Tensor] = []
         self.has_all_rows = True
-        self._at_sum = self._at_whole = 0
+        self._at_sum = 0
         self._calls: dict[Key, int] = {}
         self.values: dict[Key, list[tf.Tensor]] = {}
         self.gradients: dict[Key, list[Any]] = {}
@@ -62,7 +61,7 @@ class StepTrial:
 
     def begin(self, *, has_all_rows: bool) -> None:
         """Begin the computation of all rows, or of the next part."""
-        self.has_all_rows, self._at_sum, self._at_whole = has_all_rows, 0, 0
+        self.has_all_rows, self._at_sum = has_all_rows, 0
         self._calls = {}
 
     # what replicas would exchange
@@ -75,38 +74,19 @@ class StepTrial:
         self._at_sum += 1
         return self._sums[self._at_sum - 1]
 
-    def gather_rows(self, padded: tf.Tensor) -> tf.Tensor:
-        """Return all rows, which the computation of all rows has recorded at the same point."""
-        if self.has_all_rows:
-            self._wholes.append(padded)
-            return padded
-        self._at_whole += 1
-        return self._wholes[self._at_whole - 1]
-
     # what the step computes
 
-    def record_loss(self, place: int, value: Any) -> None:
-        self._record(("loss", str(place)), value)
+    def record(self, kind: str, place: tuple[Any, ...], value: Any) -> None:
+        """Record a value for all rows, or for the next part.
 
-    def record_added_loss(self, place: tuple[str, int], value: Any) -> None:
-        self._record(("added", place[0], str(place[1])), value)
-
-    def record_total(self, value: Any, outputs: Any) -> None:
-        self._record(("total",), value)
-        if isinstance(outputs, tf.Tensor) and outputs.shape.rank:
-            # shows whether the model itself computes row by row
-            self._record(("outputs",), tf.cast(tf.reduce_sum(tf.cast(outputs, tf.float32)), tf.float32))
-
-    def record_logs(self, logs: dict[str, Any]) -> None:
-        for name, value in logs.items():
-            self._record(("log", name), tf.reduce_mean(tf.cast(value, tf.float32)))
-
-    def record_metric(self, index: int, place: int, value: Any) -> None:
-        """Record a variable of a metric, minus its initial value."""
-        self._record(("metric", str(index), str(place)), value)
-
-    def record_result(self, name: str, value: Any) -> None:
-        self._record(("result", name), value)
+        Args:
+            kind: `loss`, `added`, `total`, `log`, `metric` (change of a variable), `result` or `entries`.
+            place: identifies the value among those of its kind.
+        """
+        key = (kind, *map(str, place))
+        # a step may reach the same point several times
+        number = self._calls[key] = self._calls.get(key, 0) + 1
+        self.values.setdefault((*key, str(number)), []).append(tf.cast(tf.convert_to_tensor(value), tf.float32))
 
     def record_states(
         self, index: int, base: list[Any], whole: list[Any], joined: list[Any], *, counts: bool = True
@@ -129,14 +109,9 @@ class StepTrial:
         call = self._calls[key] = self._calls.get(key := ("gradients", str(place)), 0) + 1
         for index, gradient in enumerate(gradients):
             if isinstance(gradient, tf.IndexedSlices):
-                self._record(("entries", str(place), str(index)), tf.shape(gradient.indices)[0])
+                self.record("entries", (place, index), tf.shape(gradient.indices)[0])
         dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
         self.gradients.setdefault((*key, str(call)), []).append(dense)
-
-    def _record(self, key: Key, value: Any) -> None:
-        # a step may reach the same point several times
-        number = self._calls[key] = self._calls.get(key, 0) + 1
-        self.values.setdefault((*key, str(number)), []).append(tf.cast(tf.convert_to_tensor(value), tf.float32))
 
 
 def _deviation(value: Any, expected: Any, scale: Any) -> tf.Tensor:
@@ -304,7 +279,7 @@ def needs_trial(model: keras.Model, metrics: list[Any]) -> bool:
     """Return whether anything in a model may not add up over replicas."""
     if any(overrides_method(model, name) for name in ("train_step", "test_step", "compute_loss", "compute_metrics")):
         return True
-    if any(not is_known_to_add_up(metric) or getattr(metric, "additive", None) is False for metric in metrics):
+    if not all(map(adds_up, metrics)):
         return True
     if any(isinstance(layer, keras.layers.Embedding) for layer in layers_of(model)):
         return True  # replicas may have gradients for the same or for different rows, see `Reductions.same_rows`
@@ -391,15 +366,16 @@ def _observe(
                     metric.reset_state()
                 begins = {id(v): scope.get_current_value(v) for metric in metrics for v in metric.variables}
                 logs = step(part)
-                trial.record_logs(flat_logs(logs) if isinstance(logs, dict) else {})
+                for name, value in (flat_logs(logs) if isinstance(logs, dict) else {}).items():
+                    trial.record("log", (name,), tf.reduce_mean(tf.cast(value, tf.float32)))
                 for index, metric in enumerate(metrics):
                     for place, variable in enumerate(metric.variables):
                         ended = tf.convert_to_tensor(scope.get_current_value(variable))
                         begun = tf.convert_to_tensor(begins[id(variable)])
-                        trial.record_metric(index, place, tf.cast(ended, tf.float32) - tf.cast(begun, tf.float32))
+                        trial.record("metric", (index, place), tf.cast(ended, tf.float32) - tf.cast(begun, tf.float32))
                 if trial.has_all_rows:
                     for name, value in metric_results(model).items():
-                        trial.record_result(name, value)
+                        trial.record("result", (name,), value)
         shares = tf.stack([split_row, number - split_row]) / number
         gradients = {
             key: _gradient_deviations(parts, tf.cast(shares, tf.float32)) for key, parts in trial.gradients.items()
@@ -417,7 +393,9 @@ def _observe(
         result = strategy.run(in_replica, args=(batch,))
         return tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], result)
 
-    with _whole_batch_statistics(model):
+    norms = [layer for layer in layers_of(model) if isinstance(layer, keras.layers.BatchNormalization)]
+    # with the statistics of all rows, since it is documented that replicas use their own
+    with replaced_attributes((layer, "synchronized", True) for layer in norms):
         found = call(*leaves)
 
     def on_host(part: Any) -> dict[Key, Any]:
@@ -442,24 +420,6 @@ def _gradient_deviations(parts: list[list[Any]], shares: tf.Tensor) -> tf.Tensor
         mean = shares[0] * one + shares[1] * other
         found.append(tf.stack([_deviation(mean, whole, whole), _deviation(one + other, whole, whole)]))
     return tf.reduce_max(tf.stack(found), 0) if found else tf.zeros([2])
-
-
-@contextlib.contextmanager
-def _whole_batch_statistics(model: keras.Model) -> Iterator[None]:
-    """Make BatchNormalization use the statistics of all rows.
-
-    That replicas use their own statistics is a documented difference, which a trial must not attribute to losses or
-    metrics.
-    """
-    norms = [layer for layer in layers_of(model) if isinstance(layer, keras.layers.BatchNormalization)]
-    before = [layer.synchronized for layer in norms]
-    for layer in norms:
-        layer.synchronized = True
-    try:
-        yield
-    finally:
-        for layer, value in zip(norms, before, strict=True):
-            layer.synchronized = value
 
 
 def findings_to_json(kinds: list[StepKind]) -> bytes:
@@ -593,12 +553,9 @@ def _add_findings(observed: Observed, kind: StepKind, model: keras.Model, metric
 
 
 def _needs_all_rows(observed: Observed, metrics: list[Any], index: int) -> bool:
-    metric = metrics[index]
-    additive = getattr(metric, "additive", None)
-    if additive is not None:
-        return not additive
-    if is_known_to_add_up(metric):
-        return False
+    decided = adds_up(metrics[index])
+    if decided is not None:
+        return not decided
     tried = observed.states.get(("metric", str(index)))
     if tried is None:
         return False  # the step does not update it with rows

@@ -24,7 +24,7 @@ from distlaunch.config.dump import dump_config
 from distlaunch.config.read.load import parse_resolved
 from distlaunch.config.references.modules import program_of
 from distlaunch.config.run import RunConfig
-from distlaunch.config.strategies.base import OneDevice
+from distlaunch.config.strategies.base import OneDeviceSection
 from distlaunch.data.batches import Batch
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.strategies.state import State
@@ -44,7 +44,9 @@ def export_on_tensorflow(
     Raises:
         DistlaunchError: the model's function does not work on TensorFlow; the message contains the process's output.
     """
-    plain = config.model_copy(update={"strategy": OneDevice(kind="one_device"), "cluster": Cluster(), "export": []})
+    plain = config.model_copy(
+        update={"strategy": OneDeviceSection(kind="one_device"), "cluster": Cluster(), "export": []}
+    )
     before = {name: None if layer is None else (str(layer.path), layer.input_spec) for name, layer in wanted.items()}
     request = folder / "model.pickle"
     request.write_bytes(pickle.dumps((dump_config(plain), state, tf.nest.map_structure(np.asarray, rows), before)))

@@ -24,7 +24,7 @@ from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.patches.keras_private import layers_of
 from distlaunch.strategies.replica.one_device import OneDevice
 from distlaunch.strategies.state import State
-from distlaunch.strategies.variables import restore_untracked, saved_values
+from distlaunch.strategies.variables import restore_variables
 from distlaunch.training.build import build_model
 
 _STAGING = ".new_"
@@ -35,9 +35,7 @@ def rebuild(config: RunConfig, state: State, rows: Batch) -> keras.Model:
     """Return the model on one device with the values of a snapshot; models built earlier remain usable."""
     with export_backend().building():
         model = build_model(config, OneDevice(), rows)
-    for variable, value in saved_values(model, state):
-        variable.assign(value)
-    restore_untracked(model, state)
+    restore_variables(model, state)
     return model
 
 

@@ -369,7 +369,7 @@ class _RowStore:
     """The recorded rows: the chief keeps its own, and reads those of the other tasks from files."""
 
     def __init__(self, subject: Subject) -> None:
-        self._is_chief, self._task = subject.strategy.is_chief, str(subject.strategy.task)
+        self._is_chief, self._task = subject.strategy.is_chief, subject.files.name
         self._is_process_local = subject.config.data.gives_context
         self._folder = subject.files / "rows"
         self._lock = threading.Lock()

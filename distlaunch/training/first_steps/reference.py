@@ -22,10 +22,9 @@ from distlaunch.base.judge import NOISE_FACTOR, TOLERANCE, judge
 from distlaunch.base.plural import listed
 from distlaunch.base.run_files.trial_records import Series
 from distlaunch.checkpoints.optimizer_changes import describe_optimizers
-from distlaunch.cluster.spec import Task
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.run import RunConfig
-from distlaunch.config.strategies import OneDevice as OneDeviceSection
+from distlaunch.config.strategies import OneDeviceSection
 from distlaunch.data.batches import Batch, Source, num_rows, slice_rows
 from distlaunch.data.recorded_rows import read_batch
 from distlaunch.data.seeds import seed_process
@@ -179,7 +178,7 @@ def _on_one_device(config: RunConfig) -> tuple[RunConfig, Strategy]:
     # the strategy would join the cluster of the run; the user's function still sees it
     cluster = os.environ.pop("TF_CONFIG", None)
     try:
-        return config, create(config, Task("worker", 0))
+        return config, create(config)
     finally:
         if cluster is not None:
             os.environ["TF_CONFIG"] = cluster

@@ -25,7 +25,8 @@ from distlaunch.checkpoints.store import CheckpointStore
 from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Source, num_rows, pack
 from distlaunch.data.seeds import shuffle_numbers
-from distlaunch.strategies.protocol import Program, Vote
+from distlaunch.strategies.coordination import Vote
+from distlaunch.strategies.protocol import Program
 from distlaunch.strategies.replica.row_random import RowOrder, draw_for_rows
 from distlaunch.strategies.state import State
 from distlaunch.training.batch_norm import synchronize_batch_norm

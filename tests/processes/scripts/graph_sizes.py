@@ -14,7 +14,7 @@ from distlaunch.base.process import Process
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import Task
 from distlaunch.config.read.load import load_config
-from distlaunch.strategies.protocol import Vote
+from distlaunch.strategies.coordination import Vote
 from distlaunch.training.session import Session
 
 
