@@ -178,7 +178,7 @@ EXACT = {
     "term_controller": (4,),
     "full_disk": (0, 3),
 }
-"""Exit codes of faults for which they are not 3, or 0 after a restart."""
+"""Exit codes of faults for which they are not 3 or 75 (lost from outside), or 0 after a restart."""
 
 
 class Runs:
@@ -254,7 +254,7 @@ class Runs:
                 trial.violations += differences(self.expected, final_state(each))
 
     def _check(self, trial: Trial, job: Job, code: int) -> None:
-        allowed = EXACT.get(trial.fault, (0,) if trial.restarts else (3,))
+        allowed = EXACT.get(trial.fault, (0,) if trial.restarts else (3, 75))
         if code not in allowed:
             trial.violations.append(f"exit {code}, expected one of {allowed}: {job.output[-8000:]}")
         # of two that do not reach each other, either may be named
