@@ -118,3 +118,37 @@ def test_a_run_is_compared_once_unless_it_changes(folder: Path) -> None:
     assert {event.status for event in checked(folder)} == {"equal"}
     report = json.loads(run("report", "runs/mine", "--json", cwd=folder)[1])
     assert [part["status"] for part in report["numbers"]] == ["equal"] * 3
+
+
+EMBEDDING = """
+import keras
+import numpy as np
+from keras import layers
+
+
+def data():
+    x = np.random.default_rng(3).integers(0, 50, size=(60, 6)).astype("int32")
+    return {"train": (x, (x.sum(1) % 3).astype("int32"))}
+
+
+def model():
+    made = keras.Sequential(
+        [layers.Input((6,), dtype="int32"), layers.Embedding(50, 8), layers.Flatten(), layers.Dense(3)]
+    )
+    made.compile(keras.optimizers.RMSprop(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return made
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_dense_gradients_of_embeddings_are_documented(folder: Path, strategy: str) -> None:
+    (folder / "emb.py").write_text(EMBEDDING)
+    own = ("model.function=emb.py:model", "data.function=emb.py:data", *STRATEGIES[strategy])
+    code, printed, events = train(folder, *own)
+    assert code == 0, printed
+    if strategy == "dtensor":
+        assert [event.status for event in events] == ["documented"]
+        assert "gradients of embeddings are dense on a mesh" in printed
+    else:
+        assert {event.status for event in events} == {"equal"}

@@ -80,6 +80,8 @@ class Verdict:
         differences: descriptions of everything that deviates by more than rounding explains.
         known_cause: a documented reason for which the numbers differ from those of one device, and what to do.
         refusal: the reason for which nothing was compared.
+        reference: name of the program on one device.
+        has_other_settings: whether the optimizers have other settings, which no documented reason explains.
     """
 
     deviation: float = 0.0
@@ -87,6 +89,7 @@ class Verdict:
     known_cause: str = ""
     refusal: str = ""
     reference: str = ""
+    has_other_settings: bool = False
 
     @property
     def is_equal(self) -> bool:

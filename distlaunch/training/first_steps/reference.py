@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import types
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
@@ -24,7 +25,6 @@ from distlaunch.base.run_files.trial_records import Series
 from distlaunch.checkpoints.optimizer_changes import describe_optimizers
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.run import RunConfig
-from distlaunch.config.strategies import OneDeviceSection
 from distlaunch.data.batches import Batch, Source, num_rows, slice_rows
 from distlaunch.data.recorded_rows import read_batch
 from distlaunch.data.seeds import seed_process
@@ -40,6 +40,7 @@ from distlaunch.strategies.variables import (
     is_slot,
     metric_results,
     named_metrics,
+    optimizers_of,
     state_variables,
     untracked_variables,
 )
@@ -85,13 +86,21 @@ class Reference(Protocol):
 
 
 class _KerasReference:
-    """The user's model, trained as by Keras's `fit`."""
+    """The user's model, trained as by Keras's `fit`.
+
+    Args:
+        batch: some rows, with which a model of some kinds creates its variables.
+        dense_gradients: whether gradients of embeddings are made dense, as on a mesh.
+    """
 
     name = "Keras"
 
-    def __init__(self, config: RunConfig, batch: Batch) -> None:
+    def __init__(self, config: RunConfig, batch: Batch, *, dense_gradients: bool = False) -> None:
         with dtype_policy_scope(config.precision):
             self.model = make_model(config, batch)
+        if dense_gradients:
+            for optimizer in optimizers_of(self.model):
+                _make_dense(optimizer)
         self._on_jax = not config.strategy.runs_tensorflow
         # a call with several steps would wait for more batches
         self.model.steps_per_execution = 1
@@ -178,9 +187,11 @@ class _ProgramReference:
 
 def _on_one_device(config: RunConfig) -> tuple[RunConfig, Strategy]:
     """Return the config for one device, and its strategy, which takes the same form of the user's step."""
-    section: Any = OneDeviceSection(kind="one_device")
-    if config.strategy.is_functional:
-        section = config.strategy.model_copy(update={"mesh": {"batch": 1}, "layout": {}, "input_layout": None})
+    section: Any = config.strategy
+    if section.is_functional:
+        section = section.model_copy(update={"mesh": dict.fromkeys(section.mesh, 1)})
+    else:
+        section = section.on_one_device()
     config = config.model_copy(update={"strategy": section, "cluster": Cluster()})
     # the strategy would join the cluster of the run; the user's function still sees it
     cluster = os.environ.pop("TF_CONFIG", None)
@@ -220,6 +231,17 @@ def _rates(model: keras.Model) -> dict[str, float]:
     }
 
 
+def _make_dense(optimizer: Any) -> None:
+    apply = optimizer.apply
+
+    def apply_dense(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        del self
+        dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in grads]
+        return apply(dense, trainable_variables)
+
+    object.__setattr__(optimizer, "apply", types.MethodType(apply_dense, optimizer))
+
+
 def _for_jax(batch: Batch) -> Any:
     from distlaunch.strategies.jax.feed import to_jax_arrays
 
@@ -250,13 +272,23 @@ class Checker:
             verdict = self._evaluation(reference, message, batch)
         else:
             verdict = self._step(reference, message, batch)
-        verdict = replace(verdict, reference=reference.name)
-        unsynchronized = self._setup.has_replicas and not self._setup.config.synchronize_batch_norm
-        if verdict.differences and unsynchronized and (names := replica_batch_norms(reference.model)):
-            cause = f"BatchNormalization ({listed(names, 3)}) uses the statistics of each replica's rows, as in Keras"
+            if verdict.differences and not verdict.has_other_settings and (cause := self._known_cause(message, batch)):
+                verdict = replace(verdict, differences=(), known_cause=cause)
+        return replace(verdict, reference=reference.name)
+
+    def _known_cause(self, taken: StepTaken, batch: Batch) -> str:
+        """Return the documented reason for which a step differs, and what to do; an empty string if there is none."""
+        reference, config = self._reference, self._setup.config
+        assert reference is not None, "the step was compared"
+        if self._setup.has_replicas and not config.synchronize_batch_norm and replica_batch_norms(reference.model):
+            names = listed(replica_batch_norms(reference.model), 3)
             hint = "write `synchronize_batch_norm: true` to use those of the whole batch, as on one device"
-            return replace(verdict, differences=(), known_cause=f"{cause}; {hint}")
-        return verdict
+            return f"BatchNormalization ({names}) uses the statistics of each replica's rows, as in Keras; {hint}"
+        if config.strategy.is_functional and isinstance(reference, _KerasReference):
+            dense = _KerasReference(config, batch, dense_gradients=True)
+            if self._step(dense, replace(taken, is_first=False), batch).is_equal:
+                return "gradients of embeddings are dense on a mesh, and sparse on one device (docs/meshes.md)"
+        return ""
 
     def _build(self, batch: Batch) -> Reference:
         config = self._setup.config
@@ -277,10 +309,11 @@ class Checker:
         noise = [reference.step(nudge_weights(taken.before, seed), batch) for seed in range(1, _NOISE_RUNS + 1)]
         found = list(self._settings(reference.model)) if taken.is_first else []
         found += self._rates(reference, taken) if taken.has_built_rates else []
+        has_other_settings = bool(found)
         deviation, differing = self._logs(taken.logs, logs, [own for own, _ in noise], taken.rows_in_epoch)
         found += differing
         found += self._state(taken, after, [state for _, state in noise])
-        return Verdict(deviation, tuple(found))
+        return Verdict(deviation, tuple(found), has_other_settings=has_other_settings)
 
     def _evaluation(self, reference: Reference, evaluated: BatchEvaluated, batch: Batch) -> Verdict:
         logs = reference.test(evaluated.before, batch)
