@@ -6,17 +6,15 @@ order each time, or augmented at random, is recorded as it was trained.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from distlaunch.data.batches import Batch
-
-_SUFFIX = ".rows.npz"
 
 
 @dataclass(frozen=True)
@@ -37,20 +35,18 @@ class Rows:
     total: int
     leaves: tuple[bytes, ...]
 
-    def write(self, folder: Path, task: str) -> None:
-        """Write these rows to a file, for the process of another task."""
-        name = f"{self.index}-{self.start}-{task.replace(':', '-')}"
-        temporary = folder / f".{name}"
-        with temporary.open("wb") as file:
-            place = np.array([self.index, self.start, self.rows, self.total], np.int64)
-            np.savez(file, place, *(np.frombuffer(leaf, np.uint8) for leaf in self.leaves))
-        temporary.replace(folder / f"{name}{_SUFFIX}")
+    def to_bytes(self) -> bytes:
+        """Return these rows in the format of a `.npz` file."""
+        file = io.BytesIO()
+        place = np.array([self.index, self.start, self.rows, self.total], np.int64)
+        np.savez(file, place, *(np.frombuffer(leaf, np.uint8) for leaf in self.leaves))
+        return file.getvalue()
 
     @staticmethod
-    def read(path: Path) -> Rows:
-        """Read a file of `write`. Raise OSError or ValueError if that fails."""
-        # no pickles, because another host may have written the file
-        with np.load(path, allow_pickle=False) as file:
+    def from_bytes(content: bytes) -> Rows:
+        """Return the rows of `to_bytes`. Raise ValueError or KeyError if the content has another format."""
+        # no pickles, because another host may have sent the rows
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
             index, start, rows, total = map(int, file["arr_0"])
             leaves = tuple(file[f"arr_{at}"].tobytes() for at in range(1, len(file.files)))
             return Rows(index, start, rows, total, leaves)

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from lab import COMMAND, HAS_IPV6, NETWORK_6, Job, Lab
 
-from distlaunch.base.event_files import read_events
-from distlaunch.base.events import EpochEnded
+from distlaunch.base.event_files import read_events, read_events_of
+from distlaunch.base.events import EpochEnded, NumbersChecked
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import RunFacts
 
@@ -80,10 +80,13 @@ def losses(run: RunDir) -> list[float]:
 def test_three_hosts_give_the_losses_of_one_machine(
     lab: Lab, own_disk: Path, tmp_path: Path, strategy: dict[str, Any]
 ) -> None:
-    config = write_config(tmp_path, own_disk, strategy["kind"], strategy=strategy, export=["keras"])
+    train = {"epochs": 2, "check": "strict"}
+    config = write_config(tmp_path, own_disk, strategy["kind"], strategy=strategy, export=["keras"], train=train)
     job = lab.start("train", config)
     assert job.end(180) == 0, job.output
     run = RunDir(own_disk / strategy["kind"])
+    # the chief has received the rows that the others have read
+    assert [event.status for event in read_events_of(run.events, NumbersChecked)] == ["equal"], job.output
     hosts = RunFacts.of(read_events(run.events)).now.hosts
     assert hosts.get("worker:0") == "host1"
     # everything is here, although each host has a disk of its own

@@ -8,10 +8,12 @@ process, unless the config says so (`train.check: strict`).
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import json
 import math
+import os
 import shutil
 import threading
 import time
@@ -47,7 +49,8 @@ _COPIES = 10
 """About how many copies of the state exist at the same time: snapshots here, and those of the process."""
 _WAIT_SHARE = 0.05
 """Part of a run's duration that its end may wait for the comparison."""
-_MAX_BATCH_BYTES = 512 * 2**20
+_MAX_BATCH_BYTES, _MAX_SENT_BYTES = 512 * 2**20, 4 * 2**20
+"""Size of the largest part of a batch that is kept, and of the largest one that a task sends to the others."""
 _MIB = 2**20
 _WITHOUT_EFFECT = ("checkpoint", "export", "restarts", "name", "runs_dir", "resume", "engine", "secrets")
 """Sections of the config that change no number."""
@@ -140,12 +143,20 @@ def start_check(subject: Subject, start: Progress) -> NoCheck:
             reason = "the workers of parameter servers read and update without waiting for each other"
             subject.emit(NumbersChecked(status="unchecked", message=reason, subject=digest))
         return NoCheck()
-    reason = _why_not(subject, digest) if is_chief else ""
-    if subject.strategy.from_chief(b"" if reason is None else b"no") == b"no":
-        if is_chief and reason:
+    reason = _why_not(subject, digest) if is_chief else None
+    answer = "" if reason is None else "no"
+    if is_chief and reason is None:
+        # the others look for this folder
+        with contextlib.suppress(OSError):
+            _rows_folder(subject.files).mkdir(parents=True)
+        answer = str(_rows_folder(subject.files))
+    folder = subject.strategy.from_chief(answer.encode()).decode()
+    if folder == "no":
+        if reason:
             subject.emit(NumbersChecked(status="unchecked", message=reason, subject=digest))
         return NoCheck()
-    return StepsCheck(subject, digest, start)
+    seen = subject.strategy.gather("yes" if os.path.isdir(folder) else "no").values()
+    return StepsCheck(subject, digest, start, in_files="no" not in seen)
 
 
 def _is_distributed(subject: Subject) -> bool:
@@ -174,9 +185,10 @@ class StepsCheck(NoCheck):
     Args:
         digest: identifies what is compared; see `Subject.digest`.
         start: progress at which the attempt begins.
+        in_files: whether the chief can read the files of all tasks.
     """
 
-    def __init__(self, subject: Subject, digest: str, start: Progress) -> None:
+    def __init__(self, subject: Subject, digest: str, start: Progress, *, in_files: bool) -> None:
         config = subject.config
         self._subject, self._digest, self._is_fresh = subject, digest, start.step == 0
         self._began, self._first_step = time.monotonic(), start.step
@@ -188,7 +200,7 @@ class StepsCheck(NoCheck):
         self._before: State | None = None
         self._after: State | None = None
         self._validated = False
-        self._rows = _RowStore(subject)
+        self._rows = _RowStore(subject, in_files=in_files)
         self._recorder = RowRecorder(self._indices, self._rows.keeper("train"))
         self._validation_recorder = RowRecorder({0}, self._rows.keeper("validation"))
         self._process = None
@@ -304,9 +316,9 @@ class StepsCheck(NoCheck):
 
     def _rows_of(self, source: str, index: int) -> list[Rows] | None:
         """Return the rows of a batch in the chief; None if they are not known, which is reported."""
+        rows = self._rows.take(source, index)
         if self._process is None:
             return None
-        rows = self._rows.take(source, index)
         if isinstance(rows, str):
             self._process.give_up(rows)
             return None
@@ -366,12 +378,18 @@ def _computes_on_gpu(config: RunConfig) -> bool:
 
 
 class _RowStore:
-    """The recorded rows: the chief keeps its own, and reads those of the other tasks from files."""
+    """The recorded rows of this task, which the chief gets after each compared step.
 
-    def __init__(self, subject: Subject) -> None:
-        self._is_chief, self._task = subject.strategy.is_chief, subject.files.name
+    Tasks whose files the chief can read write their rows to files. All others send them through the strategy.
+
+    Args:
+        in_files: whether the chief can read the files of all tasks.
+    """
+
+    def __init__(self, subject: Subject, *, in_files: bool) -> None:
+        self._strategy, self._task = subject.strategy, subject.files.name
+        self._in_files, self._folder = in_files, _rows_folder(subject.files)
         self._is_process_local = subject.config.data.gives_context
-        self._folder = subject.files / "rows"
         self._lock = threading.Lock()
         self._kept: dict[tuple[str, int], dict[int, Rows]] = {}
 
@@ -379,45 +397,65 @@ class _RowStore:
         """Return the function that keeps the rows of a source, `train` or `validation`."""
 
         def keep(rows: Rows) -> None:
-            if sum(map(len, rows.leaves)) > _MAX_BATCH_BYTES:
+            size = sum(map(len, rows.leaves))
+            if size > (_MAX_BATCH_BYTES if self._in_files or self._strategy.is_chief else _MAX_SENT_BYTES):
                 rows = replace(rows, leaves=())
-            if self._is_chief:
-                with self._lock:
-                    self._kept.setdefault((source, rows.index), {})[rows.start] = rows
-            else:
-                # if that fails, the chief reports that the rows are missing
+            if self._in_files and not self._strategy.is_chief:
+                # before the step, which waits for all tasks; if it fails, the chief reports that rows are missing
                 with contextlib.suppress(OSError):
-                    (self._folder / source).mkdir(parents=True, exist_ok=True)
-                    rows.write(self._folder / source, self._task)
+                    self._folder.mkdir(parents=True, exist_ok=True)
+                    name = f"{source}-{rows.index}-{rows.start}.npz"
+                    temporary = self._folder / f".{name}"
+                    temporary.write_bytes(rows.to_bytes())
+                    temporary.replace(self._folder / name)
+                return
+            with self._lock:
+                self._kept.setdefault((source, rows.index), {})[rows.start] = rows
 
         return keep
 
     def take(self, source: str, index: int) -> list[Rows] | str:
-        """Return the rows of a batch in their order, or the reason for which they are not known."""
+        """Return the rows of a batch in their order, or the reason for which they are not known.
+
+        Every task must call it; the result is for the chief only.
+        """
         with self._lock:
             kept = self._kept.pop((source, index), {})
         own = [kept[start] for start in sorted(kept)]
+        others = self._read_others(source, index) if self._in_files else self._exchange(own)
         if self._is_process_local:
-            found = [*own, *self._from_others(source, index)]
-        elif own and sum(part.rows for part in own) == own[0].total:
-            found = own
+            found = [*own, *others]
         else:
             # processes of a mesh may read the same rows
-            by_start = {part.start: part for part in [*self._from_others(source, index), *own]}
-            found = [by_start[start] for start in sorted(by_start)]
-            total = found[0].total if found else 0
-            if not found or sum(part.rows for part in found) != total:
+            by_start = {part.start: part for part in [*others, *own]}
+            whole = [part for part in by_start.values() if part.rows == part.total][:1]
+            found = whole or [by_start[start] for start in sorted(by_start)]
+            if not found or sum(part.rows for part in found) != found[0].total:
                 return "the rows of other tasks cannot be read on the chief's host"
         if any(not part.leaves for part in found):
-            return f"a batch has more than {_MAX_BATCH_BYTES // _MIB} MiB"
+            limit = _MAX_BATCH_BYTES if self._in_files else _MAX_SENT_BYTES
+            return f"the rows of a step have more than {limit // _MIB} MiB in a task"
         return found
 
-    def _from_others(self, source: str, index: int) -> list[Rows]:
+    def _read_others(self, source: str, index: int) -> list[Rows]:
         found = []
-        for path in sorted(self._folder.parent.parent.glob(f"*/rows/{source}/{index}-*.rows.npz")):
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                found.append(Rows.read(path))
+        if self._strategy.is_chief:
+            for path in sorted(self._folder.parents[1].glob(f"*/{self._folder.name}/{source}-{index}-*.npz")):
+                with contextlib.suppress(OSError, ValueError, KeyError):
+                    found.append(Rows.from_bytes(path.read_bytes()))
         return found
+
+    def _exchange(self, own: list[Rows]) -> list[Rows]:
+        """Send rows to all tasks, and return those of the other tasks."""
+        sent = [] if self._strategy.is_chief else [base64.b85encode(rows.to_bytes()).decode() for rows in own]
+        received = self._strategy.gather(json.dumps(sent))
+        return [
+            Rows.from_bytes(base64.b85decode(rows)) for message in received.values() for rows in json.loads(message)
+        ]
 
     def remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _rows_folder(files: Path) -> Path:
+    return files / "rows"
