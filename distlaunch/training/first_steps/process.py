@@ -21,6 +21,7 @@ from typing import Literal, cast
 
 import psutil
 
+from distlaunch.base.errors import reason_of
 from distlaunch.base.events import NumbersChecked
 from distlaunch.base.plural import joined
 from distlaunch.cluster.tf_config import IS_CHECK
@@ -151,6 +152,9 @@ class CheckProcess:
                     self._take(self._ask(message, setup), part)
             except (EOFError, OSError):
                 self.give_up(self._why_ended())
+            # the thread must not die: `wait` waits for it
+            except Exception as error:
+                self.give_up(f"{type(error).__name__}: {reason_of(error)}")
             finally:
                 with self._changed:
                     self._pending -= 1
@@ -179,6 +183,8 @@ class CheckProcess:
                 env=_environment(),
             )  # fmt: skip
         theirs.close()
+        if self._is_over:  # `close` may not have seen the process
+            self._process.kill()
         self._started, self._pipe = time.monotonic(), ours
         ours.send(setup)
 
