@@ -38,8 +38,9 @@ class Source:
             mark an end.
         global_batch: rows of a global batch, except the last one of a pass; None if unknown.
         check: returns its argument, a batch, or fails in the graph if the batch does not fit the model. `load` includes
-            this check, but `load` in another process does not, because that process has no model. None for no check.
-        record: called in the input pipeline with each loaded part of a batch; see `RowRecorder.record`. None for none.
+            this check, except in a process that only reads batches for others, which has no model. None for no check.
+        record: called in the input pipeline with each loaded part of a batch; see `RowRecorder.record`. None to record
+            nothing.
     """
 
     elements: Any
@@ -66,7 +67,7 @@ class Share:
 
 
 def pack(components: tuple[Any, ...]) -> Any:
-    """Return an element from the arguments with which tf.data calls a function; a tuple is passed as several."""
+    """Return the element with which tf.data has called a function; it passes a tuple as several arguments."""
     return components[0] if len(components) == 1 else components
 
 

@@ -24,7 +24,7 @@ def check_not_batched(splits: dict[str, Split], config: DataConfig, model: Any) 
 
     Args:
         splits: the splits by name.
-        model: the model; None before it exists, when only elements that no model could take are an error.
+        model: the model, or None before it exists. Without it, only elements that no model could take are an error.
     """
     found = {name: split.batching() for name, split in splits.items()}
     rows = {name: each.rows for name, each in found.items() if each is not None and _is_batched(
@@ -61,7 +61,7 @@ def _is_batched(split: Split, seems: Batching, model: Any) -> bool:
 def _is_batch(rows: tuple[int | None, ...], takes: tuple[int | None, ...]) -> bool:
     """Return whether each row has the shape of a batch of the model's inputs.
 
-    A last dimension of size 1 does not count, because Keras drops it.
+    Rows that only have an additional last dimension of size 1 are not batches, because Keras drops this dimension.
     """
     if len(rows) != len(takes) + 1 or (rows[-1] == 1 and takes[-1] != 1):
         return False

@@ -49,7 +49,7 @@ class FirstPass:
     """Length of the data of a process, as far as the process has read it.
 
     Attributes:
-        length: number of global batches in a pass; None before its end was read.
+        length: number of global batches in a pass; None until the process has read to its end.
         read: number of batches read so far before the end.
     """
 
@@ -61,7 +61,7 @@ def check_passes(seen: Mapping[str, FirstPass], kind: str) -> None:
     """Raise DataError if the data of the processes ends after different numbers of batches.
 
     Args:
-        seen: the first pass of each process; a process whose data ends begins its next pass.
+        seen: for each process, how far it has read its first pass. It goes on with the next pass after the end.
         kind: kind of data, such as `training`.
     """
     lengths = {name: one.length for name, one in seen.items() if one.length is not None}
@@ -102,7 +102,7 @@ def different_lengths(lengths: Mapping[str, str], reasons: str = REASONS) -> str
 
 
 def describe_duplicates(by_process: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return which processes or streams begin with the same examples, although they should differ, or an empty string.
+    """Name two processes or streams that begin with the same examples, or whose types differ, else return "".
 
     Args:
         by_process: description of the data of each process, see `fingerprint`; with streams, it has `parts`.
@@ -147,7 +147,7 @@ def first_difference(seen: Mapping[str, Mapping[str, Any]]) -> str:
             here, there = seen[first][fact], seen[other].get(fact)
             if here == there:
                 continue
-            if fact == "parts":  # compares only streams in both descriptions
+            if fact == "parts":  # only the streams that both descriptions contain are compared
                 both = [name for name in here if here[name] != (there or here).get(name, here[name])]
                 if not both:
                     continue

@@ -1,7 +1,7 @@
 """Measures time in graphs, because Python can measure only whole calls of many steps.
 
-Each time is read by an operation, with a control dependency on the operations it must follow. It takes about a
-microsecond.
+Each time is read by an operation, with a control dependency on the operations that it must follow. Reading a time takes
+about a microsecond.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _BATCHES, _NUMBERS = 3, 8  # number of batches that are shown, and of examples i
 
 
 def overview(config: RunConfig, run: RunDir, num_gpus: int | None) -> dict[str, Any]:
-    """Return the overview as JSON types. The data is read in this process, as by the first worker.
+    """Return the overview as JSON types. This process reads the data that the first worker would read.
 
     Raises:
         ConfigError: the data does not fit the config.

@@ -24,7 +24,7 @@ _KEY = ("data", "preprocessing")
 
 
 class Preprocessing:
-    """Applies a layer to the inputs of batches, which the data function has returned, before the model.
+    """Applies a layer to the inputs of batches from the data function, before the model gets them.
 
     Attributes:
         layer: the Keras layer.

@@ -14,7 +14,7 @@ def batches_ahead(spec: Any, rows: int | None) -> int:
 
     Args:
         spec: type specs of a batch; the first dimension is ignored.
-        rows: rows of a batch; None if unknown, so that the number of bytes is not limited.
+        rows: rows of a batch; None if unknown, and then the number of bytes is not limited.
     """
     return limit_by_bytes(MOST_BATCHES, spec, rows)
 

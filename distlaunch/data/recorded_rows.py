@@ -57,8 +57,8 @@ class RowRecorder:
 
     Args:
         indices: indices of the batches to record, counted from the first element of the source.
-        keep: called with the rows, in a thread of the input pipeline. The same rows may be given several times, because
-            a source can be read again; the last ones count.
+        keep: called with the rows, in a thread of the input pipeline. It may get the same rows several times, because a
+            source can be read again; the last call counts.
 
     Attributes:
         spec: the `tf.TypeSpec` structure of a batch; None until the source is connected.

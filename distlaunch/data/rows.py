@@ -67,7 +67,7 @@ def split_rows(source: Source, *, first_replica: int, num_local: int, num_replic
 
 
 def _place_of_replica(batch: Any, rows: Any, total: Any, start: Any) -> tuple[Any, Any, Any]:
-    del batch  # it has a stand-in row if there are no rows
+    del batch  # `rows` is given, because a batch without rows contains a stand-in row
     return start, tf.cast(rows, tf.int64), tf.cast(total, tf.int64)
 
 
@@ -84,7 +84,7 @@ def rows_of_process(source: Source, *, first: int, number: int, of: int) -> tf.d
 
     Args:
         first: index of the first part of a batch that the devices of this process hold.
-        number: number of parts that they hold.
+        number: number of parts that these devices hold.
         of: number of equal parts of a batch.
 
     Returns:

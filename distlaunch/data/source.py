@@ -59,7 +59,7 @@ def make_split(
         training: whether the split is for training. Otherwise the data keeps its order, there are no class weights, and
             nothing is dropped, skipped or augmented.
         preprocessing: applied to the inputs of each batch at the end.
-        share: the part of each batch that the data is for, if other processes have other data.
+        share: the part of each batch that this data is for, if other processes have other data.
         epoch_steps: number of batches of an epoch, if the config sets it.
     """
     if isinstance(data, PyData):
@@ -122,7 +122,8 @@ class _SplitBuilder:
         """Return a form of the split.
 
         Args:
-            trains: whether training reads this form. Other forms are complete, unchanged and not shuffled.
+            trains: whether the form has the order, the class weights and the omissions of training. Otherwise it is
+                complete, unchanged and not shuffled.
         """
         split = self._read(trains=trains, augmented=augmented)
         if trains and self._config.class_weight:

@@ -30,7 +30,7 @@ class Batching:
 
     Attributes:
         rows: first dimension of all parts of the first element.
-        is_certain: whether the pipeline proves it. Otherwise only a model whose inputs have one dimension less does.
+        is_certain: whether the pipeline alone proves it. Otherwise the model's inputs must have one dimension less.
         is_even: whether the next elements have the same first dimension.
     """
 
@@ -140,7 +140,7 @@ class Split(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return a JSON object with the types of the examples and some of them, for comparisons of processes.
+        """Return a JSON object with the examples' types and hashes of some examples, to compare processes.
 
         See `data/fingerprints.py`. This reads some examples and may be slow, so `describe()` caches the result.
         """
@@ -166,7 +166,7 @@ class Split(ABC):
         """Return row sources of pass after pass without marks of ends, or None to concatenate whole passes."""
         return None
 
-    # what is added to it
+    # copies with additions
 
     def with_transform(self, transform: Callable[[Batch], Batch]) -> Self:
         """Return the split with a transformation of each batch, before the preprocessing.
@@ -201,7 +201,7 @@ class Split(ABC):
         return self._with(num_batches=num_batches, num_examples=num_examples)
 
     def with_forms(self, forms: Forms) -> Self:
-        """Return the split with other forms."""
+        """Return the split with these forms, for `unaugmented` and `in_order()`."""
         return self._with(_forms=forms)
 
     def with_running_fingerprint(self, running: RunningFingerprint) -> Self:
@@ -209,7 +209,7 @@ class Split(ABC):
         return self._with(running_fingerprint=running)
 
     def for_coordinator(self) -> Self:
-        """Return the split for a coordinator whose workers read other data: without length, described by its types."""
+        """Return the split for a coordinator whose workers read other data: without length, described only by types."""
         return self._with(num_batches=None, num_examples=None, _only_types=True)
 
     def _with(self, **changes: Any) -> Self:

@@ -13,8 +13,8 @@ import tensorflow as tf
 def with_autograph_in_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that runs unconverted when called eagerly, as debuggers need, and through AutoGraph in a graph.
 
-    TensorFlow's own conversion does not work in a dataset that is made inside another dataset, as for each pass of a
-    pipeline.
+    TensorFlow's own conversion does not work in a dataset that is made inside another dataset, such as the dataset of
+    one pass.
     """
     if not _has_source(function):
         return function

@@ -85,7 +85,7 @@ def test_a_map_that_fails() -> None:
 
 
 def test_the_limit() -> None:
-    with pytest.raises(DataError, match=r"more than 2 examples fail \(example 1, example 2, example 3\), the limit"):
+    with pytest.raises(DataError, match=r"more examples fail \(example 1, example 2, example 3\) than data\.skip_limit"):
         read(Items({1, 2, 3}), config(skip_limit=2))
     with pytest.raises(DataError, match="no example can be read; the last error: example "):
         read(np.zeros(NUMBER, np.int64), config(map=f"{__name__}:spoilt"))

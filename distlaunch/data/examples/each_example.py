@@ -87,7 +87,7 @@ def example_map(config: DataConfig, seed: int, *, training: bool) -> ExampleMap 
     keys = {key: reference for key in ("map", "augment") if (reference := getattr(config, key)) is not None}
     functions = {key: load_function(reference, ("data", key)) for key, reference in keys.items()}
     if "map" in functions and _takes_seed(functions["map"]):
-        # the check of the config's code does not find functions behind decorators
+        # the check of the config, which reads the code without running it, does not see through decorators
         raise ConfigError(Problem(("data", "map"), map_with_seed(_signature(functions["map"]))))
     augment = functions.get("augment") if training else None
     return ExampleMap(functions.get("map"), augment, seed) if augment is not None or "map" in functions else None
@@ -113,7 +113,7 @@ def num_parallel_batches(config: DataConfig) -> int:
 
 def batch_of(rows: Any, examples: tf.data.Dataset, one: Callable[..., Any], threads: int, began: tf.Tensor, *,
              skips: bool = False, at_once: int = 1) -> Batch:  # fmt: skip
-    """Apply `one` to each example and return the results as a batch, in order. The batch has no rows without examples.
+    """Apply `one` to each example and return the results as a batch, in order. Without examples, it has no rows.
 
     This is a dataset within the input pipeline, because `tf.map_fn` would process one example after the other.
 
@@ -139,7 +139,7 @@ def first_failure(examples: Iterable[tuple[str, Any]], one: Callable[[Any], Any]
     """Return name and error of the first example for which `one` fails when it runs eagerly; see `read_failures.Find`.
 
     Args:
-        examples: name of each example, and the argument of `one`.
+        examples: pairs of an example's name and the argument of `one`.
     """
     for name, example in examples:
         try:

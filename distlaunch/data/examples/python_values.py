@@ -11,7 +11,7 @@ import numpy as np
 def as_arrays(item: Any) -> Any:
     """Return an item with arrays as leaves.
 
-    Lists of values become arrays, except the outermost list, which is the tuple (x, y).
+    Lists of values become arrays, except the outermost list, which becomes a tuple such as (x, y).
     """
     if isinstance(item, (tuple, list)):
         return tuple(_inner(part) for part in item)

@@ -123,7 +123,7 @@ class Items:
     """Examples of a Python object with `__len__` and `__getitem__`.
 
     They are read in threads of tf.data. Several threads help if reading waits for a disk or a network, or releases the
-    interpreter's lock, as NumPy and image libraries do. With a pool, its processes read.
+    interpreter's lock, as NumPy and image libraries do. With a pool, the pool's processes read the examples.
 
     Args:
         limit: largest number of examples to use; None for all.

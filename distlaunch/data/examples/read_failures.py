@@ -90,7 +90,7 @@ def data_errors_raised() -> Iterator[None]:
         yield
     except tf.errors.OpError as error:
         with _lock:
-            # prefer errors with this text, since another pass that reads ahead may have failed too
+            # prefer a failure that this error quotes, since another pass that reads ahead may have failed too
             named = [failure for failure in _first if str(failure) in error.message]
             failure = next(iter(named or _first), None)
             _first.clear()

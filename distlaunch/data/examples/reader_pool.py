@@ -1,7 +1,7 @@
 """`data.processes`: reads examples of a Python object in separate processes of a task, without its interpreter's lock.
 
-A new process loads the object and the modules that it needs. Then it forks the readers, which share its memory. A task
-itself must not be forked, because TensorFlow has threads in it.
+A new process loads the object and the modules that the object needs. Then this process forks the readers, which share
+its memory. A task itself must not be forked, because TensorFlow has threads in it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from distlaunch.data.function_references import imported_files
 
 _KEY = ("data", "processes")
 _MAX_READS = 2
-"""Number of times that an example is read if its reader process dies; the first time may be an accident."""
+"""Number of times that an example is read if its reader process dies each time; the first death may be an accident."""
 _READER_ENVIRONMENT = {
     **dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
     # only the task uses devices

@@ -51,7 +51,7 @@ class Skipping:
         # compiled, because eagerly an example takes about 50 ms, and a batch may have thousands
         self._compiled = tf.function(one, input_signature=[tf.TensorSpec([], tf.int64)], autograph=False)
         # Not protected by a lock: an allocation while it is held may trigger garbage collection of another pass's
-        # iterator. That waits for the iterator's threads, which may wait for the lock.
+        # iterator. The collection waits for the iterator's threads, which may wait for the lock.
         self._skipped: dict[int, object] = {}
 
     def load(self, rows: tf.Tensor, load: Callable[[tf.Tensor], Batch]) -> Batch:
@@ -118,7 +118,7 @@ class Skipping:
             return
         names = [self._name(number) for number in sorted(self._skipped)]
         shown_names = ", ".join(names if len(names) <= _NAMED else [*names[:_NAMED], "..."])
-        allowed = f"more than {self._limit:,} examples fail ({shown_names}), the limit by data.skip_limit"
+        allowed = f"more examples fail ({shown_names}) than data.skip_limit allows ({self._limit:,})"
         why = allowed if count > self._limit else "no example can be read"
         with reading():
             raise DataError(f"{why}; the last error: {str(failure).removeprefix('data: ')}")

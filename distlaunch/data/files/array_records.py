@@ -47,7 +47,7 @@ class ArrayRecordFiles(FilesOfRecords):
         _library()
         index = cached_index(files, "arrayrecord", 1, lambda: _count(files))
         super().__init__(files, index.arrays["firsts"])
-        # by process, because a reader that a forked process inherits shares its file position with the parent's
+        # one reader for each process, because a forked process would share the file position of an inherited reader
         self._open = functools.lru_cache(maxsize=_MOST_OPEN)(lambda file_id, process: _open(files, file_id))
 
     def _read(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -68,7 +68,7 @@ def _list_folder(root: bytes, name: str) -> ClassFolder:
 
 
 def _walk(root: bytes, folder: bytes, above: tuple[tuple[int, int], ...]) -> Iterator[bytes]:
-    """Yield the paths of images in a folder and its subfolders, including links to folders."""
+    """Yield the paths of images in a folder and its subfolders; links to folders are followed."""
     # follows links
     facts = os.stat(os.path.join(root, folder))
     here = (facts.st_dev, facts.st_ino)

@@ -134,7 +134,7 @@ def _map_array(file: BinaryIO) -> np.ndarray:
     if start + num_bytes > os.fstat(file.fileno()).st_size:
         raise ValueError("the file is too short")
     array = np.memmap(file, dtype, "r", start, shape) if num_bytes else np.empty(shape, dtype)
-    file.seek(start + num_bytes)  # after the map, which moves it too
+    file.seek(start + num_bytes)  # at the end, because mapping moves the position too
     return array
 
 

@@ -88,7 +88,7 @@ def _expand(pattern: str, suffixes: Sequence[str]) -> list[str]:
     try:
         if os.path.isdir(path):
             return _list_directory(path, suffixes)
-        if os.path.lexists(path):  # also names with brackets in them
+        if os.path.lexists(path):  # before globs, because a file's name may contain brackets
             return [path]
         matches = glob.glob(path, recursive=True) if glob.has_magic(path) else []
     except OSError as error:

@@ -68,7 +68,7 @@ class Format:
 
 
 class FilesOfByteRanges(FilesOfRecords):
-    """Records each of which ends where the next one starts, or at the end of the file.
+    """Examples that are ranges of bytes, each of which ends where the next one starts, or at the end of the file.
 
     Raises:
         DataError: a file does not have the expected format.

@@ -1,4 +1,4 @@
-"""Hashes names, sizes and samples of bytes of files, to detect different data on hosts within milliseconds."""
+"""Hashes names, sizes and samples of bytes of files, to detect within milliseconds that hosts have different data."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def _check_not_compressed(path: str, checksum: Callable[[bytes], int] | None) ->
             start = file.read(_HEADER.size)
     except OSError as error:
         raise data_function_error(f"{path} cannot be read: {why_unreadable(error)}") from None
-    # a header with a correct checksum is one, even if it begins like a compressed file
+    # with a correct checksum, this is the header of a record, even if it begins like a compressed file
     if len(start) < _HEADER.size or (checksum is not None and checksum(start[:8]) == _HEADER.unpack(start)[1]):
         return
     if start.startswith(_GZIP):

@@ -1,7 +1,7 @@
 """Split whose examples are read by number; a process reads and maps only its own rows.
 
-The order of a pass is a permutation of numbers. Global batches and the rows of replicas are slices of it, and examples
-are read only for these rows. So a resume takes equally long at any position.
+The order of a pass is a permutation of numbers. Global batches and the rows of replicas are slices of this permutation,
+and only the examples of such a slice are read. So a resume takes equally long at any position.
 """
 
 from __future__ import annotations

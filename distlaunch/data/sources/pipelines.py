@@ -260,7 +260,7 @@ def _num_bytes(spec: Any) -> int | None:
 
 
 def _is_plain(spec: Any) -> bool:
-    """Return whether Python can read all values of an example, which it cannot for nested datasets."""
+    """Return whether Python can read all values of an example; it cannot read nested datasets."""
     return all(leaf.dtype != tf.variant for leaf in tf.nest.flatten(spec, expand_composites=True))
 
 

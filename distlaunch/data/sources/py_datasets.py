@@ -30,7 +30,7 @@ from distlaunch.data.splits import PyData
 
 _KEY = ("data", "function")
 _BEGIN, _END, _ITEM, _FIRST = range(4)
-"""Parts of the seeds of random generators, for the code that draws."""
+"""Parts of the seeds of random generators: each stands for a place in the dataset's code that may draw."""
 
 
 class PyDatasets(Split):
@@ -238,7 +238,7 @@ def _seeded_generators(*numbers: int) -> Iterator[Callable[[], bool]]:
     """Seed the global generators of Python and NumPy in this context, and restore them afterwards.
 
     Yields:
-        A function that returns whether a generator was used since.
+        A function that returns whether a generator has been used since then.
     """
     before = random.getstate(), np.random.get_state()
     random.seed(" ".join(map(str, numbers)))

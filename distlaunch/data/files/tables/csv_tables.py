@@ -18,7 +18,7 @@ from distlaunch.data.files.tables.csv_kinds import Guess, merge_guesses
 from distlaunch.data.files.tables.rows import Rows, scan_rows
 
 _BYTES = "latin-1"  # maps each byte to one character, so that the bytes of the file do not change
-_LARGEST_FIELD = 64 << 20  # characters; the limit for rows
+_LARGEST_FIELD = 64 << 20  # characters; as large as the longest row
 
 
 def csv(files: Patterns, *, columns: Sequence[str] | None = None, label: str | None = None) -> CSVFiles:

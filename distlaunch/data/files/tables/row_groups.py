@@ -1,4 +1,4 @@
-"""Cache of the latest row groups of Parquet files, up to a number of bytes, which threads share."""
+"""Cache, shared by threads, of the latest row groups of Parquet files, up to a number of bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_BYTES = 256 << 20  # documented in `parquet`
 
 
 class RowGroupCache:
-    """Cache of the latest results of `load`, objects with `nbytes`; the last result is kept even if it is larger."""
+    """Cache of the latest results of `load`, objects with `nbytes`; the last one is kept even above the limit."""
 
     def __init__(self, load: Callable[[int], Any], most_bytes: int = _MOST_BYTES) -> None:
         self._load, self._most_bytes = load, most_bytes
