@@ -65,8 +65,8 @@ class Uncertain:
     Attributes:
         kernels: the convolutions whose kernel gradients may be incorrect.
         windows: whether gradients of maxima over overlapping windows may be incorrect.
-        scatters: the mesh, if updates of a scatter that an axis does not divide may count several times; otherwise
-            None.
+        scatters: the mesh, if updates of a scatter may count several times where an axis does not divide them;
+            otherwise None.
     """
 
     kernels: Kernels = Kernels.NONE
@@ -163,8 +163,8 @@ def _tangents_at_maxima(g: Any, operand: Any, options: dict[str, Any]) -> Any:
 def _sum_over_places(g: Any, lhs: Any, kernel: Any, options: dict[str, Any]) -> Any:
     """Return the gradient of a kernel, with one matrix product for each position of the kernel.
 
-    The kernel's value at a position is multiplied with the inputs at that distance from each output, which are a
-    strided slice of the padded input.
+    The kernel's value at a position is multiplied with the input at this offset from each output. These inputs are a
+    strided slice of the padded input, so the gradient is the product of the slice and the gradient of the outputs.
 
     Args:
         g: gradient of the outputs.

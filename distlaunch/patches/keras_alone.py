@@ -18,8 +18,8 @@ PATCH = Patch(
         Symbol("keras.Model.make_predict_function", "(self, force=False)"),
         Symbol("keras.Model.make_test_function", "(self, force=False)"),
     ),
-    why="A model predicts and evaluates with the strategy that it was created under, in all of its processes, but a "
-    "callback does so in one process.",
+    why="A model predicts and evaluates with the strategy that it was created under, in all of the strategy's "
+    "processes, but a callback calls the model in one process only.",
     until="Keras lets a model predict without the strategy that it was created under.",
 )
 
@@ -34,7 +34,7 @@ def alone(model: keras.Model, functions: Functions) -> Iterator[None]:
     """Make a model and its submodels compute without a strategy, in this context.
 
     Args:
-        functions: functions traced in earlier contexts; those traced in this one are added.
+        functions: functions traced in earlier contexts, to which this context adds those that it traces.
     """
     PATCH.check()
     before = []

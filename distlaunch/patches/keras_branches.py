@@ -25,8 +25,8 @@ PATCH = Patch(
             "keras.optimizers.Optimizer._overwrite_model_variables_with_average_value", "(self, trainable_variables)"
         ),
     ),
-    why="Keras puts the update into a branch of `ops.cond` within each replica, where replicas cannot synchronize, "
-    "which an update of a variable requires.",
+    why="Keras puts the update into a branch of `ops.cond` within each replica. An update of a variable requires that "
+    "replicas synchronize, but they cannot do so there.",
     until="Keras takes these branches across replicas, as it does for loss scaling.",
 )
 

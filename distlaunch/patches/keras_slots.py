@@ -16,8 +16,8 @@ PATCH = Patch(
             "(self, reference_variable, name=None, initializer='zeros')",
         ),
     ),
-    why="Keras does not tell which variable a slot belongs to, so it could be on a different parameter server from "
-    "the one that computes the update.",
+    why="Keras does not tell which variable a slot belongs to, so the slot could be on a different parameter server "
+    "from the one that computes the update.",
     until="Keras places slots on the devices of their variables.",
 )
 

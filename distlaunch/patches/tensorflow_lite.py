@@ -1,4 +1,4 @@
-"""Imports TensorFlow without JAX, which its converter for TFLite imports if it is installed."""
+"""Imports TensorFlow without JAX; TensorFlow's converter for TFLite would import JAX if it is installed."""
 
 from __future__ import annotations
 

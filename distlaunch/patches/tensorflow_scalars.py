@@ -1,4 +1,4 @@
-"""Makes variables with a copy on each replica convertible to numbers, like others: `float(optimizer.learning_rate)`."""
+"""Makes variables with a copy on each replica convertible to numbers, such as in `float(optimizer.learning_rate)`."""
 
 from __future__ import annotations
 

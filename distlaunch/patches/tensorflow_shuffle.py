@@ -52,7 +52,7 @@ class Shuffles:
     """The calls of `.shuffle()` in a pipeline that reshuffle in each iteration.
 
     Attributes:
-        found: each call with the number of iterations that one pass of the pipeline takes.
+        found: each call, and how many of its iterations one pass of the pipeline takes.
     """
 
     found: tuple[tuple[Shuffle, int], ...]
@@ -116,7 +116,7 @@ def _shuffles_in(dataset: tf.data.Dataset, iterations: int) -> Iterator[tuple[Sh
     if isinstance(dataset, _REPEAT.get()):
         iterations *= max(int(dataset._count), 1)
     elif isinstance(dataset, _CACHE.get()):
-        iterations = 0  # only the first pass reads the datasets before it
+        iterations = 0  # only the first pass reads the datasets before the cache
     for each in inputs:
         yield from _shuffles_in(each, iterations)
 
@@ -156,7 +156,7 @@ def _shuffle(
 
 def _drawn(seed: tf.Tensor, operation: tf.Tensor, iteration: tf.Tensor) -> tf.Tensor:
     """Return the two seeds that TensorFlow's `RandomSeedGenerator` draws for an iteration; int64, shape [2]."""
-    # two 32-bit numbers of Philox, whose blocks have four
+    # each iteration takes two of the four 32-bit numbers in a block of Philox
     counter = tf.stack([tf.bitcast(iteration // 2, tf.uint64), tf.bitcast(operation, tf.uint64)])
     block = tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=[4], key=[tf.bitcast(seed, tf.uint64)], counter=counter, alg=_PHILOX, dtype=tf.uint32
