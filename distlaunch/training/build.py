@@ -316,7 +316,7 @@ class _SampleRows:
 
     Attributes:
         given: the examples as they were read.
-        rows: the same examples as the model takes them; NumPy arrays on JAX.
+        rows: the same examples in the form that the model takes; NumPy arrays on JAX.
     """
 
     def __init__(self, config: RunConfig, rows: Batch, more_rows: Callable[[int], Batch] | None) -> None:
@@ -397,7 +397,7 @@ def _create_variables(
 def _build_losses(model: keras.Model, rows: Batch, predictions: Any, key: Key, *, own_step: bool) -> None:
     """Create the variables of losses and metrics.
 
-    Errors are ignored for a model with a step written by the user, which may call them with other values.
+    Errors are ignored for a model with a step written by the user, which may call losses and metrics with other values.
     """
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(rows)
     shapes = f"labels of shape {shape_text(y)} and outputs of shape {shape_text(predictions)}"

@@ -1,4 +1,4 @@
-"""Keras callbacks from the config: which task runs which, and what their hooks need."""
+"""Keras callbacks from the config: which of them a task runs, and what their hooks need."""
 
 from __future__ import annotations
 

@@ -380,7 +380,7 @@ class TrainingLoop:
         )
 
     def _check_monitors(self, logs: Logs, train_logs: Logs) -> None:
-        """Raise ConfigError if a callback watches a value that does not exist; Keras would silently never call it."""
+        """Raise ConfigError if a callback watches a value that does not exist; the callback would never do anything."""
         self._has_checked_monitors = True
         problem = missing_monitor(self._config.train.callbacks, self._callbacks, logs)
         if problem is None:
@@ -467,7 +467,7 @@ class TrainingLoop:
         self._reports.add(result, seconds, self._progress, at_end=at_end)
 
     def _check_end(self, result: CallResult) -> None:
-        """Raise ConfigError if the data ended earlier than their length says, or without any batch."""
+        """Raise ConfigError if the data ended earlier than its length says, or without any batch."""
         at = self._progress
         if at.step_in_epoch == 0:
             raise ConfigError(Problem(("data",), "the training data is empty; it has no batches"))
@@ -526,7 +526,7 @@ class TrainingLoop:
             self._saver.save(self._program, self._progress, otherwise=otherwise, wait=wait)
 
     def _reports_same_values(self) -> bool:
-        """Return whether training and validation report the same values, which overridden steps may not."""
+        """Return whether training and validation report the same values; overridden steps may report others."""
         return not any(overrides_method(self._model, name) for name in ("train_step", "test_step"))
 
 

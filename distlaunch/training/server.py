@@ -26,7 +26,7 @@ from distlaunch.strategies.parameter_server.worker_batches import report_failure
 from distlaunch.training.step_timer import StepTimer
 
 _PROBE_S = 1.0  # interval between probes, and the timeout of each
-_MAX_UNANSWERED = 3  # unanswered probes in a row: the coordinator has ended
+_MAX_UNANSWERED = 3  # after so many unanswered probes in a row, the coordinator counts as ended
 
 
 def is_server(config: RunConfig, task: Task) -> bool:
@@ -42,7 +42,7 @@ def serve(config: RunConfig, run: RunDir, task: Task, asked_to_stop: threading.E
 
     Args:
         on_started: called when the server runs; by then TensorFlow has set its signal handlers.
-        emit: called with a notice that names the coordinator, with `wait_for_chief`, and with the times of steps.
+        emit: called with the times of steps and, if `wait_for_chief` is set, with a notice that names the coordinator.
         wait_for_chief: end when the coordinator has ended; False if a launcher stops this process.
     """
     spec, _ = from_tf_config(os.environ["TF_CONFIG"])

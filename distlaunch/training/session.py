@@ -281,7 +281,7 @@ class Session:
         """Hold the locks of the config's formats until the stack is closed; `distlaunch export` may hold some.
 
         Raises:
-            RunBusyError: another process has held one for too long.
+            RunBusyError: another process has held one of the locks for too long.
         """
 
         def report(message: str) -> None:

@@ -1,7 +1,8 @@
 """Checks, before the first step, that a model's outputs and the labels are what its loss expects.
 
-Keras gives no warning when a loss for probabilities gets other values. On JAX, it gives none when a label is outside
-the model's outputs either. Values that cannot be right raise an error; values that may be intended give a warning.
+Keras gives no warning when a loss for probabilities gets other values. On JAX, it does not warn either when a label is
+outside the range of the model's outputs. Here, values that cannot be right raise an error, and values that may be
+intended give a warning.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _PROBABILITIES = (keras.activations.softmax, keras.activations.sigmoid)
 
 @dataclass(frozen=True)
 class LabelPlace:
-    """Position of an array in the structure of the labels; None if the labels are that one array."""
+    """Position of an array in the structure of the labels; its key is None if the labels are a single array."""
 
     key: str | int | None
 

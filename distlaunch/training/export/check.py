@@ -68,7 +68,7 @@ def check(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, co
     Args:
         files: the new exports by format; the clean process makes the file of `tflite`.
         to_convert: the SavedModel from which the TFLite file is made.
-        backend: Keras backend of the run. A Keras file that does not load on it may load on TensorFlow.
+        backend: Keras backend of the run. A Keras file that does not load on this backend may load on TensorFlow.
         folder: folder for temporary files.
 
     Raises:

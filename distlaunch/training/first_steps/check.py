@@ -1,9 +1,9 @@
 """The part of a training task in the comparison of the first steps with one device.
 
 A comparison needs the state before and after a step, the rows of the step, and the values that the run reports after
-it. All tasks take part: each records the rows that it reads, and a snapshot may need all of them. The chief sends
-everything to a process that computes the same step on one device (see `tasks/check.py`). It does not wait for that
-process, unless the config says so (`train.check: strict`).
+it. All tasks take part: each records the rows that it reads, and a snapshot may need all tasks. The chief sends
+everything to a process that computes the same step on one device (see `tasks/check.py`). The chief does not wait for
+that process, unless the config says so (`train.check: strict`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class NumbersDifferError(DistlaunchError):
 
 
 class NoCheck:
-    """The comparison in a run that is not compared. See `StepsCheck` for the methods."""
+    """Takes the place of `StepsCheck` in a run that is not compared; see there for the methods."""
 
     def __enter__(self) -> Self:
         return self
@@ -90,7 +90,7 @@ class NoCheck:
 
 @dataclass(frozen=True)
 class Subject:
-    """An attempt that is compared, as its task sees it.
+    """An attempt that is compared, as one of its tasks sees it.
 
     Attributes:
         files: folder of this task's files.
@@ -170,7 +170,7 @@ def _was_reported(events: Path, digest: str) -> bool:
 
 
 def _why_not(subject: Subject, digest: str) -> str | None:
-    """Return the reason for not comparing this attempt, an empty string if it is not reported, or None."""
+    """Return why this attempt is not compared, "" for a reason that needs no report, or None to compare it."""
     if _was_reported(subject.events, digest):
         return ""  # an earlier attempt was compared
     allowed, needed = psutil.virtual_memory().available * _MEMORY_SHARE, subject.num_bytes() * _COPIES
@@ -215,7 +215,7 @@ class StepsCheck(NoCheck):
         self._rows.remove()
 
     def recorded(self, source: Source, at: Progress) -> Source:
-        """Return a source of training data whose rows are recorded where a step is compared."""
+        """Return the training data with the rows of compared steps recorded when they are read."""
         return replace(source, record=self._recorder.record) if at.step == self._first_step else source
 
     def recorded_validation(self, source: Source) -> Source:
@@ -262,7 +262,7 @@ class StepsCheck(NoCheck):
         self._meet_if_strict()
 
     def around_validation(self, hooks: BatchHooks | None) -> BatchHooks | None:
-        """Return the hooks of an evaluation that also send its first batch to the process, if it is the first one."""
+        """Return the hooks of an evaluation; in the first evaluation, they also send its first batch to the process."""
         if self._validated:
             return hooks
         self._validated = True
@@ -306,7 +306,7 @@ class StepsCheck(NoCheck):
         self._meet_if_strict()
 
     def _is_augmented(self, batch: Batch) -> bool:
-        """Return whether the rows of a validation batch are not those of the data without `data.augment`."""
+        """Return whether `data.augment` has changed the rows of a validation batch."""
         validation, data = self._subject.validation, self._subject.config.data
         if data.augment is None or data.gives_context or validation is None:
             return False
@@ -315,7 +315,7 @@ class StepsCheck(NoCheck):
         return _are_equal(plain, again) and not _are_equal(plain, batch)
 
     def _rows_of(self, source: str, index: int) -> list[Rows] | None:
-        """Return the rows of a batch in the chief; None if they are not known, which is reported."""
+        """Return the rows of a batch; None in other tasks than the chief, or after a report that they are not known."""
         rows = self._rows.take(source, index)
         if self._process is None:
             return None

@@ -1,7 +1,7 @@
 """Starts the process that computes steps on one device, sends it messages, and collects its verdicts.
 
-Messages are sent in a thread, because the process may have no core for a long time. Events are emitted by the thread of
-the training loop only.
+Messages are sent in a thread, because the process may wait for a free core for a long time. Events are emitted by the
+thread of the training loop only.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class CheckProcess:
         self.give_up("the run ended first")
 
     def report_rest(self) -> None:
-        """Report the first steps, if the run has fewer than usual."""
+        """Report the first steps, if the run has ended before `FIRST_STEPS` of them were compared."""
         with self._changed:
             self._report_first()
 
@@ -172,7 +172,7 @@ class CheckProcess:
         return self._pipe.recv()
 
     def _start(self, setup: Setup) -> None:
-        # a pair of sockets, since this is no Windows
+        # `Pipe` returns connections over sockets, except on Windows, which is not supported
         ours, theirs = cast("tuple[Connection, Connection]", Pipe())
         words = [sys.executable, "-m", "distlaunch.tasks.check", "--pipe", str(theirs.fileno())]
         words += ["--backend", self._backend, *([] if self._is_strict else ["--idle", "--cpu-s", str(CPU_S)])]

@@ -1,7 +1,7 @@
 """Computes steps of a run on one device, from the same state and rows, and compares them.
 
 The reference is the model as the user's function returns it, compiled as the config says, and trained by the function
-that Keras's own `fit` calls for each batch. It uses neither our programs nor our training loop.
+that Keras's own `fit` calls for each batch. The reference uses neither our programs nor our training loop.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _GPU_FACTOR, _HALF_FACTOR = 100.0, 300.0
 """Factors of all tolerances for GPUs, which may multiply with 10 bits (TF32), and for types of 16 bits."""
 _NOISE_RUNS = 2
 _NOTABLE = 1e-2
-"""Relative difference of all updates that is named as a factor."""
+"""Smallest distance from 1 of the factor between all updates and those on one device for which it is reported."""
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -68,7 +68,7 @@ class Reference(Protocol):
     """A model on one device.
 
     Attributes:
-        name: names it in messages.
+        name: its name in messages.
         rates: learning rates as compiled, by the names of their variables; known after the first step.
     """
 
@@ -193,7 +193,7 @@ def _on_one_device(config: RunConfig) -> tuple[RunConfig, Strategy]:
     else:
         section = section.on_one_device()
     config = config.model_copy(update={"strategy": section, "cluster": Cluster()})
-    # the strategy would join the cluster of the run; the user's function still sees it
+    # with TF_CONFIG, the strategy would join the cluster of the run; the user's function gets the variable again
     cluster = os.environ.pop("TF_CONFIG", None)
     try:
         return config, create(config)
@@ -204,7 +204,7 @@ def _on_one_device(config: RunConfig) -> tuple[RunConfig, Strategy]:
 
 @contextlib.contextmanager
 def _keeping_metrics(model: keras.Model) -> Iterator[None]:
-    """Keep the values of metrics, which `train_on_batch` resets on JAX; `fit` does not before each batch."""
+    """Keep the values of metrics. On JAX, `train_on_batch` resets them, but `fit` does not reset them in each batch."""
     object.__setattr__(model, "reset_metrics", lambda: None)
     try:
         yield

@@ -185,7 +185,7 @@ def _with_flat_logs(step: StepFunction) -> StepFunction:
 
 
 def _without_slots(step: StepFunction) -> StepFunction:
-    """Return an evaluation step, whose state has no optimizer variables."""
+    """Return an evaluation step, whose state has no optimizer variables, from a step whose state has them."""
 
     def test_step(state: TestState, batch: Batch) -> tuple[dict[str, Any], TestState]:
         trainable, others, metrics = state

@@ -122,7 +122,7 @@ def draws_random_numbers(layer: Any) -> bool:
 
 
 def _depends_on_other_rows(model: keras.Model, source: Source) -> str:
-    """Return `model` or `loss` if its result for a batch does not follow from the results for its halves, else ""."""
+    """Return `model` or `loss` if its result for a batch does not follow from those for the batch's halves, else ""."""
     batch = next(iter(_batches(source)))
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
     rows = int(num_rows(x))

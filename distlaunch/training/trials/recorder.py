@@ -218,7 +218,7 @@ def _source(session: Session) -> Source:
 
 
 def permute_batches(source: Source, seed: int) -> Source:
-    """Return the same batches, none of them sparse, with the examples of each in another order."""
+    """Return the same batches with the examples of each in another order. The batches must not be sparse."""
 
     def shuffle(number: tf.Tensor, element: Any) -> Any:
         order = _permutation(num_rows(element), seed, number)
