@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (arguments.cpu_s, arguments.cpu_s + 1))
     parent = os.getppid()
     choose_backend(arguments.backend)
-    # the log is about the user's code
+    # the log is for the output of the user's code, not for TensorFlow's messages
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     pipe = Connection(arguments.pipe)
     with contextlib.suppress(EOFError, OSError):  # the task has ended
@@ -57,7 +57,7 @@ def _use_idle_cores() -> None:
 
 
 def _serve(pipe: Connection, parent: int) -> None:
-    # the first message is unpickled with the frameworks that it needs
+    # imported only now, because these modules import the backend; unpickling the first message needs them
     from distlaunch.patches.tensorflow_autograph import keep_in_memory
     from distlaunch.training.first_steps.messages import Verdict
     from distlaunch.training.first_steps.reference import Checker

@@ -19,7 +19,7 @@ class ProcessEnd:
     """Ends this process with an exit code that nothing can change or delay.
 
     Python itself waits for threads that are not daemons. At exit, TensorFlow and JAX wait for peers that may have
-    ended; JAX ends the process itself if one has.
+    ended; JAX itself ends the process if a peer has ended.
     """
 
     def __init__(self) -> None:

@@ -234,7 +234,7 @@ def _train_or_use(arguments: argparse.Namespace, config: RunConfig, run: RunDir,
         session.predict(arguments.split, arguments.checkpoint, arguments.output)
     else:
         session.export_checkpoint(arguments.formats or (), arguments.checkpoint)
-    # after the end is reported, since it waits for the other tasks
+    # after the end is reported, since leaving waits for the other tasks
     session.leave()
     return ExitCode.DONE if status == "done" else ExitCode.PREEMPTED
 
@@ -289,7 +289,7 @@ def _event_file(run: RunDir, arguments: argparse.Namespace) -> Any:
 
     text = os.environ.get("TF_CONFIG")
     spec = from_tf_config(text)[0] if text else ClusterSpec({})
-    # without a cluster it is worker:0, the only task
+    # without a cluster, the chief is worker:0, the only task
     if arguments.task == spec.chief:
         return run.reader_events(arguments.attempt) if arguments.mode in READ_MODES else run.events
     return run.task(arguments.attempt, str(arguments.task)).events
