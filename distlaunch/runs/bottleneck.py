@@ -19,7 +19,7 @@ _MIN_TIMED_S = 1.0
 _SLOWER_FACTOR = 1.5
 """Smallest factor between the values of a task and of the others for which the task is clearly slower."""
 _BUSY_FRACTION = 0.8
-"""Fraction of its core time in which a task computes, above which more threads would not help."""
+"""If a task computes for more than this fraction of the time of its cores, more threads would not help."""
 _BUSY_WITH_STEPS_FRACTION = 0.75
 """The same for a task whose input does little work. Measured: 0.80 in a job of small steps with one core per task."""
 _IDLE_CORES = 0.5

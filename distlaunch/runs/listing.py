@@ -147,7 +147,7 @@ def summarize(run: RunDir, now: float | None = None, job: JobState | None = None
 
 
 def _last_trained(facts: RunFacts, training: int | None) -> AttemptFacts:
-    """Return the last attempt that made a step, or the attempt that finished a finished run.
+    """Return the last attempt that made a step; for a finished run, the attempt that finished it.
 
     Args:
         training: the last attempt whose mode is training. Later attempts are exports and evaluations.

@@ -42,7 +42,7 @@ PENDING = "pending"
 _CANCELLED = "cancelled"
 """Status of a run whose job was removed from the queue before it started."""
 SUBMITTED = "submitted"
-"""Status of a run whose job has written nothing yet, if this machine cannot query its queue."""
+"""Status of a run whose job has written nothing yet, if this machine cannot query the job's queue."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class AttemptReport:
 
     Attributes:
         mode: `train`, `run`, `evaluate`, `predict` or `export`.
-        status: a status of RunEnded, `running` or `killed`. Other modes are `done` once they have reported a result.
+        status: a status of RunEnded, `running` or `killed`. An attempt that only uses the model of a run is `done` once
+            it has reported a result.
         culprit: the task that failed first; empty if none did.
         restarts: how many times each task was restarted while the others continued.
     """
@@ -79,7 +80,7 @@ _NUMBERS = ("status", "part", "message", "deviation", "reference")
 
 @dataclass(frozen=True)
 class RunReport:
-    """The report on a run with all of its attempts. If an epoch was trained several times, it has the last result.
+    """The report on a run with all of its attempts. Of an epoch that was trained several times, it has the last result.
 
     Attributes:
         command: the command of a script; empty for other runs.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-_MAX_CELLS = 8  # maximum number of rows and columns that are drawn: if there are more, the first ones and the last
+_MAX_CELLS = 8  # maximum number of rows and of columns; if there are more, the first ones and the last are drawn
 _Corners = tuple[str, str, str]
 _GAP = "   "  # wider than the two spaces between metrics in a cell
 

@@ -67,7 +67,8 @@ class VerifyResult:
     """The result of all trials.
 
     Attributes:
-        reference: the record of the training on one device; None if that training failed. `failed` is then its result.
+        reference: the record of the training on one device; None if that training failed.
+        failed: the result of that training if it failed.
         interrupted: the exit code if the user interrupted the command.
     """
 

@@ -17,7 +17,7 @@ from distlaunch.verify.trials import PlannedTrial
 
 _SMALLEST_NORM = 1e-3
 """Lower limit of the norms by which deviations are divided, as a fraction of the step's largest norm. It is needed
-because the gradient of a bias may be only rounding."""
+because the gradient of a bias may consist of rounding errors only."""
 
 T = TypeVar("T")
 Triples = Iterator[tuple[str, T, T]]

@@ -71,7 +71,7 @@ class TrialRunner:
         self.reference = found.record
 
     def compare(self, planned: PlannedTrial, order: TrialOrder) -> Compared | AttemptResult:
-        """Run a trial and return its judgement, or the attempt if it or the reference has failed.
+        """Run a trial and return its judgement, or the attempt that has failed, which may be the reference's.
 
         Raises:
             DistlaunchError: the trial cannot be started.

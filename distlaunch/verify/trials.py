@@ -58,7 +58,7 @@ def plan_trials(config: RunConfig, kinds: Sequence[str], replicas: Sequence[int]
 
 
 def _is_same(one: PlannedTrial, other: PlannedTrial) -> bool:
-    """Return True if two trials differ at most in which setting gives their number of replicas."""
+    """Return True if two trials are the same, even if different settings give their number of replicas."""
 
     def rest(trial: PlannedTrial) -> dict[str, Any]:
         return trial.config.strategy.model_dump(exclude={"replicas", "replicas_per_worker"})

@@ -44,7 +44,7 @@ def find_fashion_mnist(source: str, path: str | None) -> Found:
 
 
 def find_mnist(source: str, path: str | None) -> Found:
-    """Return the same for MNIST; see `find_fashion_mnist`."""
+    """Return the arrays of MNIST, and where they came from; see `find_fashion_mnist`."""
     return _find(
         source,
         path,

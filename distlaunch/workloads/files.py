@@ -43,7 +43,7 @@ def images(folder: str | None = None) -> dict[str, Any]:
 
 
 def records(folder: str | None = None) -> dict[str, Any]:
-    """Return the same images as TFRecord shards, `SPLIT-SHARD.tfrecord`; see `decode` and `flip`."""
+    """Return Fashion-MNIST as TFRecord shards, `SPLIT-SHARD.tfrecord`; see `decode` and `flip`."""
     root = _example_files("records", folder, _write_records)
     return {split: tfrecord(root / f"{split}-*.tfrecord", features=_FEATURES) for split in _SIZES}
 

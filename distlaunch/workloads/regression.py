@@ -14,7 +14,7 @@ def linear() -> keras.Model:
 
 
 def three_rows() -> dict[str, Any]:
-    """Return the guide's six rows; features float32 [3, 2], labels float32 [3, 1]."""
+    """Return the guide's six rows, three in each split; features float32 [3, 2], labels float32 [3, 1]."""
     x_train = np.array([[1.0, 1.5], [2.0, 2.5], [3.0, 3.5]], np.float32)
     y_train = np.array([[0.3], [0.5], [0.7]], np.float32)
     x_validation = np.array([[4.0, 4.5], [5.0, 5.5], [6.0, 6.5]], np.float32)

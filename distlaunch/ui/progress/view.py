@@ -39,7 +39,7 @@ class View(Observer, Protocol):
     state: ProgressState
 
     def begin(self, run: RunDir | None) -> None:
-        """Called first, if the run is known before its attempt starts. The run is None if the command uses none."""
+        """Called first, if the run is known before its attempt starts. The run is None if the command uses no run."""
 
     def report(self, result: AttemptResult) -> None:
         """Print the report at the end of a training."""
