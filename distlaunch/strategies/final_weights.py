@@ -36,7 +36,7 @@ def set_final_weights(model: keras.Model) -> None:
 
 
 def unused_averages(model: keras.Model) -> list[str]:
-    """Return the names of optimizers other than the compiled one that keep averages, which never become weights."""
+    """Return the names of optimizers whose averages never become weights, because they are not the compiled one."""
     others = [optimizer for optimizer in optimizers_of(model) if optimizer is not getattr(model, "optimizer", None)]
     return [optimizer.name for optimizer in others if any(map(_finalizes, with_wrapped_optimizers(optimizer)))]
 

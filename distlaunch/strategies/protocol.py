@@ -127,7 +127,7 @@ class Program(Protocol):
     def reset_metrics(self) -> None: ...
 
     def recheck_metrics(self) -> list[str]:
-        """Return warnings about the model's metrics that only a check after its first epoch can find."""
+        """Return warnings about the model's metrics that only a check after the first epoch can find."""
         return []
 
     def agree(self, vote: Vote) -> Vote:
@@ -164,7 +164,7 @@ class Program(Protocol):
         ...
 
     def restore(self, state: State) -> None:
-        """Restore a snapshot; every task must call it with the same one.
+        """Restore a snapshot; every task must call this with the same snapshot.
 
         Raises:
             StateMismatchError: a variable is missing or has another shape.

@@ -83,7 +83,7 @@ def gather(value: Any) -> np.ndarray:
 
 
 def parts_of(shape: Any, layout: Any) -> list[tuple[slice, ...]]:
-    """Return the slices of an array that each device holds, in the mesh's order."""
+    """Return, for each device in the mesh's order, the slices of an array that this device holds."""
     mesh = layout.mesh
     sizes = [mesh.dim_size(axis) for axis in mesh.dim_names]
     found = []
@@ -101,7 +101,7 @@ def parts_of(shape: Any, layout: Any) -> list[tuple[slice, ...]]:
 
 
 def parts_of_process(mesh: Mesh, axis: str | None) -> tuple[int, int]:
-    """Return the index of the first part along an axis that this process's devices hold, and the number of parts."""
+    """Return the index of the first part along an axis that this process's devices hold, and how many they hold."""
     if axis is None:
         return 0, 1
     places = np.unravel_index(mesh.local_device_ids(), [mesh.dim_size(name) for name in mesh.dim_names])

@@ -99,7 +99,7 @@ class Placement:
 
 
 def parts_of_process(mesh: Mesh, axis: str | None) -> tuple[int, int]:
-    """Return the index of the first part along an axis that this process's devices hold, and the number of parts."""
+    """Return the index of the first part along an axis that this process's devices hold, and how many they hold."""
     if axis is None:
         return 0, 1
     dimension, here = mesh.axis_names.index(axis), jax.process_index()

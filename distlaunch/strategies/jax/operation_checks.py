@@ -39,7 +39,7 @@ _WINDOWS = ("reduce_window_max", "reduce_window_min", "reduce_window_sum")
 _TOLERANCE = 1e-3
 """Allowed deviation, relative to the largest value.
 
-On such arrays, rounding causes less than 1e-5. The wrong results of XLA count a part twice.
+On these tiny arrays, rounding causes deviations below 1e-5. The wrong results of XLA count a part twice.
 """
 _GROUPS = 4
 _CHANNELS = 2

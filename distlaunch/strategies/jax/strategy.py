@@ -163,7 +163,7 @@ def _connect(start_timeout_s: float) -> Peers:
             num_processes=len(addresses),
             process_id=rank,
             cluster_detection_method="deactivate",  # the launcher determines the processes, not Slurm or MPI
-            initialization_timeout=int(start_timeout_s) + _HEARTBEAT_S,  # after the launcher's timeout, which says more
+            initialization_timeout=int(start_timeout_s) + _HEARTBEAT_S,  # the launcher's earlier message says more
             heartbeat_timeout_seconds=_HEARTBEAT_S,
         )
     except jax.errors.JaxRuntimeError as error:

@@ -1,4 +1,4 @@
-"""Puts batches of process-local rows on a mesh, if the processes have different numbers of rows."""
+"""Puts batches of process-local rows on a mesh, even if the processes have different numbers of rows."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class RowCounts:
         """Return the global batch on the mesh, made of this process's rows.
 
         Args:
-            put: function `(rows, start, total)` that puts all rows that this process's devices need on the devices.
+            put: function `(rows, start, total)` that puts on this process's devices all rows that they need.
             gathered: returns a leaf of a batch from all devices; every process calls it.
             leaf_of: converts an array to the type that `put` takes.
         """

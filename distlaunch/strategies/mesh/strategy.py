@@ -83,7 +83,7 @@ def mesh_sizes(section: MeshSection, num_processes: int, num_gpus: int) -> tuple
 
     Args:
         num_gpus: number of GPUs of all processes; 0 for virtual CPU devices, of which there are as many as needed. If
-            there are too few, the product is larger, or 0.
+            there are too few GPUs, the product is larger than their number, or 0.
     """
     product, wanted = section.product, section.product
     if -1 in section.mesh.values():

@@ -248,7 +248,7 @@ class CoordinatorProgram(Program):
 
         Args:
             name: the step's method in Keras.
-            always: whether they are returned even if they are the metrics.
+            always: whether to return the names even if they are just those of the metrics.
         """
         if not always and not may_return_more(self._model, name):
             return []

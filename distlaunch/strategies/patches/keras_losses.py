@@ -42,8 +42,8 @@ PATCH = Patch(
         Symbol(f"{_NN}._compute_moments_sync", "(x, axes, keepdims)"),
     ),
     why="Keras divides a replica's mean loss by the number of replicas, which is correct only if all replicas have "
-    "the same number of rows. It divides masked or weighted means by the count of the replica instead of all rows, and "
-    "adds a loss that is already a scalar once for each replica.",
+    "the same number of rows. It divides a masked or weighted mean by the replica's sum of the mask or weights, not by "
+    "the sum over all rows, and adds a loss that is already a scalar once for each replica.",
     until="Keras weights a replica's loss by its share of the global batch.",
 )
 

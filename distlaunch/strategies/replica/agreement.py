@@ -1,6 +1,7 @@
 """Agreement between replica processes, before a step with process-local data and after each graph call.
 
-Before a step, it is one small all-reduce, only if the data needs it. After a call, the processes exchange ballots.
+Before a step, the processes agree in one small all-reduce, and only if their data requires it. After a call, they
+exchange ballots.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Ballots:
 
     def cast(self, vote: Vote) -> tf.Tensor:
         """Return a ballot with only the vote in it; `save` and `next_steps` are 0 unless this is the chief."""
-        # ballots are summed, so that these values must come from one process only
+        # ballots are summed, so these values must come from one process only
         save, next_steps = (vote.save, vote.next_steps) if self._peers.is_chief else (False, 0)
         return tf.constant([vote.stop, vote.finish, save, next_steps] + [0.0] * (self.size - _VOTE), tf.float64)
 

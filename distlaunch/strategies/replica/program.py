@@ -284,7 +284,7 @@ class ReplicaProgram(Program):
     def _reset_metrics(self) -> None:
         self._model.reset_metrics()
         if self._gathered_metrics:
-            # in each replica, because in the cross-replica context TensorFlow divides the initial value by their number
+            # in each replica: outside, TensorFlow divides the initial value by the number of replicas
             self._strategy.run(
                 tf.function(lambda: [metric.reset_state() for metric in self._gathered_metrics], autograph=False)
             )
@@ -444,8 +444,8 @@ class ReplicaProgram(Program):
 class Statistics:
     """Statistics of batches in layers, such as the moving averages of BatchNormalization, in each replica.
 
-    A checkpoint contains the first replica's statistics. An evaluation during training uses the same, because it would
-    otherwise evaluate a model that is never saved.
+    A checkpoint contains the first replica's statistics. An evaluation during training uses these in all replicas,
+    because it would otherwise evaluate a model that is never saved.
     """
 
     def __init__(self, strategy: Any, model: keras.Model) -> None:

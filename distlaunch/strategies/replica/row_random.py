@@ -48,7 +48,7 @@ class RowPlace:
             draw: function of `(shape, counter)` that returns random numbers.
             size: shape of the result.
             counter: counter of the generator.
-            numbers_per_count: how many numbers the generator makes for each count; 0 if it varies.
+            numbers_per_count: how many numbers the generator makes for each value of its counter; 0 if that varies.
         """
         first, whole = self._within(size[0])
         if not numbers_per_count:

@@ -153,8 +153,8 @@ class ReplicaShare:
     def gather_rows(self, value: Any) -> Any:
         """Return the rows of all replicas, in the order of the global batch.
 
-        Only this replica's rows have a gradient. It is scaled, so that the mean over replicas, weighted by rows, is the
-        gradient of one device.
+        Only this replica's rows have a gradient. The gradient is scaled, so that the mean over replicas, weighted by
+        rows, is the gradient of one device.
 
         Args:
             value: a tensor whose first dimension is the rows, or a multiple of them; a scalar is returned unchanged.
@@ -195,7 +195,7 @@ class ReplicaShare:
         """Compute means over a mask or weights in this context.
 
         Args:
-            weight: this replica's fraction of their sum.
+            weight: this replica's fraction of the sum of the mask or the weights.
         """
         with _set(replace(self, weight=weight)):
             yield

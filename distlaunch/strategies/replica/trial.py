@@ -141,7 +141,7 @@ class Observed:
     bytes_per_row: dict[int, int] = field(default_factory=dict)
 
     def reduction_of(self, key: Key) -> Reduction | None:
-        """Return how the values of a key add up; None if that is unknown because all are zero."""
+        """Return how the values of a key add up; None if that is unknown because all values are zero."""
         whole, *parts = self.values[key]
         if len(parts) != 2 or any(part.shape != whole.shape for part in parts):
             # one value per row: the parts' values together are the values of all rows
@@ -155,7 +155,7 @@ class Observed:
         return Reduction.SUM if self.is_close(parts[0] + parts[1], whole) else Reduction.WHOLE
 
     def is_close(self, value: Any, expected: Any) -> bool:
-        """Return whether two values differ by rounding only; values that are not finite never do."""
+        """Return whether two values differ by rounding only; False if a value is not finite."""
         scale = max(float(np.max(np.abs(expected), initial=0.0)), 1e-6)
         return bool(np.all(np.abs(value - expected) <= self.tolerance * scale))
 
@@ -394,7 +394,8 @@ def _observe(
         return tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], result)
 
     norms = [layer for layer in layers_of(model) if isinstance(layer, keras.layers.BatchNormalization)]
-    # with the statistics of all rows, since it is documented that replicas use their own
+    # with the statistics of all rows: that replicas use their own is a documented difference, which must not be
+    # attributed to losses or metrics
     with replaced_attributes((layer, "synchronized", True) for layer in norms):
         found = call(*leaves)
 

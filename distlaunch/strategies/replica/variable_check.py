@@ -1,7 +1,7 @@
-"""Checks that a `tf.distribute` strategy gives `ReplicaProgram` what it relies on, by a small trial of it.
+"""Checks, by a small trial, that a `tf.distribute` strategy has the properties on which `ReplicaProgram` relies.
 
-A strategy without these properties trains, but with wrong losses, such as
-`tf.distribute.experimental.CentralStorageStrategy`: its replicas share one copy of each variable.
+A strategy without these properties would train with wrong losses. An example is
+`tf.distribute.experimental.CentralStorageStrategy`, whose replicas share one copy of each variable.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from distlaunch.strategies.replica.sums import Replicas
 
 
 def check_replicas(strategy: Any, replicas: Replicas) -> None:
-    """Check the numbers of the replicas, their sums, and assignments to variables in each; all processes must call it.
+    """Check the replicas' numbers, sums over replicas, and assignments in each replica; all processes must call it.
 
     Raises:
         ConfigError: something is not as `ReplicaProgram` needs it.
