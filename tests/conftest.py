@@ -1,4 +1,4 @@
-"""What all tests share: golden files, and virtual devices."""
+"""Fixtures for all tests: golden files and virtual devices."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def is_cold() -> bool:
-    """Whether processes are to be started as users start them, and not forked."""
+    """Return whether processes must be started as users start them, and not forked."""
     return _COLD in os.environ
 
 
@@ -65,14 +65,14 @@ gc.set_threshold(50_000, 20, 100)
 
 @pytest.fixture(autouse=True, scope="module")
 def _what_is_there_is_not_collected() -> None:
-    """Collections look at all that earlier tests have imported and traced: a quarter of the time, measured."""
+    """Exclude the objects of earlier tests from garbage collections; examining them took a quarter of the time."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Compares a whole text with a file of tests/golden; a file that is missing is a failure."""
+    """Return a function that compares a text with a file of tests/golden; it fails if the file is missing."""
 
     def compare(name: str, text: str) -> None:
         path = GOLDEN / name
@@ -87,7 +87,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture(scope="session")
 def virtual_devices() -> None:
-    """Eight CPU devices; they can be had only before TensorFlow's first operation, so all that use it ask for this."""
+    """Eight CPU devices. They must exist before TensorFlow's first operation, so all tests that run one need this."""
     from distlaunch.strategies.devices import virtual_cpus
 
     virtual_cpus(8)

@@ -31,7 +31,7 @@ class Snippet:
 
 @dataclass(frozen=True)
 class CodeName:
-    """A file of the package that a document names, and perhaps something in it: `supervise/policy.py: decide()`."""
+    """A file of the package that a document names, perhaps with a name in the file: `supervise/policy.py: decide()`."""
 
     document: str
     file: str
@@ -48,7 +48,7 @@ def snippets() -> list[Snippet]:
 
 
 def snippet(document: str, start: str) -> str:
-    """The text of the one block of a document whose first line begins so."""
+    """Return the text of the only block of a document whose first line begins with this text."""
     (found,) = [one for one in snippets() if one.document == document and one.first_line.startswith(start)]
     return found.text
 
@@ -81,13 +81,13 @@ def links() -> set[tuple[Path, str]]:
 
 
 def anchors(path: Path) -> set[str]:
-    """What the headings of a document are called in links, as GitHub makes it."""
+    """Return the anchors of a document's headings, by GitHub's rules."""
     headings = re.findall(r"^#+ (.*)$", _FENCE.sub("", path.read_text(encoding="utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def code_names(document: str) -> set[CodeName]:
-    """The files of the package that a document names, from `distlaunch/` on, and what it names in them."""
+    """Return the files of the package that a document names, by paths below `distlaunch/`, and names in these files."""
     (path,) = [path for path in DOCUMENTS if path.name == document]
     text = re.sub(r"\[`[^`]+`\]", "", path.read_text(encoding="utf-8"))  # links are looked up as links
     matches = [_CODE.fullmatch(" ".join(code.split())) for code in _inline(text)]

@@ -1,4 +1,4 @@
-"""What is dear, and the same for all of a session's processes, is made by the first of them that needs it."""
+"""Expensive values that are the same in all processes of a session: the first process that needs one makes it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from distlaunch.base.run_dir import write_atomically
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Any]) -> Any:
-    """What `make` gives, which JSON holds; it gets an empty folder.
+    """Return the result of `make`, which is stored as JSON; `make` gets an empty folder.
 
-    pytest-xdist deals the tests of a module to all of its processes, and each has the module's fixtures by itself.
+    pytest-xdist distributes the tests of a module over its processes, each of which makes the module's fixtures itself.
     """
     base = factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "once" / name

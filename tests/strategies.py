@@ -1,4 +1,4 @@
-"""How tests train under each strategy, from what the strategies' own classes say, so that a new one is tested, too."""
+"""Settings for tests under each strategy, taken from the strategies' classes, so that a new strategy is tested too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules of tests as processes of their own, forked from those that `real.start` forks launchers from, too."""
+"""Runs test modules as processes, forked from the same processes from which `real.start` forks launchers."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ _OF_FRAMEWORKS = (
 
 
 def preload(backend: str) -> Preload:
-    """What a process of the tests imports; those with the same backend are forked from the same process."""
+    """The imports of a process for tests; processes with the same backend are forked from the same process."""
     return Preload("tests.processes.warm_launcher", (backend,), _LATE)
 
 
 def environment(**own: str) -> dict[str, str]:
-    """The environment of a forked process. A variable outside `_LATE` costs one more process to fork from."""
+    """Return the environment of a forked process. Other values of variables outside `_LATE` need a new warm process."""
     ours = {name: value for name, value in os.environ.items() if name not in _OF_FRAMEWORKS}
     return {**ours, "PYTHONPATH": _REPOSITORY, **UNBUFFERED, **own}
 
 
 @functools.cache
 def pool() -> WarmStarts:
-    """That of this session."""
+    """The pool of this session."""
     stack = contextlib.ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(WarmStarts().kept())
@@ -62,7 +62,7 @@ def run_module(
     late: Mapping[str, str] | None = None,
     deadline_s: float = DEADLINE_S,
 ) -> str:
-    """`python -m MODULE ARGUMENTS` until it has ended well; returns what it printed."""
+    """Run `python -m MODULE ARGUMENTS`, and return its output; fail if it fails."""
     with tempfile.TemporaryDirectory() as name:
         run_modules(Path(name), module, arguments, [late or {}], backend=backend, deadline_s=deadline_s)
         return (Path(name) / "0.out").read_text()
@@ -77,7 +77,7 @@ def run_modules(
     backend: str = "tensorflow",
     deadline_s: float = DEADLINE_S,
 ) -> None:
-    """The same in several processes at once.
+    """Run several modules at the same time; see `run_module`.
 
     Args:
         folder: for their logs.

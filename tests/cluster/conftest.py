@@ -13,7 +13,7 @@ from slurm import PROGRAMS, Slurm
 
 @pytest.fixture(scope="module")
 def own_disk() -> Iterator[Path]:
-    """A folder that each host has for itself."""
+    """A folder on the local disk of each host."""
     # not below pytest's own folder, whose names are long
     with tempfile.TemporaryDirectory(prefix="dl-disk-") as folder:
         yield Path(folder)
@@ -33,7 +33,7 @@ def _hosts(own_disk: Path) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def slurm(_hosts: Lab) -> Slurm:
-    """The three hosts as nodes of a Slurm cluster, which the login host controls."""
+    """The three hosts as nodes of a Slurm cluster; the login host is its controller."""
     if missing := what_is_missing(PROGRAMS):
         pytest.skip(missing)
     return Slurm(_hosts)
@@ -41,7 +41,7 @@ def slurm(_hosts: Lab) -> Slurm:
 
 @pytest.fixture
 def lab(_hosts: Lab) -> Iterator[Lab]:
-    """Three hosts beside the login host. Nothing may be left on them at the end of a test."""
+    """Three hosts in addition to the login host. No process may be left on them at the end of a test."""
     try:
         yield _hosts
         left = _hosts.left()

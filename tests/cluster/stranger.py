@@ -1,6 +1,6 @@
 """A program that disturbs a host from another one: `stranger.py HOST MESSAGES BYTES`.
 
-It looks for open ports, sends random bytes to each, and then one message of so many bytes. It prints the ports.
+It looks for open ports, sends random bytes to each, and then one message of BYTES bytes. It prints the ports.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What keeps a job from starting on a host: said in seconds, for all hosts at once, and with what to do."""
+"""Reasons why a job cannot start on a host are reported in seconds, for all hosts at once, each with a remedy."""
 
 from __future__ import annotations
 

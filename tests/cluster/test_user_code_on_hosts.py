@@ -1,4 +1,4 @@
-"""User code that disturbs a process trains on hosts to the numbers of one machine, in every process there."""
+"""User code that disturbs its process: training on hosts still gives the numbers of one machine, in every process."""
 
 from __future__ import annotations
 

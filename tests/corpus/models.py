@@ -1,4 +1,4 @@
-"""Models in the styles of Keras's users, each with its data: losses, steps and metrics that others have not designed.
+"""Models in the styles of Keras's users, each with its data: losses, steps and metrics that are not made for replicas.
 
 Each function returns a compiled model, as a user's function does. `CASES` names them, with what differs from the rule
 that every strategy gives the numbers of Keras's `fit` on one device.

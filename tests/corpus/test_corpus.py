@@ -1,4 +1,4 @@
-"""Models of the corpus give the numbers of Keras's `fit` on one device, under every strategy, or the run says why not.
+"""Under every strategy, models of the corpus give the numbers of Keras's `fit` on one device, or the run says why not.
 
 The test command runs a fixed few, one kind of fault each; `pytest -m slow tests/corpus` runs all.
 """

@@ -1,4 +1,4 @@
-"""The table of parity cases: each is trained under one device and under every strategy and compared."""
+"""The table of parity cases: each is trained on one device and under every strategy, and the results are compared."""
 
 from __future__ import annotations
 

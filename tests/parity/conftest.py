@@ -16,7 +16,7 @@ NOISE_RUNS = 4  # of each kind
 
 
 class Reference:
-    """One case on one device; the model's own noise is measured only where it is asked for."""
+    """One case on one device; the noise of the model is measured when it is first requested."""
 
     _latest: tuple[Reference, Any] | None = None
     """What was trained last, and its traced program: tracing takes most of the time, and all of them the memory."""
@@ -30,7 +30,7 @@ class Reference:
 
     @functools.cached_property
     def allowed(self) -> tuple[Any, float]:
-        """Largest deviation at each step, and of the final weights."""
+        """Return the largest allowed deviation at each step, and of the final weights."""
         return self._allowed(lambda: [self.train(permute=seed) for seed in (1, 2)])
 
     @functools.cached_property

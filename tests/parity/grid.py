@@ -1,4 +1,4 @@
-"""The grid of parity: every reference workload under every strategy, with what may interact; and what is impossible."""
+"""The grid of parity: reference workloads, strategies and settings that may interact, and impossible combinations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a call of several steps ends whose data spoils the loss: `python -m tests.parity.nonfinite_case KIND`."""
+"""Finds where a call of several steps ends if data spoils the loss: `python -m tests.parity.nonfinite_case KIND`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models and data whose optimizers have something to keep: for runs that resume, and runs that end."""
+"""Models and data whose optimizers have a state that must be kept when a run resumes or ends."""
 
 from __future__ import annotations
 

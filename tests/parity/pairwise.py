@@ -1,4 +1,4 @@
-"""Few points of a large grid that hold every pair of levels that any point of it holds."""
+"""Selects few points of a large grid so that each pair of levels that is possible occurs in a selected point."""
 
 from __future__ import annotations
 

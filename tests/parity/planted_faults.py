@@ -1,4 +1,4 @@
-"""Models with a planted fault, which train otherwise in a run than in the process that compares it with one device.
+"""Models with a planted fault, by which the run trains differently from the process that compares it with one device.
 
 The fault is planted in the run, or for tests that share a run, in that process.
 """

@@ -1,4 +1,4 @@
-"""Predicts with untrained models of parity cases; run as a script, one task of a job predicts them all.
+"""Predicts with untrained models of parity cases. As a script, this is one task of a job that predicts all cases.
 
 STRATEGY='{"kind": ...}' [TF_CONFIG=...] python -m tests.parity.predict_case RESULTS.npz CASE...
 

@@ -1,4 +1,4 @@
-"""Models that show whether anything was run through them before training, or with how many rows."""
+"""Models that show whether they were called before training, and with how many rows."""
 
 from __future__ import annotations
 

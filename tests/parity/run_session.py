@@ -1,4 +1,4 @@
-"""Goes on with runs from their newest checkpoints; run as a script, one task of a job does it with them all.
+"""Resumes runs from their newest checkpoints. As a script, this is one task of a job that resumes all runs of a list.
 
 [TF_CONFIG=...] python -m tests.parity.run_session RESULTS.json JOBS
 

@@ -1,4 +1,4 @@
-"""A run that is begun under any strategy goes on under any other as if nothing had happened.
+"""A run that was started under any strategy resumes under any other one with unchanged numbers.
 
 Weights, optimizer slots, the step, the place in the shuffled data, random state, metrics within an epoch and the state
 of callbacks go along. The model has random layers, so a lost or repeated draw shows at once.

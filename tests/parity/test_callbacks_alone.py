@@ -1,4 +1,4 @@
-"""A callback that predicts or evaluates does so in its process alone, and leaves training as it is."""
+"""A callback predicts or evaluates in its own process only, and does not change training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are written beside training hold what those hold that training waits for, bit by bit."""
+"""Checkpoints written beside training are equal, bit by bit, to checkpoints for which training waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that ends with the weights of its best epoch, and is resumed with more epochs, is `fit` called again."""
+"""A run that ended with the weights of its best epoch and resumes with more epochs equals a second call of `fit`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison of the first steps with Keras on one device: healthy models are equal, planted faults are named.
+"""The comparison of the first steps with Keras on one device: correct models are equal, and planted faults are named.
 
 The run and the reference are computed in this process; tests/processes/test_check.py has the real one.
 """

@@ -1,4 +1,4 @@
-"""The reference workloads under every strategy: points of the grid that hold most pairs; the rest of it is slow."""
+"""Reference workloads under every strategy: points of the grid that cover most pairs; other points are slow tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lookup layers within a model, whose tables each worker of a cluster with parameter servers has a copy of."""
+"""Lookup layers within a model on parameter servers, where each worker has a copy of the lookup tables."""
 
 from __future__ import annotations
 

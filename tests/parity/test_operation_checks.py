@@ -1,4 +1,4 @@
-"""An operation that XLA computes wrongly on a mesh is found before the first step, though nobody knows of it."""
+"""An operation that XLA computes wrongly on a mesh is found before the first step, even if the fault was unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every optimizer of Keras on the meshes, with slots that lie as their weights do, against one device."""
+"""Every optimizer of Keras on meshes, with slots split like their weights, compared with one device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model whose own `train_step` computes its loss, so that none is compiled, trains as under Keras `fit`."""
+"""A model without compiled loss, whose own `train_step` computes the loss, trains as in Keras's `fit`."""
 
 from __future__ import annotations
 

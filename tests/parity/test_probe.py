@@ -1,4 +1,4 @@
-"""What a model is called with before training leaves no trace, and has as many rows as the model needs."""
+"""Calls of a model before training leave no trace, and have as many rows as the model needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is drawn in replicas and on JAX are the numbers that one device of TensorFlow draws, to the last bit."""
+"""Replicas and JAX draw the random numbers of one TensorFlow device, to the last bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A resume with other settings of the optimizer: the new ones count, and what is not changed goes on."""
+"""A resume with changed optimizer settings uses the new ones, and keeps the state of all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sentiment classifier of the DTensor tutorial on its three meshes: a tf.Module, layers and step of its own."""
+"""The sentiment classifier of the DTensor tutorial on three meshes: a tf.Module with its own layers and step."""
 
 from __future__ import annotations
 

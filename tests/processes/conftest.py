@@ -1,4 +1,4 @@
-"""Real children under the real supervisor."""
+"""Fixtures for tests with real processes under the real supervisor."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.conftest import is_cold
 
 @pytest.fixture(scope="session")
 def _commands() -> None:
-    """What commands are forked from has descriptors of its own."""
+    """Start the process from which commands are forked first, so that no test counts its descriptors as left open."""
     if not is_cold():
         launchers().commands.is_ready()
 
 
 @pytest.fixture
 def run_dir(tmp_path: Path, _commands: None) -> Iterator[Path]:
-    """A run directory; whatever was started for it must be gone at the end of the test."""
+    """A run directory. All processes that were started for it must have ended at the end of the test."""
     path = tmp_path / "run"
     path.mkdir()
     fds = set(os.listdir("/proc/self/fd"))

@@ -1,4 +1,4 @@
-"""Helper processes of forked launchers, forked like their tasks; what promises a clean process stays fresh."""
+"""Helper processes of forked launchers are forked like tasks, except helpers that must be clean, which start fresh."""
 
 from __future__ import annotations
 

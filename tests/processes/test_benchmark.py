@@ -1,4 +1,4 @@
-"""The benchmark runs and prints its ratios. How fast anything is, no test says."""
+"""The benchmark runs and prints its ratios. No test checks how fast anything is."""
 
 from __future__ import annotations
 

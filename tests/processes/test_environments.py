@@ -1,4 +1,4 @@
-"""The same small job in many environments: the same numbers, or a refusal in one sentence."""
+"""A small job gives the same numbers in many environments, or is refused in one sentence."""
 
 from __future__ import annotations
 

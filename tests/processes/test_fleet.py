@@ -1,4 +1,4 @@
-"""Agents that are just being started when the job is to end."""
+"""Agents that are still being started when the job must end."""
 
 from __future__ import annotations
 

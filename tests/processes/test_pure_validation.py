@@ -1,4 +1,4 @@
-"""Validation, `evaluate` and `predict` of jobs: the same twice, and with what is only for training removed."""
+"""Validation, `evaluate` and `predict` of jobs give the same twice, and without the parts that only training needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data in streams, and data that the function shares out itself: every example counts once, under every strategy."""
+"""Streams, and data that the data function itself divides: under every strategy, each example counts once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Validation within training judges the model that the checkpoint has, also where replicas count for themselves."""
+"""Validation in training evaluates the model of the checkpoint, even if each replica has its own statistics."""
 
 from __future__ import annotations
 

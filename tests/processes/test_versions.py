@@ -1,4 +1,4 @@
-"""Runs on versions of frameworks that are not those distlaunch is tested with."""
+"""Runs on other versions of frameworks than those with which distlaunch is tested."""
 
 from __future__ import annotations
 

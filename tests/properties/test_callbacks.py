@@ -1,4 +1,4 @@
-"""What callbacks hold comes back in new ones of the same config."""
+"""The state of callbacks is restored in new callbacks of the same config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any state comes back from a checkpoint as it was: values, types, shapes, names; progress; what callbacks hold."""
+"""A checkpoint restores any state: values, types, shapes and names of arrays, the progress, and callbacks' state."""
 
 from __future__ import annotations
 

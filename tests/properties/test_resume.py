@@ -1,4 +1,4 @@
-"""A tiny run that is killed anywhere and resumed ends as one that was never killed: weights, slots and history."""
+"""A tiny run that is killed anywhere and resumed ends like one that was not killed: weights, slots and history."""
 
 from __future__ import annotations
 

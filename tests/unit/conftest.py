@@ -1,4 +1,4 @@
-"""What the unit tests share."""
+"""Fixtures for the unit tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.fake_nvml import FakeNvml
 
 @pytest.fixture(scope="module")
 def index_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache of indices of a module's own; the folder in which they lie."""
+    """A separate cache of indices for each module; returns the folder of the cache."""
     home = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(home))
@@ -23,7 +23,7 @@ def index_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FakeNvml], FakeNvml]]:
-    """Puts a library in the place of the driver's."""
+    """Return a function that replaces the driver's library."""
 
     def install(library: FakeNvml) -> FakeNvml:
         monkeypatch.setattr(gpus, "LIBRARY", None)  # this process itself, which can be opened

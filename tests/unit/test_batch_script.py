@@ -1,4 +1,4 @@
-"""The batch script of `submit`: its text, and that no value of a config becomes anything but a value in it."""
+"""The batch script of `submit`: its text, and that values of a config are only values in it, never commands."""
 
 from __future__ import annotations
 

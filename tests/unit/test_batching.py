@@ -1,4 +1,4 @@
-"""A pipeline that yields batches is recognised; one that yields matrices, windows or sequences is not taken for one."""
+"""A pipeline of batches is recognized; a pipeline of matrices, windows or sequences is not mistaken for one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of the user's: converted in graphs, also in a dataset within another, and their own eagerly."""
+"""The user's functions run converted in graphs, even in a dataset within another one, and unconverted when eager."""
 
 from __future__ import annotations
 

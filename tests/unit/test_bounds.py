@@ -1,4 +1,4 @@
-"""Inputs that are larger or deeper than anybody means: answered at once, in a few words, with bounded memory."""
+"""Inputs that are too large or too deep are refused at once, in a few words and with bounded memory."""
 
 from __future__ import annotations
 

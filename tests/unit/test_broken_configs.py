@@ -1,4 +1,4 @@
-"""Every mistake is told with its line, its key and what to do, and nothing else is."""
+"""Every mistake is reported with its line, its key and a remedy, and nothing else is reported."""
 
 from __future__ import annotations
 

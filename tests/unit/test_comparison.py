@@ -1,4 +1,4 @@
-"""What a later attempt says of data that are not those of the attempt before."""
+"""The message of an attempt whose data differs from that of the attempt before it."""
 
 from __future__ import annotations
 

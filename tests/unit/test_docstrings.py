@@ -1,4 +1,4 @@
-"""`Args:` and `Attributes:` name what exists: a rename forgets them first."""
+"""`Args:` and `Attributes:` contain only names that exist; they are easily forgotten when something is renamed."""
 
 from __future__ import annotations
 

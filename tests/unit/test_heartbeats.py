@@ -1,4 +1,4 @@
-"""Signs of life in; who stalls out."""
+"""From the heartbeats of tasks follows which tasks have stalled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No module of distlaunch needs one that needs it, wherever the imports stand; those for types alone do not count."""
+"""Imports of distlaunch's modules form no cycle, even within functions; imports only for types do not count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loss gets is looked at before the first step: what must be wrong is an error, what may be is a warning."""
+"""Inputs of losses are checked before the first step: certain mistakes are errors, and possible ones are warnings."""
 
 from __future__ import annotations
 

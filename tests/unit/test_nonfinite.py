@@ -1,4 +1,4 @@
-"""Weights that are not finite are found before they are saved; other values may be so by design."""
+"""Weights that are not finite are found before they are saved; other values may be infinite or NaN on purpose."""
 
 from __future__ import annotations
 

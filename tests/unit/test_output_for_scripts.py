@@ -1,4 +1,4 @@
-"""What commands print for scripts: JSON, colours, widths, and completion in the shell."""
+"""The output of commands for scripts: JSON, colours, widths, and completion in the shell."""
 
 from __future__ import annotations
 

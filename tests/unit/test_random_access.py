@@ -1,4 +1,4 @@
-"""Examples by number: whatever their types and shapes, each once, in one order, with the numbers that were given."""
+"""Examples by number, of any types and shapes: each is read once, in a fixed order, and with its values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that read for a task: what they give, and what happens to those that fail or end."""
+"""Processes that read examples for a task: their results, and how failures and deaths of readers are handled."""
 
 from __future__ import annotations
 

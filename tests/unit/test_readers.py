@@ -1,4 +1,4 @@
-"""Batches by number: those of one device, in whatever order they are asked for."""
+"""Batches by number are those of one device, whatever the order of requests."""
 
 from __future__ import annotations
 

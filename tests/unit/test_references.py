@@ -1,4 +1,4 @@
-"""What the check of references takes to be right, because only running the module could tell."""
+"""References that the check accepts because only running the module could show whether they exist."""
 
 from __future__ import annotations
 

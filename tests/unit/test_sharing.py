@@ -1,4 +1,4 @@
-"""Streams give the same batches to any number of workers; a worker's own data ends where that of all ends."""
+"""Streams give the same batches to any number of workers; workers with their own data all end at the same step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`data.on_error: skip`: the example after one that fails takes its place, for any number of workers."""
+"""`data.on_error: skip`: an example that fails is replaced by the next one, for any number of workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `--smoke` makes of a config is a config without mistakes, of at most a few steps."""
+"""`--smoke` turns a config into a config without mistakes that trains at most a few steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Histories in; decisions and verdicts out."""
+"""Decisions and verdicts that follow from the histories of tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Histories of parameter servers and of the evaluator in; decisions and verdicts out."""
+"""Decisions and verdicts that follow from the histories of parameter servers and of the evaluator."""
 
 from __future__ import annotations
 

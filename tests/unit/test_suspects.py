@@ -1,4 +1,4 @@
-"""What `verify` suspects of a deviation, how it leaves that out, and which layer it finds to be the first."""
+"""The suspects of `verify` for a deviation, trials without them, and the first layer that deviates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A traceback begins with the user's code."""
+"""Tracebacks begin with the user's code."""
 
 from __future__ import annotations
 

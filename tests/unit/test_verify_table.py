@@ -1,4 +1,4 @@
-"""What `verify` prints of what it found."""
+"""The table that `verify` prints."""
 
 from __future__ import annotations
 
