@@ -23,7 +23,7 @@ class OnHosts(EngineConformance):
     slots = 3
 
     def lose_host(self, attempt: Attempt, host: str) -> None:
-        """End the connection: all that the launcher sees when a host loses its power."""
+        """End the connection, which is all that the launcher sees when a host loses its power."""
         (connection,) = [
             child
             for child in psutil.Process().children()

@@ -26,7 +26,7 @@ COMMAND = [sys.executable, "-P", "-c", _ENTRY]
 
 
 def what_is_missing(programs: Mapping[str, str] = _PROGRAMS) -> str:
-    """Why there can be no such hosts here; empty if there can.
+    """Return why hosts cannot be made on this machine; empty if they can.
 
     Args:
         programs: what is needed, with the Debian package of each.
@@ -71,7 +71,7 @@ class Job:
         self.wait_until(lambda: text in self.output, seconds)
 
     def wait_until(self, is_there: Callable[[], bool], seconds: float = 120) -> None:
-        """The same for any condition of what it has printed."""
+        """Wait until the output meets a condition."""
         with self._grown:
             found = self._grown.wait_for(lambda: is_there() or not self._reader.is_alive(), seconds)
         assert found, self.output
@@ -79,11 +79,11 @@ class Job:
 
     @property
     def said(self) -> str:
-        """What it has printed, without the line breaks of the screen."""
+        """Return the output, without the line breaks of the screen."""
         return " ".join(self.output.split())
 
     def end(self, seconds: float = 120) -> int:
-        """Waits for its exit code."""
+        """Wait for the end of the command, and return its exit code."""
         try:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -163,7 +163,7 @@ class Lab:
         os.close(ready)
 
     def kill(self, number: int) -> None:
-        """Its power fails: nothing of it says goodbye."""
+        """Kill a host like a power failure: none of its processes can close connections."""
         self.cut(number)
         there = self.processes(number, everything=True)
         host = self._hosts.pop(number)
@@ -173,7 +173,7 @@ class Lab:
         psutil.wait_procs(there, 20)
 
     def cut(self, number: int, other: int | None = None) -> None:
-        """A host hears nothing from another one any more, or nothing from anybody, nor they from it."""
+        """Cut the connection between two hosts, or between a host and all others, in both directions."""
         packets = f"ip saddr {self.address(other)}" if other is not None else ""
         rules = (
             f"add chain inet fault in {{ type filter hook input priority 0; }}; add rule inet fault in {packets} drop"
@@ -198,7 +198,7 @@ class Lab:
         return job
 
     def processes(self, number: int, *, everything: bool = False) -> list[psutil.Process]:
-        """What runs on a host, beside what makes it one."""
+        """Return the processes on a host, without those that make it a host."""
         network = os.stat(f"/run/netns/{self._prefix}{number}").st_ino
         found = []
         for process in psutil.process_iter(["cmdline"]):
@@ -226,16 +226,16 @@ class Lab:
         )
 
     def launcher(self, job: Job) -> psutil.Process:
-        """The launcher's own process; the one that was started has only entered the host."""
+        """Return the launcher's own process; the process that was started has only entered the host."""
         return next(each for each in psutil.Process(job.pid).children() if _ENTRY in each.cmdline())
 
     def files(self, number: int, folder: Path) -> list[str]:
-        """What there is in a folder of a host."""
+        """Return the names in a folder of a host."""
         leader = psutil.Process(self._hosts[number].pid).children()[0].pid
         return os.listdir(f"/proc/{leader}/root{folder}")
 
     def left(self, seconds: float = 20) -> list[str]:
-        """What still runs on any host after some time, in which processes that end may end."""
+        """Return the processes that still run on any host after some time, in which ending processes may end."""
         running = [process for number in self._hosts for process in self.processes(number)]
         _, alive = psutil.wait_procs(running, seconds)
         found = []

@@ -44,7 +44,7 @@ PartitionName=urgent Nodes=host[1-3] MaxTime=1:00:00 PriorityTier=9 PreemptMode=
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
-    """For what nobody tells of."""
+    """Wait for a condition that no event reports."""
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, f"not within {seconds} s"
@@ -82,7 +82,7 @@ class Slurm:
         return self.run(sys.executable, "-c", "from distlaunch.cli.main import main; main()", *words)
 
     def train(self, *words: str) -> list[str]:
-        """The command of distlaunch, as a part of one of Slurm."""
+        """Return the command `distlaunch train`, to be used in a command of Slurm."""
         return [sys.executable, "-c", "from distlaunch.cli.main import main; main()", "train", *words]
 
     def _daemon(self, number: int, *words: str) -> None:

@@ -46,12 +46,12 @@ def write_config(folder: Path, runs: Path, name: str, **changes: Any) -> str:
 
 
 def logs(run: RunDir) -> list[dict[str, float]]:
-    """Of each epoch."""
+    """Return the logs of each epoch."""
     return [event.logs for event in read_events(run.events) if isinstance(event, EpochEnded)]
 
 
 def planned_hosts(run: RunDir) -> dict[str, str]:
-    """Of each task."""
+    """Return the host that was planned for each task."""
     return {task["task"]: task["host"] for task in json.loads(run.plan.read_text())["tasks"]}
 
 
@@ -185,7 +185,7 @@ def test_parameter_servers_on_hosts(lab: Lab, own_disk: Path, tmp_path: Path, wo
 
 
 def _last_accuracy(epochs: list[dict[str, float]]) -> float:
-    """Of the last four epochs: asynchronous steps leave each of them a little higher or lower."""
+    """Return the mean of the last four epochs, because asynchronous steps make each one a little higher or lower."""
     return statistics.mean(each["val_accuracy"] for each in epochs[-4:])
 
 

@@ -52,7 +52,7 @@ def table(columns: int = 6, outputs: int = 1) -> dict[str, Any]:
 
 
 def short_table() -> dict[str, Any]:
-    """Rows for ten steps of one: the sign of an error is each gradient of a root, and rounding may turn it later."""
+    """Ten rows for ten steps of one row. A root's gradient is the sign of an error, which rounding may change later."""
     return {name: (x[:10], y[:10]) for name, (x, y) in table().items()}
 
 
@@ -283,7 +283,7 @@ class Smallest(Largest):
 
 
 class Moving(keras.metrics.Metric):
-    """An average of batches that forgets."""
+    """A moving average over batches."""
 
     def __init__(self) -> None:
         super().__init__(name="moving")
@@ -297,7 +297,7 @@ class Moving(keras.metrics.Metric):
 
 
 class Shown(Largest):
-    """Gives out its variable, and not a tensor. Keras's `fit` shows it as it is after validation."""
+    """Its result is its variable and not a tensor, so Keras's `fit` shows the value that it has after validation."""
 
     def result(self):
         return self.value
@@ -336,12 +336,12 @@ class Ends(keras.metrics.Metric):
 
 
 def root_error(y: Any, p: Any) -> Any:
-    """A metric function that gives one value for a batch, which is no mean of those of its parts."""
+    """A metric function with one value for a batch, which is not the mean of the values of the batch's parts."""
     return ops.sqrt(ops.mean(ops.square(y - p)))
 
 
 def mean_error(y: Any, p: Any) -> Any:
-    """The same, which is one."""
+    """A metric function with one value for a batch, which is the mean of the values of the batch's parts."""
     return ops.mean(ops.abs(y - p))
 
 
@@ -518,7 +518,7 @@ class Wrapped(keras.Model):
 
 
 class DictBatch(keras.Model):
-    """Takes a batch apart by itself."""
+    """Unpacks a batch itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -557,7 +557,7 @@ class OwnTest(keras.Model):
 
 
 class Ratio(keras.Model):
-    """A value in evaluation that is no mean of those of the parts."""
+    """Its evaluation step returns a value that is not the mean of the values of a batch's parts."""
 
     def test_step(self, data):
         x, y = data
@@ -565,7 +565,7 @@ class Ratio(keras.Model):
 
 
 class Spread(keras.Model):
-    """A value beside the metrics that is no mean of those of the parts."""
+    """Its step returns, besides the metrics, a value that is not the mean of the values of a batch's parts."""
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         results = super().compute_metrics(x, y, y_pred, sample_weight)

@@ -83,7 +83,7 @@ def test_everywhere(name: str, strategy: str, tmp_path: Path) -> None:
     ids=["two_processes", "jax"],
 )
 def test_in_processes(job: dict[str, Any], number: int, backend: str, tmp_path: Path) -> None:
-    """All models that can, one after the other."""
+    """All models that can be trained in processes, one after the other."""
     kind = job["strategy"]["kind"]
     names = [name for name, case in CASES.items() if kind not in case.skips]
     if backend == "jax":
@@ -107,7 +107,7 @@ def test_in_processes(job: dict[str, Any], number: int, backend: str, tmp_path: 
 
 @pytest.mark.slow  # scripts/mutants.py plants the same
 def test_a_fault_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the trial a scalar that is no mean counts as one."""
+    """Without the trial, a scalar that is not a mean would count as one."""
     from distlaunch.strategies.replica import program
 
     monkeypatch.setattr(program, "needs_trial", lambda model, metrics: False)

@@ -39,5 +39,5 @@ def _largest(own: dict[str, float], other: dict[str, float]) -> float:
 
 
 def _finite(deviation: float) -> float:
-    """What is no number deviates without end: it would pass every comparison otherwise."""
+    """Return infinity for NaN, which would pass every comparison otherwise."""
     return float("inf") if np.isnan(deviation) else deviation

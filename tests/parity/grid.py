@@ -134,7 +134,7 @@ test_reference_models.py and test_parameter_server.py have Adam and RMSprop, tes
 
 
 def in_ci(at: Point) -> bool:
-    """What CI has time for.
+    """Return the points for which CI has time.
 
     4 processes have the full grid alone. So have most points of the models that take long: meshes train them in
     test_reference_models.py. Replicas of one process are each traced, so more than 2 have the smallest model: 8 of the
@@ -155,7 +155,7 @@ def selected() -> list[Point]:
 
 
 def selected_mixed() -> list[Point]:
-    """As `selected`, of one workload and one number of replicas for each strategy.
+    """Return a selection like `selected`, of one workload and one number of replicas for each strategy.
 
     A huge weight is left to the full grid: one row then makes the loss, whose rounding is several of the 16-bit type.
     """
@@ -170,7 +170,7 @@ def full_mixed() -> list[Point]:
 
 
 def full() -> list[Point]:
-    """The product of the main factors; each of the other levels comes about equally often with each of theirs."""
+    """Return the product of the main factors; levels of other factors occur about equally often with each of these."""
     extras = grid(MORE, lambda _: True)
     made = []
     for index, main in enumerate(grid(MAIN, lambda _: True)):

@@ -36,7 +36,7 @@ def model(workload: str, l2: float = 0.0) -> Any:
 
 
 def scaled(accumulate: int | None = None) -> keras.optimizers.Optimizer:
-    """What Keras makes of an optimizer for float16, with a scale that moves within a few steps."""
+    """Return the optimizer that Keras makes for float16, with a scale that changes within a few steps."""
     inner = keras.optimizers.SGD(0.02, momentum=0.9, gradient_accumulation_steps=accumulate)
     return keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**10, dynamic_growth_steps=4)
 

@@ -162,7 +162,7 @@ class Doubles(keras.callbacks.Callback):
 
 
 class Judges(keras.callbacks.Callback):
-    """Predicts and evaluates by itself, after each epoch and within one, and keeps what it gets."""
+    """Predicts and evaluates itself, after each epoch and within an epoch, and keeps the results."""
 
     seen: ClassVar[list[list[float]]] = []
 

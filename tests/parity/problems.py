@@ -77,7 +77,7 @@ def sequences(rows: int = 300, batch: int = 24, permute: int = 0) -> dict:
 
 
 def mlp(l2: float = 0.0, activity: float = 0.0) -> keras.Model:
-    """Regularises its kernels by `l2`, and what its hidden layer gives by `activity`."""
+    """A small MLP; `l2` regularises its kernels, and `activity` the outputs of its hidden layer."""
     regularizer = keras.regularizers.L2(l2) if l2 else None
     of_activity = keras.regularizers.L2(activity) if activity else None
     return keras.Sequential(

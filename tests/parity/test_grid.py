@@ -78,7 +78,7 @@ Trained = Callable[[Point], dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """Gives the record of a point; one job trains all points of this session that cannot be trained here."""
+    """Return the record of a point; one job trains all points of this session that this process cannot train."""
 
     def job_of(at: Point) -> tuple[str, int]:
         return at["strategy"], at["replicas"] if at["strategy"] in OF_PROCESSES else 0

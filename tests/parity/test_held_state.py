@@ -107,7 +107,7 @@ def _changed(tmp_path: Path, model: str, before: dict[str, Any], after: dict[str
 
 
 class Fewer(keras.Model):
-    """Holds as many optimizers and variables as it is told."""
+    """Holds the given number of optimizers and variables."""
 
     def __init__(self, optimizers: int, variables: int) -> None:
         import tensorflow as tf

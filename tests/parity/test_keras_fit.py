@@ -123,7 +123,7 @@ def test_history_and_callbacks(name: str) -> None:
 
 
 class Ends(keras.callbacks.Callback):
-    """Wishes to end training within the first epoch, and fails at its end."""
+    """Sets `stop_training` within the first epoch, and fails at the end of training."""
 
     def on_train_batch_end(self, batch, logs=None):
         if batch == 1:
@@ -134,7 +134,7 @@ class Ends(keras.callbacks.Callback):
 
 
 def test_what_was_trained_is_kept_when_a_callback_fails_at_the_end(tmp_path: Path) -> None:
-    """And the wish to end, in the checkpoint of the step in which it came."""
+    """The checkpoint of the step that set `stop_training` also contains this."""
     config, _, train = prepare("mlp sgd, uneven", steps_per_call=1, callbacks=[{"name": "CSVLogger"}])
     config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"every_steps": 2})})
     store = CheckpointStore(tmp_path)

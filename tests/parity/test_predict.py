@@ -77,7 +77,7 @@ def test_in_one_process(strategy: str) -> None:
     "kind", ["multi_worker_mirrored", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("jax", "dtensor"))]
 )
 def test_in_two_processes(kind: str, tmp_path: Path) -> None:
-    """Each has rows, or parts of the weights, that the other has not."""
+    """Each process has rows, or parts of the weights, that the other one does not have."""
     if kind == "jax":
         pytest.importorskip("jax")
     names = NAMES[:1] if kind == "dtensor" else NAMES[:2]  # its compiler takes long

@@ -45,7 +45,7 @@ class Draws(keras.layers.Layer):
 @pytest.mark.usefixtures("virtual_devices")
 @pytest.mark.parametrize("rows", [pytest.param(12, marks=pytest.mark.slow), 7, pytest.param(2, marks=pytest.mark.slow)])
 def test_replicas_draw_their_rows_of_what_one_device_draws(rows: int) -> None:
-    """Even and uneven parts, and a replica without rows; the last draw is not one of rows."""
+    """Even and uneven parts, and a replica without rows; the shape of the last draw does not contain rows."""
     x = np.ones((rows, 5), np.float32)
     *expected, alone = tf.function(Draws(), input_signature=[tf.TensorSpec([None, 5])])(x)
     strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(REPLICAS)])

@@ -109,7 +109,7 @@ def test_what_optimizers_do_now_and_then(name, one_device, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", list(EPSILON))
 def test_the_rule_for_mixed_precision_catches_a_fault(precision, monkeypatch, virtual_devices):
-    """As below: a mean of means is still seen through the rounding of 16 bits."""
+    """As below: even with the rounding of 16 bits, a mean of means is found."""
     from distlaunch.strategies.replica.share import ReplicaShare
 
     raw = {**CASES["mlp sgd, uneven"], "precision": precision}
@@ -127,7 +127,7 @@ def test_the_rule_for_mixed_precision_catches_a_fault(precision, monkeypatch, vi
     "name", ["mlp sgd, uneven", pytest.param("embeddings, sparse gradients", marks=pytest.mark.slow)]
 )
 def test_many_steps_to_a_call_on_replicas(name, one_device):
-    """Logs every step come from calls of one step; here a call goes through full batches and the uneven last one."""
+    """Logging every step makes calls of one step; here, a call contains full batches and the uneven last one."""
     record = train_mirrored(name, 2, steps_per_call=8, log_every_steps=None)
     deviation = weight_deviation(record, one_device(name).record)
     assert deviation <= TOLERANCE or deviation <= one_device(name).allowed[1]

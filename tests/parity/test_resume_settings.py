@@ -40,7 +40,7 @@ def rate(kind: str, folder: Path) -> Any:
 
 
 def unchanged_rate(kind: str, folder: Path) -> Any:
-    """A callback has changed the learning rate; that goes on."""
+    """A callback has changed the learning rate, and the resumed run keeps it."""
     from tests.parity.optimizer_models import compiled
 
     run = Run(kind, folder, "compiled", rate=0.05, momentum=0.9)
@@ -109,7 +109,7 @@ def back_to_a_number(kind: str, folder: Path) -> Any:
 
 
 def other_class(kind: str, folder: Path) -> Any:
-    """Slots that are gone are named, new ones start anew; both have the count of steps."""
+    """Slots that are gone are named, and new ones have initial values; both optimizers have the same count of steps."""
     from tests.parity.optimizer_models import compiled
 
     run = Run(kind, folder, "compiled", rate=0.02, momentum=0.9)

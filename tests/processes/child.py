@@ -80,7 +80,7 @@ def hang() -> None:
 
 
 def stop_cleanly() -> None:
-    """Until SIGTERM comes; then as a worker does."""
+    """Wait for SIGTERM, and then stop like a worker."""
 
     def stop(*_: object) -> None:
         finish("stopped")
@@ -109,7 +109,7 @@ def serve() -> None:
 
 
 def wait_gone(name: str) -> None:
-    """Until the process has ended that left this mark."""
+    """Wait until the process that left this mark has ended."""
     wait_for(name)
     stat = Path(f"/proc/{(RUN.path / name).read_text()}/stat")
     until = time.monotonic() + 30

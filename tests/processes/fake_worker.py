@@ -110,7 +110,7 @@ def save(step: int) -> None:
 
 
 def hold_up(step: int) -> None:
-    """In the first attempt one task hangs, or is suspended; the others wait for it in their next call."""
+    """In the first attempt, make one task hang or suspend it; the others wait for it in their next call."""
     how, _, victim = os.environ.get("FAKE", "").partition("=")
     if how not in ("hang", "freeze") or step <= 4 or ATTEMPT:
         return
@@ -148,7 +148,7 @@ def misbehave(step: int, how: str = os.environ.get("FAKE", "")) -> None:
 
 
 def kill(victim: str) -> None:
-    """Kills another task, or this one. Without a worker training goes on when it is back, without a ps it fails."""
+    """Kill another task, or this one. Training continues when a killed worker is back, and fails if a ps is killed."""
     own = victim == ARGS.task
     events = RUN.task(ATTEMPT, victim).events
     os.kill(os.getpid() if own else started(events)[-1], signal.SIGKILL)

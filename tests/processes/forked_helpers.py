@@ -68,7 +68,7 @@ class ForkedHelpers:
 
 
 def _backend(command: Sequence[str]) -> str | None:
-    """What a helper imports; None: it must be fresh."""
+    """Return the backend that a helper imports; None if the helper must be a fresh process."""
     _, *options, module = command[:4]
     words = command[4:]
     if tuple(options) != SAFE_MODULE or module not in (DESCRIBE, PREDICT):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def limited(what: int, soft: int) -> Iterator[None]:
-    """What processes that are started meanwhile inherit."""
+    """Set limits that processes inherit if they are started in this context."""
     before = resource.getrlimit(what)
     resource.setrlimit(what, (soft, before[1]))
     try:

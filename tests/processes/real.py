@@ -38,7 +38,7 @@ def launchers() -> Launchers:
 
 
 def _backend(words: Sequence[str], cwd: Path) -> str:
-    """What the tasks will import, a guess by command, config or run; a wrong one costs the time of an import."""
+    """Guess the backend of the tasks from command, config or run; a wrong guess only costs the time of an import."""
     targets = [cwd / word for word in words[1:2]]
     files = [path if path.is_file() else RunDir(path).config for path in targets if path.exists()]
     text = " ".join([*words, *(file.read_text() for file in files if file.suffix == ".yaml" and file.is_file())])
@@ -47,7 +47,7 @@ def _backend(words: Sequence[str], cwd: Path) -> str:
 
 
 def start(*words: str, cwd: Path, path: Sequence[Path] = ()) -> subprocess.Popen[str]:
-    """The command in the background, as from a script: no terminal; packages in `path` come before the installed.
+    """Start the command in the background without a terminal; packages in `path` take precedence over installed ones.
 
     It is forked, and so are its tasks, from processes that have imported their frameworks; with `pytest --cold`, all of
     them are fresh.

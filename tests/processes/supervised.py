@@ -85,7 +85,7 @@ def make_servers_plan(run_dir: Path, start_timeout_s: float = 30, **tasks: list[
 
 
 def processes_of(run_dir: Path) -> list[psutil.Process]:
-    """Whatever still runs and was started for a run: its environment is marked, or its command names the directory."""
+    """Return running processes of a run, which have its mark in the environment or its directory in the command."""
     found = []
     for process in psutil.process_iter():
         try:

@@ -31,7 +31,7 @@ class Terminal:
         self._from = 0
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """What has come since the last call, up to and with the pattern."""
+        """Return the output since the last call, up to and including the pattern."""
         until = time.monotonic() + LIMIT_S
         while (match := re.compile(pattern).search(self.seen, self._from)) is None:
             assert time.monotonic() < until, f"{pattern} did not come:\n{self.seen}"

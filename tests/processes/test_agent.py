@@ -53,7 +53,7 @@ class Agent:
             self._read(until)
 
     def answers(self, count: int) -> None:
-        """Waits for so many answers, none of which says no."""
+        """Wait for this number of answers; none of them may be a refusal."""
         for _ in range(count):
             assert "error" not in self.next("reply").fields
 

@@ -60,7 +60,7 @@ pytestmark = pytest.mark.skipif(not _can_mount(), reason=WHY)
 
 
 def on_a_small_disk(folder: Path, *, last: int, workers: int = 1) -> str:
-    """Trains there, makes room, resumes; returns what was said."""
+    """Train on a small disk, make room, resume, and return the output."""
     (folder / "runs").mkdir()
     (folder / "mine.py").write_text(MINE)
     strategy = "multi_worker_mirrored" if workers > 1 else "one_device"

@@ -34,7 +34,7 @@ NUM_KILLS = 20
 
 
 class Loop:
-    """The loop for a run of some name; it is started again when a signal has ended it."""
+    """The loop for a run with a given name; it is started again when a signal has ended it."""
 
     def __init__(self, project: Path, name: str, *options: str) -> None:
         self.run = RunDir(project / "runs" / name)

@@ -155,7 +155,7 @@ def test_the_evaluator_is_waited_for(run_dir: Path) -> None:
 
 @pytest.mark.parametrize(("job", "again"), [("worker_0", 1), ("ps_0", 0)])
 def test_a_server_that_is_started_alone(run_dir: Path, job: str, again: int) -> None:
-    """Exit code 0 is a good end; a worker that is killed comes back, a ps has lost what it held."""
+    """Exit code 0 is a success; a killed worker is started again, but a killed ps has lost its variables."""
     name = job.replace("_", ":")
     recorder = Recorder(on_tick=killer(run_dir, f"serving-{name}-1"))
     recorder.on_tick = both(recorder.on_tick, killer(run_dir, f"serving-{name}-2", number=signal.SIGTERM))

@@ -294,7 +294,7 @@ def test_it_does_not_start(folder: Path, restarts: str, setup: list[str], code: 
 
 
 def test_setup_lines_with_secrets_are_read_when_the_job_starts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script has none, nor what it says; the lines do what they say, as in a requeue without the variable."""
+    """The script contains no secrets; the lines work, even in a requeue without the variable."""
     password, fallback = "p4ss'w rd$HOME-\\x", "Zq81.default.77"
     monkeypatch.setenv("DB_PASSWORD", password)
     monkeypatch.setenv("WHERE", "some_folder")

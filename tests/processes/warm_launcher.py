@@ -27,7 +27,7 @@ _COMMAND = "tests.processes.forked_command"
 
 
 class Forked(subprocess.Popen[str]):
-    """A child that something else than Popen has started, in its clothes."""
+    """A child that was not started by Popen, with the interface of Popen."""
 
     def __init__(self, pid: int, stdout: io.RawIOBase | None = None, stderr: io.RawIOBase | None = None) -> None:
         self.pid, self.returncode, self.args = pid, None, [_RUNS]

@@ -100,7 +100,7 @@ def _mend(data: dict[str, Any], key: Key, names: set[Key], config: RunConfig) ->
 
 
 def problems_of(config: RunConfig) -> list[Problem]:
-    """What is wrong with it, apart from where it was written."""
+    """Return the problems of a config, without the places where they were written."""
     return [*cross_check(config, None), *reference_problems(config)]
 
 

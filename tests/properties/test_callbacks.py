@@ -65,7 +65,7 @@ def is_held(value: Any) -> bool:
 
 
 def exactly(value: Any) -> Any:
-    """The value with its type; a number of NumPy's is as good as Python's."""
+    """Return the value with its type; a number of NumPy counts as a number of Python."""
     if isinstance(value, list):
         return [exactly(each) for each in value]
     if isinstance(value, np.ndarray):

@@ -238,7 +238,7 @@ def test_real_jobs(env: dict[str, str], outer: str, streams: str) -> None:
 
 
 def test_the_helper_sees_a_traceback(monkeypatch: Any) -> None:
-    """Else all of these tests would say nothing."""
+    """Otherwise, all of these tests would prove nothing."""
     monkeypatch.setattr("distlaunch.cli.main.check_directory", lambda: 1 / 0)
     try:
         run(["runs"])

@@ -30,7 +30,7 @@ SLOWLY = 200
 
 
 class Killed(BaseException):
-    """As a SIGKILL: nothing is written any more."""
+    """Stands for SIGKILL: nothing is written afterwards."""
 
 
 def model() -> keras.Model:
@@ -76,7 +76,7 @@ def runs(draw: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 def train(raw: dict[str, Any], folder: Path, stop_at: int, *, kill: bool) -> None:
-    """Until the call of that number, before which the process is killed, or asked to stop."""
+    """Train until the call with this number, before which the process is killed or asked to stop."""
     calls = 0
 
     def look() -> bool:

@@ -365,7 +365,7 @@ def test_the_test_that_shows_it_exists(key: str, effect: Shown) -> None:
 
 @dataclass
 class Seen:
-    """What a run lets its user see.
+    """Facts that a run shows to its user.
 
     Attributes:
         losses: loss of each report.

@@ -148,7 +148,7 @@ class MemoryTask:
 
 @dataclass
 class MemoryAllocation:
-    """Tasks by name; each start takes the next script of the task, the last again and again."""
+    """Tasks by name; each start uses the task's next script, and further starts repeat the last one."""
 
     run: RunDir
     clock: Clock
@@ -210,7 +210,7 @@ class MemoryAllocation:
 
 
 def plan_of(folder: Path, *names: str, serves: Collection[str] = (), stall_timeout_s: float | None = 60) -> LaunchPlan:
-    """A plan of tasks that exist nowhere."""
+    """A plan of tasks that are not real processes."""
     run = RunDir(folder)
     tasks = tuple(
         TaskPlan(Task.parse(name), ("program",), {}, run.task(0, name), serves=name in serves) for name in names

@@ -16,7 +16,7 @@ A, B, SERVER = "worker:0", "worker:1", "ps:0"
 
 
 class Watch:
-    """Looks each second, as long as a function of the second tells."""
+    """Observes tasks each second, as long as a function of the second continues."""
 
     def __init__(self, *, training: bool = True, heard: tuple[int, ...] = ()) -> None:
         self.heartbeats, self.training, self.heard = Heartbeats(10, {A, B}), training, heard

@@ -17,7 +17,7 @@ LOSSES = [1.0 / (1 + 0.1 * step) for step in range(STEPS)]
 
 
 def series(factors: list[float] | None = None, *, weights: float | None = 1e-7, name: str = "loss") -> Series:
-    """Losses that deviate from the reference's by these parts of them; gradients alike."""
+    """Losses with these relative deviations from the reference's, and gradients with the same."""
     off = factors or [0.0] * STEPS
     values = [loss * (1 + factor) for loss, factor in zip(LOSSES, off, strict=True)]
     deviations = None if weights is None else {"dense/kernel": weights}
@@ -55,7 +55,7 @@ def test_equality_is_sharp_while_noise_is_small(growth: float, sharp_to: int) ->
 
 
 def test_chaos_is_no_fault() -> None:
-    """The numbers are percents apart in the end, and so are two runs of one device."""
+    """In the end, the numbers differ by several percent, as do two runs on one device."""
     trial = series(chaos(3), weights=2e-2)
     assert max(chaos(3)) > 1e-3
     assert judge(trial, REFERENCE, CHAOTIC).equal
@@ -219,7 +219,7 @@ def explained(trial: Series, facts: ModelFacts, kind: str = "mirrored") -> str:
 
 
 def test_what_is_not_known_is_not_guessed() -> None:
-    """What the model has may have nothing to do with it: BatchNormalization is a suspect, no cause."""
+    """A part of the model need not be the cause: BatchNormalization is only a suspect."""
     off = series([1e-2] * STEPS)
     facts = ModelFacts(batch_norm=["norm"], own_batch_norm=["Norm"], own_state=["layer/mean"], random=["drop"])
     assert not explained(off, facts)

@@ -44,7 +44,7 @@ def dense(units: int = 4, activation: str | None = None, **options: Any) -> Any:
 
 
 def check(made: keras.Model, y: Any) -> list[str]:
-    """Warnings."""
+    """Check a loss, and return the warnings."""
     found: list[str] = []
     x = np.random.default_rng(0).normal(size=(ROWS, 5)).astype("float32")
     check_loss(made, y, made(x), ("compile", "loss"), found.append)

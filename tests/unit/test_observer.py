@@ -23,7 +23,7 @@ class View(Silent):
         self.fail: Callable[[], None] = lambda: None
 
     def close(self, told: Observer) -> None:
-        """Closes the gate, and waits until the view stands before it."""
+        """Close the gate, and wait until the view waits at it."""
         self.gate.clear()
         told.note("gate")
         assert self.stuck.wait(DEADLINE_S)
@@ -88,7 +88,7 @@ def test_it_can_be_used_again() -> None:
 
 
 def test_nobody_waits_for_a_view_that_is_stuck() -> None:
-    """Each call returns although the view never does; of ticks one waits, of lines so many, of the rest all."""
+    """Each call returns though the view hangs. One tick is kept waiting, a number of lines, and all other calls."""
     view = View()
     with ThreadedObserver(view, max_characters=4 * LINE_OVERHEAD) as told:
         view.close(told)

@@ -15,7 +15,7 @@ HOSTS = {"10.0.0.1:1": "a", "10.0.0.2:2": "b", "10.0.0.3:3": "c"}
 
 
 class Host:
-    """Answers what it cannot reach."""
+    """A host that answers with the hosts that it cannot reach."""
 
     def __init__(self) -> None:
         self.missed: list[int] = []

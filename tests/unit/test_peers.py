@@ -46,7 +46,7 @@ class MemoryStore:
 
 
 def in_each(number: int, action: Callable[[Peers], Any]) -> tuple[list[Any], MemoryStore]:
-    """What the action returns in each process."""
+    """Run an action in each process, and return the results and the store."""
     store = MemoryStore()
     with ThreadPoolExecutor(number) as pool:
         running = [pool.submit(action, Peers(number, rank, store)) for rank in range(number)]
@@ -81,7 +81,7 @@ def test_nothing_that_peers_send_is_a_pickle() -> None:
 
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_votes(number: int) -> None:
-    """One wish to stop is heard by all, in the call in which it was voiced; of the lengths the chief's counts."""
+    """All processes see one vote to stop, in the same call; of the proposed lengths, the chief's is used."""
 
     def vote(peers: Peers) -> list[Vote]:
         last = peers.rank == number - 1

@@ -50,7 +50,7 @@ def test_large_batches_are_read_ahead_one_at_a_time(spec: object, rows: int | No
 def test_pipelines_hold_no_more(
     monkeypatch: pytest.MonkeyPatch, part_of_most: float, ahead: int, replicas: int
 ) -> None:
-    """What is loaded before the next step asks, of replicas and of a process of a mesh."""
+    """The batches that replicas and a process of a mesh load before the next step requests one."""
     monkeypatch.setattr(read_ahead, "MOST_BYTES", 80_000)
     batch, width = 8, round(part_of_most * 80_000 / 4 / 8)
     begun, grown = [0], threading.Condition()
@@ -84,7 +84,7 @@ def test_pipelines_hold_no_more(
 
 @pytest.mark.parametrize("share", ["of replicas", "of a process"])
 def test_no_iterator_is_tuned(monkeypatch: pytest.MonkeyPatch, share: str) -> None:
-    """Who frees one would wait for the thread that tunes it: up to a minute, now and then."""
+    """Freeing a tuned iterator sometimes waits for the tuning thread, for up to a minute."""
     tuned: list[bool | None] = []
     make = tf.data.Dataset.__iter__
 

@@ -53,7 +53,7 @@ def test_the_interval_that_loses_least(between_s: float, stalled_s: float, writi
 
 
 def test_it_loses_less_than_others() -> None:
-    """What Young's formula is for: time that stands still, and steps that are done again after a failure."""
+    """Young's formula minimizes the time of saving plus that of steps that are repeated after a failure."""
     between_s, stalled_s = 3600.0, 2.0
 
     def lost(interval_s: float) -> float:

@@ -47,7 +47,7 @@ class Disk(CheckpointStore):
 
 
 class Rig:
-    """A saver, and all that it tells."""
+    """A saver, and all events that it emits."""
 
     def __init__(self, folder: Path, *, beside: bool = True) -> None:
         self.disk, self.events, self.flags = Disk(folder), [], []
@@ -221,7 +221,7 @@ def test_a_bad_state_fails_training_at_its_next_look(rig: Rig) -> None:
 
 
 def test_a_bad_state_is_what_training_failed_of(rig: Rig) -> None:
-    """It was there before the loss of a later step."""
+    """The bad state is older than the bad loss of a later step."""
     rig.values[1] = np.inf
     rig.save(5)
     rig.disk.gate.set()

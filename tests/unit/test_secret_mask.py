@@ -177,7 +177,7 @@ _PARTS = st.lists(st.sampled_from([SECRET, SECRET[:9], "abcdefgh", "abcdefghij",
 
 @given(parts=_PARTS, cuts=st.lists(st.integers(0, 200)))
 def test_pieces_give_what_the_whole_gives(parts: list[str], cuts: list[int]) -> None:
-    """However a text is cut, no secret is in it, and the rest is."""
+    """However a text is cut, no secret is in the output, and everything else is."""
     environ = {"A_TOKEN": SECRET, "B_TOKEN": "abcdefgh", "C_TOKEN": "abcdefghij", "OTHER": "x" * 9}
     data = "".join(parts).encode(errors="surrogateescape")
     mask, shown, before = SecretMask(environ), b"", 0

@@ -97,7 +97,7 @@ def test_a_pickle_from_elsewhere_is_not_run(wrap: str, tmp_path: Path) -> None:
 @settings(deadline=None)
 @given(st.data())
 def test_what_is_damaged_is_known(folder: Path, data: st.DataObject) -> None:
-    """Whatever byte is changed or missing, it is damage and no other error."""
+    """Whichever byte is changed or missing, the error is that of damage and no other."""
     file = written(folder, {"a": np.arange(5.0), "b": np.array(["x", "yz"]), "c": np.zeros((0, 2), np.int8)})
     whole = (folder / "one").read_bytes()
     at = data.draw(st.integers(0, len(whole) - 1))
@@ -139,7 +139,7 @@ def _is_false(node: ast.expr) -> bool:
 
 @pytest.mark.parametrize("at", [0, 20, -1])
 def test_a_damaged_header_is_called_so(at: int) -> None:
-    """What Python's parsers say of it (`can't decode byte 0xd0`) helps nobody."""
+    """The messages of Python's parsers (`can't decode byte 0xd0`) do not help users."""
     text = bytearray(b'{"__metadata__": {"types": "{}"}, "a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}')
     text[at] = 0xD0
     with pytest.raises(ValueError, match=r"its header is damaged$"):

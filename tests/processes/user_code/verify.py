@@ -76,7 +76,7 @@ def contrastive(y, z):
 
 
 class Broken(keras.layers.Layer):
-    """Comes to no number on everything but one device."""
+    """Results in NaN everywhere except on one device."""
 
     def call(self, x):
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
