@@ -69,7 +69,7 @@ class RowRecorder:
         self.spec: Any = None
 
     def record(self, index: tf.Tensor, batch: Batch, start: tf.Tensor, rows: tf.Tensor, total: tf.Tensor) -> None:
-        """Record a part of a batch that is to be recorded; called in the graph of the input pipeline.
+        """Record a part of a batch if the batch's index is in `indices`; called in the input pipeline's graph.
 
         Args:
             index: index of the batch; this and the other numbers are int64 scalars.

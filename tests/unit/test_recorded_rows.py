@@ -22,7 +22,7 @@ def batch(number: int, rows: int) -> Any:
     x = {
         "dense": tf.cast(values, tf.float32)[:, None] * tf.constant([[1.0, 2.0]]),
         "text": tf.strings.as_string(values) + "\0",
-        "ragged": tf.RaggedTensor.from_row_lengths(tf.range(rows * (rows - 1) // 2), tf.range(rows)),
+        "ragged": tf.RaggedTensor.from_row_lengths(tf.range(rows * (rows - 1) // 2), tf.range(rows)),  # pyright: ignore[reportAttributeAccessIssue]
         "sparse": tf.sparse.from_dense(tf.cast(values, tf.int64)[:, None] * tf.constant([[0, 1]], tf.int64)),
     }
     return x, values
