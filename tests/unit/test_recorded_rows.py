@@ -12,6 +12,8 @@ from distlaunch.data.batches import Source, num_rows, slice_rows
 from distlaunch.data.recorded_rows import RowRecorder, Rows, read_batch
 from distlaunch.data.rows import rows_of_process, split_rows
 
+pytestmark = pytest.mark.usefixtures("virtual_devices")
+
 SIZES = [5, 5, 3]
 
 
