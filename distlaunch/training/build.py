@@ -71,7 +71,8 @@ def build_model(config: RunConfig, strategy: Strategy, rows: Batch, findings: Fi
         if config.synchronize_batch_norm:
             # some models create their layers in the first call
             check_batch_norm(model)
-            synchronize_batch_norm(model)
+            if config.strategy.has_replicas:  # meshes use the whole batch in any case
+                synchronize_batch_norm(model)
     return model
 
 

@@ -64,10 +64,9 @@ def shifted(x: Any, y: Any) -> Any:
 
 def model(kind: str = "mlp", fault: str = "", in_run: bool = True, synchronized: bool = True) -> keras.Model:
     fault = "" if distlaunch.task().is_check is in_run else fault
-    made = {"mlp": _mlp, "cnn": _cnn, "transformer": _transformer}[kind](0.5 if fault == "momentum" else 0.9)
-    for layer in made.layers:
-        if isinstance(layer, layers.BatchNormalization):
-            layer.synchronized = synchronized
+    made = {"mlp": _mlp, "cnn": _cnn, "transformer": _transformer}[kind](
+        0.5 if fault == "momentum" else 0.9, synchronized
+    )
     rate = 0.005 if fault == "rate" else 0.01
     optimizer = keras.optimizers.RMSprop(rate) if fault == "optimizer" else keras.optimizers.Adam(rate)
     made.compile(
@@ -78,22 +77,22 @@ def model(kind: str = "mlp", fault: str = "", in_run: bool = True, synchronized:
     return made
 
 
-def _mlp(momentum: float) -> keras.Model:
-    norm = layers.BatchNormalization(momentum=momentum)
+def _mlp(momentum: float, synchronized: bool) -> keras.Model:
+    norm = layers.BatchNormalization(momentum=momentum, synchronized=synchronized)
     return keras.Sequential([layers.Input((8,)), layers.Dense(16, "tanh"), norm, layers.Dropout(0.1), layers.Dense(3)])
 
 
-def _cnn(momentum: float) -> keras.Model:
-    norm = layers.BatchNormalization(momentum=momentum)
+def _cnn(momentum: float, synchronized: bool) -> keras.Model:
+    norm = layers.BatchNormalization(momentum=momentum, synchronized=synchronized)
     first = [layers.Input((8, 8, 1)), layers.Conv2D(4, 3, activation="relu"), norm]
     return keras.Sequential([*first, layers.MaxPooling2D(), layers.Flatten(), layers.Dense(3)])
 
 
-def _transformer(momentum: float) -> keras.Model:
+def _transformer(momentum: float, synchronized: bool) -> keras.Model:
     tokens = layers.Input((8,), dtype="int32")
     x = layers.Embedding(20, 8)(tokens)
     x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 4, dropout=0.1)(x, x))
-    x = layers.BatchNormalization(momentum=momentum)(layers.Dense(8, "gelu")(x))
+    x = layers.BatchNormalization(momentum=momentum, synchronized=synchronized)(layers.Dense(8, "gelu")(x))
     return keras.Model(tokens, layers.Dense(3)(layers.GlobalAveragePooling1D()(x)))
 
 

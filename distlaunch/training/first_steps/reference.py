@@ -11,6 +11,7 @@ import math
 import os
 import types
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -96,7 +97,7 @@ class _KerasReference:
     name = "Keras"
 
     def __init__(self, config: RunConfig, batch: Batch, *, dense_gradients: bool = False) -> None:
-        with dtype_policy_scope(config.precision):
+        with dtype_policy_scope(config.precision), _building(config):
             self.model = make_model(config, batch)
         if dense_gradients:
             for optimizer in optimizers_of(self.model):
@@ -231,6 +232,15 @@ def _rates(model: keras.Model) -> dict[str, float]:
     }
 
 
+def _building(config: RunConfig) -> AbstractContextManager[None]:
+    """Return the context in which a model is made: on JAX, with the layers that all strategies accept."""
+    if config.strategy.runs_tensorflow:
+        return contextlib.nullcontext()
+    from distlaunch.strategies.jax.keras_backend import building
+
+    return building()
+
+
 def _make_dense(optimizer: Any) -> None:
     apply = optimizer.apply
 
@@ -284,7 +294,8 @@ class Checker:
             names = listed(replica_batch_norms(reference.model), 3)
             hint = "write `synchronize_batch_norm: true` to use those of the whole batch, as on one device"
             return f"BatchNormalization ({names}) uses the statistics of each replica's rows, as in Keras; {hint}"
-        if config.strategy.is_functional and isinstance(reference, _KerasReference):
+        on_mesh = config.strategy.is_functional and config.strategy.runs_tensorflow
+        if on_mesh and isinstance(reference, _KerasReference):
             dense = _KerasReference(config, batch, dense_gradients=True)
             if self._step(dense, replace(taken, is_first=False), batch).is_equal:
                 return "gradients of embeddings are dense on a mesh, and sparse on one device (docs/meshes.md)"
