@@ -24,7 +24,7 @@ because a loss may become zero."""
 _FLIPS = 10
 """A metric that counts examples may differ by one example in at most one of this many steps, since rounding may move a
 value across a threshold."""
-_ROUNDING_ALONE = 1e-6
+ROUNDING_ALONE = 1e-6
 """A gradient below this fraction of the whole model's gradient is considered to be only rounding."""
 
 Values = list[float]
@@ -52,7 +52,7 @@ class WorstWeight:
     @property
     def only_rounding(self) -> bool:
         """Return True if the gradient of the variable is only rounding in the first step."""
-        return self.gradient is not None and self.gradient <= _ROUNDING_ALONE * self.gradients
+        return self.gradient is not None and self.gradient <= ROUNDING_ALONE * self.gradients
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _allowed(weights: Mapping[str, float], reference: Series, noise: Sequence[Se
     among them.
     """
     first = reference.first_gradients
-    limit = _ROUNDING_ALONE * math.hypot(*first.values())
+    limit = ROUNDING_ALONE * math.hypot(*first.values())
     noises = {name: _noise_of_weight(name, noise) for name in weights}
     without = {name for name in weights if name in first and first[name] <= limit}
     shared = max((noises[name] for name in without), default=0.0)

@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
-from distlaunch.base.judge import NOISE_FACTOR, TOLERANCE, judge
+from distlaunch.base.judge import NOISE_FACTOR, ROUNDING_ALONE, TOLERANCE, judge
 from distlaunch.base.plural import listed
 from distlaunch.base.run_files.trial_records import Series
 from distlaunch.checkpoints.optimizer_changes import describe_optimizers
@@ -141,7 +141,7 @@ class _KerasReference:
                 return self._logs(model.train_on_batch(x, y, sample_weight=weights, return_dict=True))
         # `train_on_batch` would pass missing labels and weights as None to a train_step of the user
         model.make_train_function()
-        return self._logs(model.train_function(iter([batch])))
+        return self._logs(model.train_function(_iterator(batch)))
 
     def _test(self, batch: Batch) -> Logs:
         model: Any = self.model
@@ -149,7 +149,7 @@ class _KerasReference:
             x, y, weights = keras.utils.unpack_x_y_sample_weight(_for_jax(batch))
             return self._logs(model.test_on_batch(x, y, sample_weight=weights, return_dict=True))
         model.make_test_function()
-        return self._logs(model.test_function(iter([batch])))
+        return self._logs(model.test_function(_iterator(batch)))
 
     def _logs(self, returned: Mapping[str, Any]) -> Logs:
         """Return the logs that `fit` reports for what a step has returned: those of metrics with the same names."""
@@ -239,6 +239,14 @@ def _building(config: RunConfig) -> AbstractContextManager[None]:
     from distlaunch.strategies.jax.keras_backend import building
 
     return building()
+
+
+def _iterator(batch: Batch) -> Any:
+    """Return an iterator over one batch of an unknown number of rows, as `fit` has it.
+
+    With a known number, Keras would count the mean losses of outputs by rows, and not by batches.
+    """
+    return iter(tf.data.Dataset.from_tensor_slices(batch).batch(max(int(num_rows(batch)), 1)))
 
 
 def _make_dense(optimizer: Any) -> None:
@@ -377,9 +385,10 @@ class Checker:
         odd = set(theirs) - set(ours) | {name for name in set(ours) - set(theirs) if not is_slot(name)}
         if names := sorted(name for name in odd if not is_seed(name)):
             return [f"the variables ({listed(names, 4)})"]
+        changes = _Changes(taken.before, theirs)
         wrong: dict[str, float] = {}
         for name, value in theirs.items():
-            if name in ours:
+            if name in ours and not changes.is_rounding(name):
                 others = [state[name] for state in noise]
                 deviation, allowed = _deviation(taken.before.get(name), ours[name], value, others)
                 # `not <=`: NaN must not pass
@@ -398,6 +407,47 @@ class Checker:
                 found.append(f"the size of the {what} ({factor:.4g} times that on one device)")
                 break
         return found
+
+
+class _Changes:
+    """Changes of the variables in the step on one device, to find gradients that consist of rounding errors only.
+
+    For example, the gradient of a bias before a normalisation is zero but for rounding, and an optimizer such as Adam
+    turns it into a full step. Its sign differs between runs.
+    """
+
+    def __init__(self, before: State, after: State) -> None:
+        self._sizes: dict[str, dict[str, float]] = {}
+        """For each kind of variable, the largest change of each weight's variable, by the name of the weight."""
+        floats = {name: value for name, value in after.items() if value.dtype.name in _FLOATS and name in before}
+        self._weights = {_slot_name(name): name for name in floats if name.startswith(f"{WEIGHTS}/")}
+        for name, value in floats.items():
+            kind, weight = self._kind_and_weight(name)
+            change = _largest(value.astype(np.float64) - before[name].astype(np.float64))
+            # these grow with the square of the gradient
+            change = math.sqrt(change) if kind.endswith(("velocity", "accumulator")) else change
+            self._sizes.setdefault(kind, {})[weight] = change
+
+    def is_rounding(self, name: str) -> bool:
+        """Return whether the gradient of a weight, or of the weight of an optimizer's variable, is only rounding."""
+        _, weight = self._kind_and_weight(name)
+        slots = [sizes for kind, sizes in self._sizes.items() if kind != WEIGHTS and weight in sizes]
+        own = self._sizes.get(WEIGHTS, {})
+        found = slots or ([own] if weight in own else [])
+        return any(sizes[weight] <= ROUNDING_ALONE * max(sizes.values()) for sizes in found)
+
+    def _kind_and_weight(self, name: str) -> tuple[str, str]:
+        """Return the kind of a variable, such as `momentum`, and the name of the weight that it belongs to."""
+        if name.startswith(f"{WEIGHTS}/"):
+            return WEIGHTS, _slot_name(name)
+        last = name.rpartition("/")[2]
+        weight = max((known for known in self._weights if last.startswith(f"{known}_")), key=len, default="")
+        return (last.removeprefix(weight), weight) if weight else (name, name)
+
+
+def _slot_name(name: str) -> str:
+    """Return the name of a weight as it is part of the names of the optimizer's variables."""
+    return name.partition("/")[2].replace("/", "_")
 
 
 def _is_variable(name: str) -> bool:
