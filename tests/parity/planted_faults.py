@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import layers, ops
 
 import distlaunch
@@ -96,6 +97,12 @@ def _transformer(momentum: float, synchronized: bool) -> keras.Model:
     return keras.Model(tokens, layers.Dense(3)(layers.GlobalAveragePooling1D()(x)))
 
 
+def _doubled(gradient: Any) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * 2, gradient.indices, gradient.dense_shape)
+    return gradient * 2
+
+
 def _plant(made: keras.Model, fault: str) -> None:
     optimizer: Any = made.optimizer
     apply, compute_loss = optimizer.apply, made.compute_loss
@@ -103,7 +110,7 @@ def _plant(made: keras.Model, fault: str) -> None:
     def changed_gradients(self: Any, grads: Any, variables: Any = None) -> Any:
         grads = list(grads)
         if fault == "gradients":
-            return apply([gradient * 2 for gradient in map(ops.convert_to_tensor, grads)], variables)
+            return apply([_doubled(gradient) for gradient in grads], variables)
         return apply([*grads[:-1], ops.zeros_like(grads[-1])], variables)
 
     def changed_loss(

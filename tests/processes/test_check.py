@@ -82,7 +82,9 @@ def test_a_planted_fault_is_named_everywhere(folder: Path, strategy: str, kind: 
     code, printed, events = train(folder, *STRATEGIES[strategy], *arguments)
     if not fault:
         assert code == 0, printed
-        assert [event.status for event in events] == ["equal"] * 3
+        # the transformer has an embedding
+        documented = (strategy, kind) == ("dtensor", "transformer")
+        assert [event.status for event in events] == (["documented"] if documented else ["equal"] * 3)
         return
     assert (code, events[-1].status, events[-1].part) == (3, "differs", "step 1")
     assert FAULTS[fault] in events[-1].message

@@ -385,12 +385,13 @@ class Checker:
         odd = set(theirs) - set(ours) | {name for name in set(ours) - set(theirs) if not is_slot(name)}
         if names := sorted(name for name in odd if not is_seed(name)):
             return [f"the variables ({listed(names, 4)})"]
-        changes = _Changes(taken.before, theirs)
+        gradients = _Gradients(taken.before, ours, theirs)
         wrong: dict[str, float] = {}
         for name, value in theirs.items():
-            if name in ours and not changes.is_rounding(name):
+            if name in ours:
                 others = [state[name] for state in noise]
-                deviation, allowed = _deviation(taken.before.get(name), ours[name], value, others)
+                known = gradients.known_entries(name)
+                deviation, allowed = _deviation(taken.before.get(name), ours[name], value, others, known)
                 # `not <=`: NaN must not pass
                 if not deviation <= allowed * self._tolerance_factor:
                     wrong[name] = deviation
@@ -409,40 +410,59 @@ class Checker:
         return found
 
 
-class _Changes:
-    """Changes of the variables in the step on one device, to find gradients that consist of rounding errors only.
+class _Gradients:
+    """The sizes of gradients in a step, to find those that consist of rounding errors only.
 
     For example, the gradient of a bias before a normalisation is zero but for rounding, and an optimizer such as Adam
-    turns it into a full step. Its sign differs between runs.
+    turns it into a full step, whose sign differs between runs. The same is true of single entries of a kernel, if a
+    unit before it is zero in all rows. The sizes follow from the changes of the optimizer's variables, or from those of
+    the weight if it has none.
+
+    Args:
+        before: the state before the step.
+        after: the states after the step, of the run and of one device.
     """
 
-    def __init__(self, before: State, after: State) -> None:
-        self._sizes: dict[str, dict[str, float]] = {}
-        """For each kind of variable, the largest change of each weight's variable, by the name of the weight."""
-        floats = {name: value for name, value in after.items() if value.dtype.name in _FLOATS and name in before}
-        self._weights = {_slot_name(name): name for name in floats if name.startswith(f"{WEIGHTS}/")}
-        for name, value in floats.items():
-            kind, weight = self._kind_and_weight(name)
-            change = _largest(value.astype(np.float64) - before[name].astype(np.float64))
-            # these grow with the square of the gradient
-            change = math.sqrt(change) if kind.endswith(("velocity", "accumulator")) else change
-            self._sizes.setdefault(kind, {})[weight] = change
+    def __init__(self, before: State, *after: State) -> None:
+        self._changes: dict[str, np.ndarray] = {}
+        """For each variable, the larger one of its changes in the run and on one device; float64."""
+        for name, value in before.items():
+            both = [state[name] for state in after if name in state and state[name].shape == value.shape]
+            if value.dtype.name in _FLOATS and len(both) == len(after):
+                start = value.astype(np.float64)
+                self._changes[name] = np.max([np.abs(each.astype(np.float64) - start) for each in both], axis=0)
+        self._weights = {_slot_name(name): name for name in self._changes if name.startswith(f"{WEIGHTS}/")}
+        self._kinds = {name: self._kind_and_weight(name) for name in self._changes}
+        self._largest: dict[str, float] = {}
+        for name, (kind, _) in self._kinds.items():
+            self._largest[kind] = max(self._largest.get(kind, 0.0), _largest(self._changes[name]))
 
-    def is_rounding(self, name: str) -> bool:
-        """Return whether the gradient of a weight, or of the weight of an optimizer's variable, is only rounding."""
-        _, weight = self._kind_and_weight(name)
-        slots = [sizes for kind, sizes in self._sizes.items() if kind != WEIGHTS and weight in sizes]
-        own = self._sizes.get(WEIGHTS, {})
-        found = slots or ([own] if weight in own else [])
-        return any(sizes[weight] <= ROUNDING_ALONE * max(sizes.values()) for sizes in found)
+    def known_entries(self, name: str) -> np.ndarray | None:
+        """Return which entries of a variable have a gradient that is more than rounding; None if that is not known."""
+        if name not in self._kinds:
+            return None
+        weight, shape = self._kinds[name][1], self._changes[name].shape
+        parts = [
+            other for other, (_, own) in self._kinds.items() if own == weight and self._changes[other].shape == shape
+        ]
+        slots = [other for other in parts if self._kinds[other][0] != WEIGHTS]
+        if not weight or not parts:
+            return None
+        return np.all([self._is_more_than_rounding(other) for other in slots or parts], axis=0)
+
+    def _is_more_than_rounding(self, name: str) -> np.ndarray:
+        kind = self._kinds[name][0]
+        # these grow with the square of the gradient
+        limit = ROUNDING_ALONE**2 if kind.endswith(("velocity", "accumulator")) else ROUNDING_ALONE
+        return self._changes[name] > limit * self._largest[kind]
 
     def _kind_and_weight(self, name: str) -> tuple[str, str]:
-        """Return the kind of a variable, such as `momentum`, and the name of the weight that it belongs to."""
+        """Return the kind of a variable, such as `momentum`, and the weight that it belongs to, or an empty string."""
         if name.startswith(f"{WEIGHTS}/"):
             return WEIGHTS, _slot_name(name)
         last = name.rpartition("/")[2]
         weight = max((known for known in self._weights if last.startswith(f"{known}_")), key=len, default="")
-        return (last.removeprefix(weight), weight) if weight else (name, name)
+        return (last.removeprefix(weight), weight) if weight else (name, "")
 
 
 def _slot_name(name: str) -> str:
@@ -467,9 +487,13 @@ def _relative(value: float, expected: float) -> float:
 
 
 def _deviation(
-    before: np.ndarray | None, ours: np.ndarray, expected: np.ndarray, noise: list[np.ndarray]
+    before: np.ndarray | None, ours: np.ndarray, expected: np.ndarray, noise: list[np.ndarray], known: np.ndarray | None
 ) -> tuple[float, float]:
-    """Return the largest absolute deviation of a variable, and the allowed one."""
+    """Return the largest absolute deviation of a variable, and the allowed one.
+
+    Args:
+        known: the entries that are compared; None for all.
+    """
     if ours.shape != expected.shape or ours.dtype != expected.dtype:
         return math.inf, 0.0
     if expected.dtype.name not in _FLOATS:
@@ -480,6 +504,7 @@ def _deviation(
     own_noise = max((_largest(other.astype(np.float64) - wide) for other in noise), default=0.0)
     allowed = max(_UPDATE_TOLERANCE * change, _ROUNDINGS * epsilon * _largest(wide), NOISE_FACTOR * own_noise)
     same = (ours == expected) | (np.isnan(wide) & np.isnan(ours.astype(np.float64)))
+    same |= False if known is None else ~known
     with np.errstate(invalid="ignore"):
         return _largest(np.where(same, 0.0, ours.astype(np.float64) - wide)), allowed
 
