@@ -37,7 +37,7 @@ class Answer:
 
     @property
     def how_it_ended(self) -> str:
-        """Return a predicate for the process, such as `ended with exit code 1`."""
+        """Return how the process ended, as words that follow its name in messages: `ended with exit code 1`."""
         return (
             f"was ended by {signal.Signals(-self.code).name}" if self.code < 0 else f"ended with exit code {self.code}"
         )

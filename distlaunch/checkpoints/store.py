@@ -97,7 +97,8 @@ class CheckpointStore:
 
         Args:
             name: name by which several processes find the same folder.
-            shared: part of the names of folders to which other processes may be writing already.
+            shared: text in the names of folders that are not deleted as leftovers, because other processes may already
+                be writing to them; empty if there are none.
         """
         folder = self.draft_path(step, name)
         make_folder(self.directory)

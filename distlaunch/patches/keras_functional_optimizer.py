@@ -53,7 +53,10 @@ PATCH = Patch(
 
 
 def make_functional(optimizer: Any) -> None:
-    """Make a Keras optimizer for TensorFlow update tensors in a stateless scope, as on other backends."""
+    """Change a Keras optimizer for TensorFlow so that it updates tensors in a stateless scope.
+
+    Optimizers on other backends do so without a change.
+    """
     PATCH.check()
     cls = type(optimizer)
 

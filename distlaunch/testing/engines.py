@@ -9,8 +9,8 @@ A package that provides an engine subclasses `EngineConformance` in its tests:
             return my_engine(MySection(kind="my_kind"), Machine.here(), HostFiles())
 
 Each test makes an engine of its own, and enters it as a command does. The tasks are small Python programs (`PROGRAMS`);
-an engine that starts no processes can imitate them: the last argument of a task's command is the source of the program,
-which tells which program it is.
+an engine that starts no processes can imitate them: the last argument of a task's command is the program's source, so
+the engine can compare it with the values of `PROGRAMS`.
 """
 
 from __future__ import annotations

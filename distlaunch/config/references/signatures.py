@@ -49,7 +49,7 @@ def argument_problems(
     """Yield pairs of an argument (or an empty string) and the problem with it.
 
     Args:
-        by_position: number of values that are passed before these, by position.
+        by_position: number of arguments that the caller passes by position, before those in `given`.
         complete: whether the function is called with these arguments only, so that none may be missing.
     """
     if by_position > len(function.positional) and function.node.args.vararg is None:

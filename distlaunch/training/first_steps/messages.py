@@ -48,7 +48,8 @@ class StepTaken:
         parts: the rows of the batch in their order.
         logs: the values that the run reports after the step; means since the start of the epoch.
         rows_in_epoch: number of rows that these values are computed from.
-        is_first: whether it is the first step of the attempt, with which the settings of the optimizers are compared.
+        is_first: whether it is the first step of the attempt; the settings of the optimizers are compared only at this
+            step.
         has_built_rates: whether the learning rates are still those with which the optimizers were built.
     """
 
