@@ -20,7 +20,7 @@ PATCH = Patch(
 
 
 def insert_class(part: Any, base: type) -> None:
-    """Insert a class between an object and its class; the class keeps its name."""
+    """Insert the class `base` between an object and its class; the object's new class has the name of the old one."""
     PATCH.check()
     cls = type(part)
     part.__class__ = type(cls.__name__, (base, cls), {"__module__": cls.__module__})

@@ -54,7 +54,7 @@ def write_events(plan: LaunchPlan, events: Iterable[Event], *, task: str = LAUNC
 def end_events(
     plan: LaunchPlan, at: AttemptFacts, status: str, failure: Failure | None, *, step: int, seconds: float
 ) -> list[Event]:
-    """Return the events about the end of an attempt that the tasks could not write."""
+    """Return the events about the end of an attempt that the run's file lacks and the launcher writes."""
     events: list[Event] = []
     if failure is not None:
         log = str(failure.log or "")

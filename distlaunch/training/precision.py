@@ -21,7 +21,7 @@ def dtype_policy_scope(name: str | None = None) -> Iterator[None]:
     Args:
         name: the policy; None to keep the current one.
     """
-    # unlike this function, Keras's getter would fix float32 before the model's function can set another floatx
+    # this sets no default; Keras's getter would fix float32 before the model's function can set another floatx
     before = current_dtype_policy()
     if name is not None:
         keras.config.set_dtype_policy(name)

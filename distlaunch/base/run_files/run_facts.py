@@ -46,7 +46,8 @@ class AttemptFacts:
         logs: the newest values.
         restarts: how many times each task was restarted while the others continued.
         timed: the newest step times of each task.
-        stopped_after_failure: True if the job was stopped after the attempt had failed. `ended` then has that end.
+        stopped_after_failure: True if the job was stopped after the attempt had failed. `ended` is then the event of
+            the stop, not of the failure.
         has_result: whether it has evaluated, predicted or exported.
         last_at: the time of its newest event.
     """

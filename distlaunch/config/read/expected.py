@@ -116,7 +116,7 @@ def of_field(info: FieldInfo) -> Expected:
 
 
 def at(key: Key, data: Any) -> Expected | None:
-    """Return the expected value at a key of the config `data`; None if any value or no value is allowed."""
+    """Return what is expected at a key of a config; None if the schema does not describe the key."""
     expected: Expected | None = Expected(RunConfig)
     for part in key:
         if expected is None:

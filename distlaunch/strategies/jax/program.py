@@ -1,6 +1,6 @@
 """Training and evaluation on a mesh of JAX devices: functional steps, compiled once for each shape of batch.
 
-A last batch that is smaller than the others is not padded. It is compiled for its own shape. XLA splits it unevenly, or
+A last batch that is smaller than the others is not padded. It is compiled for its own shape. XLA splits it unevenly or,
 on meshes of several axes, computes it whole on every device. Padding rows with weight zero would count in unweighted
 metrics, in BatchNorm's statistics and in losses that a layer adds, and would change dropout masks.
 """

@@ -32,7 +32,7 @@ def count_rows(strategy: Any, element: Any) -> Any:
     """Return an element of process-local rows with the `total` and `start` of the global batch of all processes.
 
     Args:
-        element: see `input.split_rows`.
+        element: an element of the dataset that `data.rows.split_rows` returns.
     """
 
     def local(rows: tf.Tensor) -> Any:

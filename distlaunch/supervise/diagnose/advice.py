@@ -23,7 +23,7 @@ _HINTS = [
     (r"pass this dataset to `?(ClusterCoordinator\.)?create_per_worker_dataset", _FIT),
     (r"'ShardedVariable' object has no attribute", "Keras 3 cannot train split variables: leave `variable_partitioner` "
      f"out, use `partitioner` of `distlaunch train`, or {_LEGACY}"),
-    (r"has no attribute 'reset_states'", f"Keras 3 calls it `reset_state()`; or {_LEGACY}"),
+    (r"has no attribute 'reset_states'", f"write `reset_state()`, its name in Keras 3, or {_LEGACY}"),
     (r"A KerasTensor (cannot be used as input to a TensorFlow function|is symbolic)",
      f"between layers, use keras.ops with Keras 3 (keras.ops.mean for tf.reduce_mean); or {_LEGACY}"),
     (r"module '[\w.]*keras[\w.]*' has no attribute '(experimental|legacy|dtensor)'",

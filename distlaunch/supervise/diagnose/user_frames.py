@@ -20,7 +20,7 @@ _LIBRARY_FOLDERS = (
 
 
 def shortened(lines: Sequence[str], limit: int) -> list[str]:
-    """Return the lines from the first frame in the user's code on, in the last of several exceptions.
+    """Return the lines of the last exception, beginning with the first frame in the user's code.
 
     Return all lines if no frame is in the user's code.
 

@@ -155,7 +155,7 @@ def _print_event(event: Event) -> None:
 
 @contextlib.contextmanager
 def reporting_errors(view: View) -> Generator[None]:
-    """Report an error that ends the command to the view, and raise it again."""
+    """Report to the view an error that ends the command, and raise it again."""
     try:
         yield
     except StopRequested as asked:
