@@ -465,7 +465,9 @@ def test_what_helps_is_told(runner: Runner) -> None:
     code, _, err = runner("--workers", "2", runner.script(text))
     assert code == 3
     assert "AttributeError: 'Metric' object has no attribute 'reset_states'" in err
-    assert "hint  write `reset_state()`, its name in Keras 3, or install tf_keras and set TF_USE_LEGACY_KERAS=1\n" in err
+    assert (
+        "hint  write `reset_state()`, its name in Keras 3, or install tf_keras and set TF_USE_LEGACY_KERAS=1\n" in err
+    )
 
 
 def test_stop(runner: Runner) -> None:
