@@ -516,7 +516,8 @@ def _deviation(
     epsilon = float(ml_dtypes.finfo(expected.dtype).eps)
     wide = expected.astype(np.float64)
     change = 0.0 if before is None else _largest(wide - before.astype(np.float64))
-    own_noise = max((_largest(other.astype(np.float64) - wide) for other in noise), default=0.0)
+    noises = [_largest(other.astype(np.float64) - wide) for other in noise]
+    own_noise = max(filter(math.isfinite, noises), default=0.0)
     allowed = max(_UPDATE_TOLERANCE * change, _ROUNDINGS * epsilon * _largest(wide), NOISE_FACTOR * own_noise)
     same = (ours == expected) | (np.isnan(wide) & np.isnan(ours.astype(np.float64)))
     same |= False if known is None else ~known

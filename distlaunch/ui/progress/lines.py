@@ -85,9 +85,9 @@ def numbers_text(events: Sequence[NumbersChecked]) -> str:
     if equal:
         largest = max(event.deviation for event in equal)
         how = f"{largest:.0e}".replace("e-0", "e-") if largest else "exactly"
-        of = "" if equal[0].reference == "Keras" else " of distlaunch"
+        other = "" if equal[0].reference == "Keras" else "distlaunch's own program on "
         verb = "equals" if len(equal) == 1 and not equal[0].part.startswith("steps") else "equal"
-        found.append(f"{joined([event.part for event in equal])} {verb} one device{of} ({how})")
+        found.append(f"{joined([event.part for event in equal])} {verb} {other}one device ({how})")
     for event in events:
         if event.status == "differs":
             hint = "`distlaunch verify` looks for the cause"
