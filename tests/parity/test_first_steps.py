@@ -32,7 +32,7 @@ MIRRORED = {"kind": "mirrored", "replicas": 2}
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a run has sent to the process, and the events that it has reported by itself."""
+    """Messages that a run has sent to the process, and events that the run has reported by itself."""
 
     messages: list[tuple[Any, process.Part, Setup]]
     events: list[NumbersChecked]

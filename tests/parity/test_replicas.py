@@ -109,7 +109,7 @@ def test_what_optimizers_do_now_and_then(name, one_device, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", list(EPSILON))
 def test_the_rule_for_mixed_precision_catches_a_fault(precision, monkeypatch, virtual_devices):
-    """As below: even with the rounding of 16 bits, a mean of means is found."""
+    """A mean of means is found even with the rounding of 16 bits."""
     from distlaunch.strategies.replica.share import ReplicaShare
 
     raw = {**CASES["mlp sgd, uneven"], "precision": precision}

@@ -216,7 +216,7 @@ def test_a_part_that_no_file_has_is_noticed(tmp_path: Path) -> None:
 
 
 def test_without_every_part_nothing_is_committed(job: Job) -> None:
-    """As if the other process was killed: the chief gives up, and a later attempt removes the unfinished files."""
+    """If the other process is killed, the chief gives up, and a later attempt removes the unfinished files."""
     writers = job.agreed()
     with pytest.raises(OSError, match="other processes have not written"):
         job.save(writers, ranks=(0,))

@@ -299,17 +299,18 @@ class StepsCheck(NoCheck):
         parts = self._rows_of("validation", 0)
         if self._process is not None and parts is not None:
             spec = self._validation_recorder.spec
-            if self._is_augmented(read_batch(spec, parts)):
+            if self._is_augmented(parts):
                 verdict = Verdict(differences=("the rows (they are augmented; `data.augment` is for training)",))
                 self._process.add_verdict(verdict, Part("validation"))
             self._process.send(BatchEvaluated(before, spec, parts, scalars(logs)), Part("validation"), self._setup())
         self._meet_if_strict()
 
-    def _is_augmented(self, batch: Batch) -> bool:
+    def _is_augmented(self, parts: list[Rows]) -> bool:
         """Return whether `data.augment` has changed the rows of a validation batch."""
         validation, data = self._subject.validation, self._subject.config.data
         if data.augment is None or data.gives_context or validation is None:
             return False
+        batch = read_batch(self._validation_recorder.spec, parts)
         plain, again = (validation.first_rows(int(num_rows(batch))) for _ in range(2))
         # data that is different each time it is read cannot be compared
         return _are_equal(plain, again) and not _are_equal(plain, batch)
@@ -387,7 +388,7 @@ class _RowStore:
     """
 
     def __init__(self, subject: Subject, *, in_files: bool) -> None:
-        self._strategy, self._task = subject.strategy, subject.files.name
+        self._strategy = subject.strategy
         self._in_files, self._folder = in_files, _rows_folder(subject.files)
         self._is_process_local = subject.config.data.gives_context
         self._lock = threading.Lock()
@@ -446,9 +447,11 @@ class _RowStore:
         return found
 
     def _exchange(self, own: list[Rows]) -> list[Rows]:
-        """Send rows to all tasks, and return those of the other tasks."""
+        """Send rows to the chief, and return those of the other tasks there."""
         sent = [] if self._strategy.is_chief else [base64.b85encode(rows.to_bytes()).decode() for rows in own]
         received = self._strategy.gather(json.dumps(sent))
+        if not self._strategy.is_chief:
+            return []
         return [
             Rows.from_bytes(base64.b85decode(rows)) for message in received.values() for rows in json.loads(message)
         ]
