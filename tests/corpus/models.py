@@ -247,6 +247,20 @@ class OwnSum(keras.Model):
         return 0.05 * ops.sum(ops.square(y - y_pred))
 
 
+def set_loss(of_all_rows: bool) -> keras.Model:
+    """Return a model with a loss that is set on the model, not on its class."""
+    model = compiled(net())
+    keras_loss: Any = model.compute_loss
+
+    def compute_loss(x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        if of_all_rows:
+            return keras_loss(x, y, y_pred, sample_weight) + ops.mean(ops.abs(y_pred))
+        return keras_loss(x, y[:-1], y_pred[:-1], None)
+
+    model.compute_loss = compute_loss
+    return model
+
+
 class OwnMetrics(keras.Model):
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         results = super().compute_metrics(x, y, y_pred, sample_weight)
@@ -659,6 +673,8 @@ CASES: dict[str, Case] = {
     "own term": Case(own(OwnTerm, "mse"), table),
     "own root": Case(own(OwnRoot, "mse"), table),
     "own sum": Case(own(OwnSum), table),
+    "set on the model": Case(lambda: set_loss(of_all_rows=True), table),
+    "set, without a row": Case(lambda: set_loss(of_all_rows=False), table),
     "own metrics": Case(own(OwnMetrics, "mse", metrics=["mae"]), table),
     "largest": Case(lambda: compiled(net(), metrics=[Largest(), "mae"]), table),
     "largest, as a variable": Case(lambda: compiled(net(), metrics=[Shown()]), table, validates=False),
