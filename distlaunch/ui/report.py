@@ -31,7 +31,7 @@ def print_summary(console: Console, state: ProgressState, result: AttemptResult)
     outcome = result.outcome
     table.add_row("status", Text(outcome.status, style=STATUS_STYLES[outcome.status]))
     table.add_row("run", display_path(result.plan.run_dir))
-    for name, value in _facts(state):
+    for name, value in _facts(state, outcome.failure.reason if outcome.failure else ""):
         table.add_row(name, value)
     if outcome.status in ("stopped", "interrupted") and result.plan.mode == "train" and result.resumable:
         table.add_row("next", _resume_command(result) + _note_without_checkpoint(result))
@@ -151,7 +151,7 @@ def _resume_command(result: AttemptResult) -> str:
     return f"distlaunch train {display_path(run.path)} --resume"
 
 
-def _facts(state: ProgressState) -> list[tuple[str, str]]:
+def _facts(state: ProgressState, failure: str) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     if state.now.training is not None:
         rows += [("strategy", training_start(state.now.training)), ("trained", _trained(state))]
@@ -163,8 +163,8 @@ def _facts(state: ProgressState) -> list[tuple[str, str]]:
         rows.append(("data", data_source(state.data)))
     if state.skipped:
         rows.append(("left out", skipped(state.skipped)))
-    if state.numbers:
-        rows.append(("numbers", numbers_text(state.numbers)))
+    if numbers := numbers_text(state.numbers, failure):
+        rows.append(("numbers", numbers))
     if state.checkpoints:
         saved = state.checkpoints[-1]
         rows.append(("checkpoint", f"{display_path(saved.path)} ({words.size(saved.num_bytes)})"))

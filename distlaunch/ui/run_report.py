@@ -63,9 +63,10 @@ def _head(report: RunReport) -> list[tuple[str, str, str]]:
         rows.append(("data", data_source(report.data), ""))
     if report.skipped:
         rows.append(("left out", skipped(report.skipped), "yellow"))
-    if report.numbers:
+    failure = failed[-1].reason if report.status == "failed" and failed else ""
+    if numbers := numbers_text(report.numbers, failure):
         differs = any(event.status == "differs" for event in report.numbers)
-        rows.append(("numbers", numbers_text(report.numbers), "red" if differs else ""))
+        rows.append(("numbers", numbers, "red" if differs else ""))
     if report.timed:
         rows.append(("steps", _step_times(report), ""))
     if slow := find_bottleneck(report.timed):

@@ -78,8 +78,12 @@ def _numbers(event: NumbersChecked) -> Text | None:
     )
 
 
-def numbers_text(events: Sequence[NumbersChecked]) -> str:
-    """Return words about the parts of a run that were compared with one device: `steps 1-3 equal one device (2e-7)`."""
+def numbers_text(events: Sequence[NumbersChecked], failure: str = "") -> str:
+    """Return words about the parts of a run that were compared with one device: `steps 1-3 equal one device (2e-7)`.
+
+    Args:
+        failure: why the run failed; a difference that it names is left out.
+    """
     equal = [event for event in events if event.status == "equal"]
     found: list[str] = []
     if equal:
@@ -89,7 +93,7 @@ def numbers_text(events: Sequence[NumbersChecked]) -> str:
         verb = "equals" if len(equal) == 1 and not equal[0].part.startswith("steps") else "equal"
         found.append(f"{joined([event.part for event in equal])} {verb} {other}one device ({how})")
     for event in events:
-        if event.status == "differs":
+        if event.status == "differs" and event.message not in failure:
             hint = "`distlaunch verify` looks for the cause"
             found.append(f"not the numbers of {event.reference} on one device in {event.message}; {hint}")
         elif event.status == "documented":
