@@ -15,10 +15,12 @@ import pytest
 from distlaunch.base.events import Event, NumbersChecked
 from distlaunch.base.process import Process
 from distlaunch.base.run_dir import RunDir
+from distlaunch.checkpoints import optimizer_changes
 from distlaunch.cluster.spec import Task
 from distlaunch.cluster.tf_config import IS_CHECK
 from distlaunch.config.run import RunConfig
 from distlaunch.data import source
+from distlaunch.training import loop
 from distlaunch.training.first_steps import process
 from distlaunch.training.first_steps.messages import Setup, Verdict
 from distlaunch.training.first_steps.process import CheckProcess
@@ -28,6 +30,10 @@ from tests.parity.planted_faults import BATCH, FAULTS
 
 HERE = "tests.parity.planted_faults"
 MIRRORED = {"kind": "mirrored", "replicas": 2}
+SERVERS = {
+    "strategy": {"kind": "parameter_server"},
+    "cluster": {"workers": 2, "ps": 1, "hosting": "in_process"},
+}
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class Recorded:
 
 
 def record(folder: Path, **changes: Any) -> Recorded:
-    """Train on two replicas."""
+    """Train on two replicas, unless `changes` has another strategy."""
     sent: list[tuple[Any, process.Part, Setup]] = []
     events: list[Event] = []
     raw = {
@@ -84,6 +90,32 @@ def test_a_healthy_model_is_equal(healthy: Recorded) -> None:
 @pytest.mark.parametrize("train", [{"loop": "custom"}, {"callbacks": [{"name": "TerminateOnNaN"}]}])
 def test_a_run_in_another_way_is_equal(train: dict[str, Any], tmp_path: Path) -> None:
     assert_equal(record(tmp_path, train=train).verdicts(), "distlaunch" if "loop" in train else "Keras")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("virtual_devices")
+def test_a_learning_rate_changed_for_a_resume_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(epochs: int, rate: float) -> Verdict:
+        compiled = {"optimizer": {"name": "SGD", "args": {"learning_rate": rate}}}
+        changes = {"train": {"epochs": epochs}, "checkpoint": {"every_steps": 1}}
+        return next(iter(record(tmp_path, compile=compiled, **changes).verdicts().values()))
+
+    assert train(1, 0.1).is_equal
+    assert train(2, 0.05).is_equal
+    assert train(3, 0.05).is_equal
+    # the fault: the checkpoint's rate is used
+    monkeypatch.setattr(
+        loop, "carry_over", lambda model, old, now, *rest: optimizer_changes.carry_over(model, old, old, *rest)
+    )
+    assert "the learning rate (0.05 instead of 0.025)" in train(4, 0.025).differences
+
+
+@pytest.mark.slow
+def test_steps_of_workers_with_parameter_servers_are_compared(tmp_path: Path) -> None:
+    recorded = record(tmp_path, **SERVERS)
+    assert_equal(recorded.verdicts(), "Keras")
+    for fault, words in FAULTS.items():
+        assert recorded.verdicts(fault)["first 1"].differences, words
 
 
 def assert_equal(found: dict[str, Verdict], reference: str) -> None:

@@ -30,6 +30,7 @@ STRATEGIES = {
     "multi_worker_mirrored": ("strategy={kind: multi_worker_mirrored}", "cluster.workers=2"),
     "dtensor": ("strategy={kind: dtensor, mesh: {batch: 2}}",),
     "jax": ("strategy={kind: jax, mesh: {batch: 2}}",),
+    "parameter_server": ("strategy={kind: parameter_server}", "cluster={workers: 2, ps: 1}"),
 }
 
 

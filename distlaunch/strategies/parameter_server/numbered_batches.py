@@ -142,8 +142,8 @@ class WorkerReaders:
     def first_pass(self, worker: int) -> FirstPass:
         return self._readers[worker].first_pass if worker in self._readers else FirstPass()
 
-    def as_offered_split(self, split: Split, length: int | None) -> OfferedSplit:
-        return OfferedSplit(self.read, length, split.describe, self.first_pass)
+    def as_offered_split(self, split: Split, length: int | None, *, keeps_last: bool = False) -> OfferedSplit:
+        return OfferedSplit(self.read, length, split.describe, self.first_pass, keeps_last)
 
 
 def offer_splits(
@@ -155,13 +155,16 @@ def offer_splits(
         context: with `data.sharding: function`, the worker whose data the splits are.
     """
     length = None if config.data.sharding == "function" else train.num_batches
-    offer("train", _train_readers(config, splits, train, context).as_offered_split(train, length))
+    is_checked = config.train.check != "off"
+    readers = _train_readers(config, splits, train, context)
+    offer("train", readers.as_offered_split(train, length, keeps_last=is_checked))
     ordered = train.in_order()
     once = WorkerReaders(lambda _: Reader(ordered, once=True), timed=False)
     offer("train:once", once.as_offered_split(ordered, ordered.num_batches))
     if validation is not None:
         readers = WorkerReaders(lambda _: Reader(validation, once=True), timed=False)
-        offer("validation:once", readers.as_offered_split(validation, validation.num_batches))
+        own = readers.as_offered_split(validation, validation.num_batches, keeps_last=is_checked)
+        offer("validation:once", own)
 
 
 def _train_readers(config: RunConfig, splits: Splits, train: Split, context: WorkerContext | None) -> WorkerReaders:

@@ -23,6 +23,7 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.data.batches import Source
 from distlaunch.data.graph_clock import now, read_timed, time_row, time_rows
+from distlaunch.data.recorded_rows import Rows
 from distlaunch.patches.keras_private import raw_counter, replaced_values
 from distlaunch.strategies.coordination import Vote
 from distlaunch.strategies.final_weights import set_final_weights
@@ -35,6 +36,7 @@ from distlaunch.strategies.parameter_server.worker_batches import (
     check_data,
     fetch,
     first_pass,
+    last_batch,
     read_failure,
     report_times,
     send_times,
@@ -172,6 +174,10 @@ class CoordinatorProgram(Program):
                 hooked.end(at, self._test_logs(totals, last))
             at += wanted
         return self._test_logs(totals, last)
+
+    def last_batch(self, source: Source, number: int, max_bytes: int) -> Rows | None:
+        """Return a batch that a worker has just read; see `worker_batches.last_batch`."""
+        return last_batch(source, number, self._num_workers, max_bytes)
 
     def _distribute_blocks(self, call: Any, source: Source, first: int, num_steps: int, size: int) -> list[Block]:
         """Distribute a range of batches in blocks to the workers, and wait until all blocks are done."""

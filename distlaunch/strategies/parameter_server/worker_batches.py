@@ -8,6 +8,7 @@ generators can be used.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -22,6 +23,7 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.data.batches import Batch, Source, num_rows
 from distlaunch.data.differences import REASONS, FirstPass, check_passes, describe_duplicates, different_data, kind_of
+from distlaunch.data.recorded_rows import Rows
 from distlaunch.patches.tensorflow_py_function import answer
 from distlaunch.strategies.step_times import StepTimes
 
@@ -38,19 +40,23 @@ class OfferedSplit:
         num_batches: number of batches; None if unknown.
         describe: returns the data's description, see `data/fingerprints.py`.
         first_pass: function of a worker index that returns what the worker's reader knows about its data's length.
+        keeps_last: whether the last batch that each worker has read is kept for `last_batch`.
     """
 
     read: Read
     num_batches: int | None
     describe: Callable[[], str]
     first_pass: Callable[[int], FirstPass] = lambda _: FirstPass()
+    keeps_last: bool = False
 
 
 # the same in all processes
 _TOKEN, _DATA_TOKEN, _TIMES_TOKEN = "distlaunch_batch", "distlaunch_data", "distlaunch_times"
-_PASS_TOKEN = "distlaunch_pass"
+_PASS_TOKEN, _LAST_TOKEN = "distlaunch_pass", "distlaunch_last"
 _UNKNOWN = -1
 _readers: dict[str, OfferedSplit] = {}
+_last: dict[tuple[str, int], tuple[int, Batch]] = {}
+"""The last batch and its number, by split and worker."""
 _lock = threading.Lock()
 _failed: list[Exception] = []
 _on_failure: list[Callable[[Exception], None]] = []
@@ -66,6 +72,7 @@ def offer(split: str, what: OfferedSplit) -> None:
         answer(_DATA_TOKEN, _describe_data)
         answer(_TIMES_TOKEN, _receive_times)
         answer(_PASS_TOKEN, _first_pass)
+        answer(_LAST_TOKEN, _last_batch)
 
 
 def offered_split(split: str) -> OfferedSplit:
@@ -190,6 +197,22 @@ def batch_spec(elements: Any, load: Callable[[Any], Batch]) -> Any:
     return elements.map(lambda *parts: load(parts[0] if len(parts) == 1 else parts)).element_spec
 
 
+def last_batch(source: Source, number: int, num_workers: int, max_bytes: int) -> Rows | None:
+    """Return a batch from the worker that has read it, if it is the last batch that the worker has read.
+
+    Args:
+        number: number of the batch.
+        max_bytes: size of the largest batch that is sent; the rows of a larger one have no leaves.
+    """
+    for worker in range(num_workers):
+        with contextlib.suppress(tf.errors.OpError), tf.device(f"/job:worker/task:{worker}"):
+            asked = [tf.constant(source.name), *(tf.constant(each, tf.int64) for each in (worker, number, max_bytes))]
+            [sent] = tf.raw_ops.PyFunc(input=asked, token=_LAST_TOKEN, Tout=[tf.string])
+            if content := sent.numpy():
+                return Rows.from_bytes(content)
+    return None
+
+
 def _describe_data(split: Any) -> bytes:
     found = offered_split(_text(split))
     return json.dumps([found.num_batches, found.describe(), f"{socket.gethostname()}:{os.getpid()}"]).encode()
@@ -203,6 +226,17 @@ def _receive_times(rows: np.ndarray) -> None:
 def _first_pass(split: Any, worker: np.ndarray) -> np.ndarray:
     seen = offered_split(_text(split)).first_pass(int(worker))
     return np.array([_UNKNOWN if seen.length is None else seen.length, seen.read], np.int64)
+
+
+def _last_batch(split: Any, worker: np.ndarray, number: np.ndarray, max_bytes: np.ndarray) -> bytes:
+    at, batch = _last.get((_text(split), int(worker)), (None, None))
+    if at != int(number):
+        return b""
+    rows = int(num_rows(batch))
+    leaves = tf.nest.flatten(batch, expand_composites=True)
+    serialized = tuple(bytes(tf.io.serialize_tensor(leaf).numpy()) for leaf in leaves)
+    too_large = sum(map(len, serialized)) > int(max_bytes)
+    return Rows(at, 0, rows, rows, () if too_large else serialized).to_bytes()
 
 
 def _text(value: Any) -> str:
@@ -223,6 +257,8 @@ def _read(split: Any, worker: np.ndarray, number: np.ndarray, length: np.ndarray
             _on_failure[0](error)
             threading.Event().wait()  # `_on_failure` ends this process
         raise
+    if found.keeps_last:
+        _last[name, int(worker)] = int(number), batch
     return [np.int64(num_rows(batch)), *(np.asarray(part) for part in tf.nest.flatten(batch, expand_composites=True))]
 
 

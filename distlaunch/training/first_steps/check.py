@@ -17,7 +17,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +36,8 @@ from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Batch, Source, num_rows
 from distlaunch.data.recorded_rows import RowRecorder, Rows, read_batch
 from distlaunch.data.source import Split
+from distlaunch.strategies.parameter_server.program import CoordinatorProgram
+from distlaunch.strategies.parameter_server.worker_batches import batch_spec
 from distlaunch.strategies.protocol import BatchHooks, Logs, Program, Strategy
 from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import state_variables
@@ -138,11 +140,6 @@ def start_check(subject: Subject, start: Progress) -> NoCheck:
         return NoCheck()
     digest = subject.digest()
     is_chief = subject.strategy.is_chief
-    if subject.config.strategy.has_coordinator:
-        if is_chief and not _was_reported(subject.events, digest):
-            reason = "the workers of parameter servers read and update without waiting for each other"
-            subject.emit(NumbersChecked(status="unchecked", message=reason, subject=digest))
-        return NoCheck()
     reason = _why_not(subject, digest) if is_chief else None
     answer = "" if reason is None else "no"
     if is_chief and reason is None:
@@ -190,7 +187,8 @@ class StepsCheck(NoCheck):
 
     def __init__(self, subject: Subject, digest: str, start: Progress, *, in_files: bool) -> None:
         config = subject.config
-        self._subject, self._digest, self._is_fresh = subject, digest, start.step == 0
+        self._subject, self._digest = subject, digest
+        self._built_rates = _built_rates(subject.optimizers, start)
         self._began, self._first_step = time.monotonic(), start.step
         uneven = _first_uneven(subject.train, config, start)
         self._indices = {*range(FIRST_STEPS), *([uneven] if uneven is not None else [])}
@@ -200,9 +198,10 @@ class StepsCheck(NoCheck):
         self._before: State | None = None
         self._after: State | None = None
         self._validated = False
-        self._rows = _RowStore(subject, in_files=in_files)
-        self._recorder = RowRecorder(self._indices, self._rows.keeper("train"))
-        self._validation_recorder = RowRecorder({0}, self._rows.keeper("validation"))
+        if isinstance(subject.program, CoordinatorProgram):
+            self._rows = _WorkerRows(subject.program)
+        else:
+            self._rows = _RowStore(subject, in_files=in_files)
         self._process = None
         if subject.strategy.is_chief:
             self._process = CheckProcess(
@@ -212,15 +211,15 @@ class StepsCheck(NoCheck):
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
             self._process.close()
-        self._rows.remove()
+        shutil.rmtree(_rows_folder(self._subject.files), ignore_errors=True)
 
     def recorded(self, source: Source, at: Progress) -> Source:
         """Return the training data with the rows of compared steps recorded when they are read."""
-        return replace(source, record=self._recorder.record) if at.step == self._first_step else source
+        return self._rows.record("train", source, self._indices) if at.step == self._first_step else source
 
     def recorded_validation(self, source: Source) -> Source:
         """Return the validation data, whose first batch is recorded."""
-        return replace(source, record=self._validation_recorder.record)
+        return self._rows.record("validation", source, {0})
 
     def steps_until_due(self, step: int) -> int | None:
         """Return the number of steps until a step that is compared begins or ends; None if there is none."""
@@ -256,7 +255,7 @@ class StepsCheck(NoCheck):
                 before, self._after, parts, scalars(logs),
                 rows_in_epoch=(at.step_in_epoch - 1) * self._subject.config.data.batch + rows,
                 is_first=index == 0,
-                has_built_rates=index == 0 and self._is_fresh and self._may_share,
+                built_rates=self._built_rates if index == 0 and self._may_share else (),
             )  # fmt: skip
             self._process.send(taken, Part("first" if index < FIRST_STEPS else "uneven", at.step, rows), self._setup())
         self._meet_if_strict()
@@ -298,7 +297,7 @@ class StepsCheck(NoCheck):
     def _send_validation(self, before: State, logs: Logs) -> None:
         parts = self._rows_of("validation", 0)
         if self._process is not None and parts is not None:
-            spec = self._validation_recorder.spec
+            spec = self._rows.spec("validation")
             if self._is_augmented(parts):
                 verdict = Verdict(differences=("the rows (they are augmented; `data.augment` is for training)",))
                 self._process.add_verdict(verdict, Part("validation"))
@@ -310,7 +309,7 @@ class StepsCheck(NoCheck):
         validation, data = self._subject.validation, self._subject.config.data
         if data.augment is None or data.gives_context or validation is None:
             return False
-        batch = read_batch(self._validation_recorder.spec, parts)
+        batch = read_batch(self._rows.spec("validation"), parts)
         plain, again = (validation.first_rows(int(num_rows(batch))) for _ in range(2))
         # data that is different each time it is read cannot be compared
         return _are_equal(plain, again) and not _are_equal(plain, batch)
@@ -351,7 +350,7 @@ class StepsCheck(NoCheck):
     def _setup(self) -> Setup:
         subject = self._subject
         return Setup(
-            subject.config, self._recorder.spec, subject.optimizers, has_replicas=subject.has_replicas,
+            subject.config, self._rows.spec("train"), subject.optimizers, has_replicas=subject.has_replicas,
             on_gpu=_computes_on_gpu(subject.config),
             memory_limit=int(psutil.virtual_memory().available * _MEMORY_SHARE),
         )  # fmt: skip
@@ -365,6 +364,18 @@ def _first_uneven(train: Split, config: RunConfig, start: Progress) -> int | Non
     return batches - 1 - start.step_in_epoch if start.pending_logs is None else batches - 1
 
 
+def _built_rates(optimizers: Sequence[Mapping[str, Any]], start: Progress) -> list[str]:
+    """Return the names of optimizers that begin with the learning rate of the config or of the user's code.
+
+    After a resume, these are the ones for which it has changed; the others may keep a rate that training had changed.
+    """
+    now = {f"{one['word']}/{one['name']}": one["values"].get("learning_rate") for one in optimizers}
+    if start.step == 0:
+        return [*now]
+    before = {f"{one['word']}/{one['name']}": one["values"].get("learning_rate") for one in start.optimizers}
+    return [name for name, rate in now.items() if name in before and before[name] != rate]
+
+
 def _are_equal(one: Batch, other: Batch) -> bool:
     leaves = zip(*(tf.nest.flatten(batch, expand_composites=True) for batch in (one, other)), strict=True)
     return all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in leaves)
@@ -376,6 +387,36 @@ def _computes_on_gpu(config: RunConfig) -> bool:
     import jax
 
     return jax.default_backend() != "cpu"
+
+
+class _WorkerRows:
+    """The rows that workers of parameter servers have read, for the coordinator, which reads none itself.
+
+    A compared step is a call of its own. So one worker takes it, and its last batch is that of the step.
+    """
+
+    def __init__(self, program: CoordinatorProgram) -> None:
+        self._program = program
+        self._sources: dict[str, Source] = {}
+        self._specs: dict[str, Any] = {}
+
+    def record(self, kind: str, source: Source, indices: Collection[int]) -> Source:
+        del indices
+        self._sources[kind] = source
+        return source
+
+    def spec(self, kind: str) -> Any:
+        if kind not in self._specs:
+            source = self._sources[kind]
+            self._specs[kind] = batch_spec(source.elements, source.load)
+        return self._specs[kind]
+
+    def take(self, kind: str, index: int) -> list[Rows] | str:
+        source = self._sources[kind]
+        rows = self._program.last_batch(source, source.first + index, _MAX_BATCH_BYTES)
+        if rows is None:
+            return "the worker that has taken the step does not answer"
+        return [rows] if rows.leaves else _too_large(_MAX_BATCH_BYTES)
 
 
 class _RowStore:
@@ -393,11 +434,29 @@ class _RowStore:
         self._is_process_local = subject.config.data.gives_context
         self._lock = threading.Lock()
         self._kept: dict[tuple[str, int], dict[int, Rows]] = {}
+        self._taken: set[tuple[str, int]] = set()
+        self._recorders: dict[str, RowRecorder] = {}
 
-    def keeper(self, source: str) -> Callable[[Rows], None]:
-        """Return the function that keeps the rows of a source, `train` or `validation`."""
+    def record(self, kind: str, source: Source, indices: Collection[int]) -> Source:
+        """Return a source that records the rows of some of its batches.
+
+        Args:
+            kind: `train` or `validation`.
+            indices: indices of the batches, counted from the first one that is read.
+        """
+        self._recorders[kind] = RowRecorder(indices, self._keeper(kind))
+        return replace(source, record=self._recorders[kind].record)
+
+    def spec(self, kind: str) -> Any:
+        """Return the `tf.TypeSpec` structure of a batch."""
+        return self._recorders[kind].spec
+
+    def _keeper(self, kind: str) -> Callable[[Rows], None]:
+        taken = self._taken
 
         def keep(rows: Rows) -> None:
+            if (kind, rows.index) in taken:  # each evaluation reads the first batch again
+                return
             size = sum(map(len, rows.leaves))
             if size > (_MAX_BATCH_BYTES if self._in_files or self._strategy.is_chief else _MAX_SENT_BYTES):
                 rows = replace(rows, leaves=())
@@ -405,25 +464,26 @@ class _RowStore:
                 # before the step, which waits for all tasks; if it fails, the chief reports that rows are missing
                 with contextlib.suppress(OSError):
                     self._folder.mkdir(parents=True, exist_ok=True)
-                    name = f"{source}-{rows.index}-{rows.start}.npz"
+                    name = f"{kind}-{rows.index}-{rows.start}.npz"
                     temporary = self._folder / f".{name}"
                     temporary.write_bytes(rows.to_bytes())
                     temporary.replace(self._folder / name)
                 return
             with self._lock:
-                self._kept.setdefault((source, rows.index), {})[rows.start] = rows
+                self._kept.setdefault((kind, rows.index), {})[rows.start] = rows
 
         return keep
 
-    def take(self, source: str, index: int) -> list[Rows] | str:
+    def take(self, kind: str, index: int) -> list[Rows] | str:
         """Return the rows of a batch in their order, or the reason for which they are not known.
 
         Every task must call it; the result is for the chief only.
         """
         with self._lock:
-            kept = self._kept.pop((source, index), {})
+            kept = self._kept.pop((kind, index), {})
+            self._taken.add((kind, index))
         own = [kept[start] for start in sorted(kept)]
-        others = self._read_others(source, index) if self._in_files else self._exchange(own)
+        others = self._read_others(kind, index) if self._in_files else self._exchange(own)
         if self._is_process_local:
             found = [*own, *others]
         else:
@@ -434,14 +494,13 @@ class _RowStore:
             if not found or sum(part.rows for part in found) != found[0].total:
                 return "the rows of other tasks cannot be read on the chief's host"
         if any(not part.leaves for part in found):
-            limit = _MAX_BATCH_BYTES if self._in_files else _MAX_SENT_BYTES
-            return f"the rows of a step have more than {limit // _MIB} MiB in a task"
+            return _too_large(_MAX_BATCH_BYTES if self._in_files else _MAX_SENT_BYTES)
         return found
 
-    def _read_others(self, source: str, index: int) -> list[Rows]:
+    def _read_others(self, kind: str, index: int) -> list[Rows]:
         found = []
         if self._strategy.is_chief:
-            for path in sorted(self._folder.parents[1].glob(f"*/{self._folder.name}/{source}-{index}-*.npz")):
+            for path in sorted(self._folder.parents[1].glob(f"*/{self._folder.name}/{kind}-{index}-*.npz")):
                 with contextlib.suppress(OSError, ValueError, KeyError):
                     found.append(Rows.from_bytes(path.read_bytes()))
         return found
@@ -456,8 +515,9 @@ class _RowStore:
             Rows.from_bytes(base64.b85decode(rows)) for message in received.values() for rows in json.loads(message)
         ]
 
-    def remove(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+
+def _too_large(limit: int) -> str:
+    return f"the rows of a step have more than {limit // _MIB} MiB in a task"
 
 
 def _rows_folder(files: Path) -> Path:

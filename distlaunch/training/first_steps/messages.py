@@ -50,7 +50,7 @@ class StepTaken:
         rows_in_epoch: number of rows that these values are computed from.
         is_first: whether it is the first step of the attempt; the settings of the optimizers are compared only at this
             step.
-        has_built_rates: whether the learning rates are still those with which the optimizers were built.
+        built_rates: names of the optimizers whose learning rates are still those with which they were built.
     """
 
     before: State
@@ -59,7 +59,7 @@ class StepTaken:
     logs: Logs
     rows_in_epoch: int
     is_first: bool = False
-    has_built_rates: bool = False
+    built_rates: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

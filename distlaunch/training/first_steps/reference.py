@@ -57,12 +57,12 @@ from distlaunch.training.trials.recorder import nudge_weights
 _UPDATE_TOLERANCE = 1e-4
 """Deviation of a variable that is allowed in a step, relative to its largest change in that step."""
 _ROUNDINGS = 8
-"""Number of rounding errors of a variable's largest value that are allowed in a step."""
+"""Deviation of a variable that is allowed in a step, as a multiple of the rounding error of its largest value."""
 _GPU_FACTOR, _HALF_FACTOR = 100.0, 300.0
 """Factors of all tolerances for GPUs, which may multiply with 10 bits (TF32), and for types of 16 bits."""
 _NOISE_RUNS = 2
 _NOTABLE = 1e-2
-"""Smallest distance from 1 of the factor between all updates and those on one device for which it is reported."""
+"""The ratio of the updates to those on one device is reported if it differs from 1 by more than this."""
 _UNNAMED = re.compile(r"^([^/]+)/(?:.*/)?variable(?:_\d+)?$")
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -342,7 +342,7 @@ class Checker:
         logs, after = reference.step(taken.before, batch)
         noise = [reference.step(nudge_weights(taken.before, seed), batch) for seed in range(1, _NOISE_RUNS + 1)]
         found = list(self._settings(reference.model)) if taken.is_first else []
-        found += self._rates(reference, taken) if taken.has_built_rates else []
+        found += self._rates(reference, taken)
         has_other_settings = bool(found)
         deviation, differing = self._logs(taken.logs, logs, [own for own, _ in noise], taken.rows_in_epoch)
         found += differing
@@ -375,7 +375,7 @@ class Checker:
     def _rates(self, reference: Reference, taken: StepTaken) -> Iterator[str]:
         """Yield learning rates that differ from those of the model as it is compiled."""
         for name, expected in reference.rates.items():
-            got = taken.before.get(name)
+            got = taken.before.get(name) if name.rpartition("/")[0] in taken.built_rates else None
             if got is not None and not math.isclose(float(got), expected, rel_tol=1e-6):
                 yield f"the learning rate ({float(got):.6g} instead of {expected:.6g})"
 
