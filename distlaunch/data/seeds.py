@@ -12,7 +12,8 @@ from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Index
 from distlaunch.patches.tensorflow_shuffle import count_iterations
 
-_SEED_STEP = 1_000_003  # difference between the seeds of runs with neighbouring seeds; larger than any number of passes
+_SEED_STEP = 1_000_003
+"""Distance between the shuffle seeds of two runs whose `seed` differs by 1; larger than any number of passes."""
 
 
 def shuffle_numbers(numbers: tf.Tensor, seed: Any) -> tf.Tensor:

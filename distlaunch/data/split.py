@@ -30,7 +30,8 @@ class Batching:
 
     Attributes:
         rows: first dimension of all parts of the first element.
-        is_certain: whether the pipeline alone proves it. Otherwise the model's inputs must have one dimension less.
+        is_certain: whether the pipeline alone proves it. If false, the elements count as batches only if the model's
+            inputs have one dimension less.
         is_even: whether the next elements have the same first dimension.
     """
 
@@ -185,7 +186,7 @@ class Split(ABC):
         return self._with(_transforms=(*self._transforms, preprocessing))
 
     def with_check(self, check: Callable[[Batch], Batch]) -> Self:
-        """Return the split with a check of each batch at the end, which `in_order()` also has.
+        """Return the split with a check of each batch after the transformations so far; `in_order()` keeps the check.
 
         Args:
             check: see `Source.check`.

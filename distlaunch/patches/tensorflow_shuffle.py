@@ -1,4 +1,4 @@
-"""Makes a pipeline with its own shuffling begin any pass in the order of an uninterrupted run."""
+"""A pipeline that shuffles its own data can start at any pass, in the order that it has in an uninterrupted run."""
 
 from __future__ import annotations
 

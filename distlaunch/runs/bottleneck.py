@@ -17,7 +17,7 @@ models are that short."""
 _MIN_TIMED_S = 1.0
 """Smallest total time of steps, in seconds, for which the times are meaningful."""
 _SLOWER_FACTOR = 1.5
-"""Smallest factor between the values of a task and of the others for which the task is clearly slower."""
+"""A task counts as clearly slower if its value is more than this many times the median of the others."""
 _BUSY_FRACTION = 0.8
 """If a task computes for more than this fraction of the time of its cores, more threads would not help."""
 _BUSY_WITH_STEPS_FRACTION = 0.75

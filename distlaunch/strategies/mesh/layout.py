@@ -232,7 +232,7 @@ def proposed_rules(model: keras.Model, mesh: Mesh, whole: tuple[type, ...] = ())
 
 
 def _leaf_layers(layer: Any) -> Iterator[Any]:
-    """Yield layers without sublayers, in order, and attention layers without their sublayers."""
+    """Yield, in order, each layer that has no sublayers, and each attention layer as a whole (not its sublayers)."""
     for part in layer.layers if hasattr(layer, "layers") else layers_directly_in(layer):
         if isinstance(part, keras.layers.MultiHeadAttention) or not layers_directly_in(part):
             yield part
