@@ -224,6 +224,22 @@ def itself() -> dict[str, Any]:
     return {name: (x, x) for name, (x, _) in table().items()}
 
 
+def masked_batch_norm() -> keras.Model:
+    embed = [layers.Input((7,), dtype="int32"), layers.Embedding(12, 6, mask_zero=True)]
+    norm = layers.BatchNormalization(momentum=0.8, synchronized=True)
+    return compiled(keras.Sequential([*embed, norm, layers.GlobalAveragePooling1D(), layers.Dense(1)]))
+
+
+def totals() -> dict[str, Any]:
+    return {name: (x, x.sum(1, keepdims=True).astype("float32") / 30) for name, (x, _) in sequences().items()}
+
+
+def spectral() -> keras.Model:
+    """The layer estimates the largest singular value in each step, from the same weights in all replicas."""
+    hidden = layers.SpectralNormalization(layers.Dense(8, "tanh"), power_iterations=2)
+    return compiled(keras.Sequential([layers.Input((6,)), hidden, layers.Dense(1)]))
+
+
 # overridden compute_loss and compute_metrics
 
 
@@ -663,6 +679,8 @@ CASES: dict[str, Case] = {
     "sum reduction": Case(squares("sum"), table),
     "no reduction": Case(squares(None), table),
     "masked tokens": Case(masked_sequence, sequences, skips=RECURRENT),
+    "masked batch norm": Case(masked_batch_norm, totals),
+    "spectral normalization": Case(spectral, table, skips={"dtensor": "DTensor cannot run it, and the run says so"}),
     "weights": Case(lambda: compiled(net(), "mse", weighted_metrics=["mae"]), weighted_table),
     "two outputs, scalar and rows": Case(lambda: two_outputs({"a": scalar_root, "b": "mae"}), two_targets),
     "two outputs, sum and mean": Case(lambda: two_outputs({"a": scalar_sum, "b": scalar_mean}), two_targets),

@@ -87,6 +87,12 @@ def test_a_healthy_model_is_equal(healthy: Recorded) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("virtual_devices")
+def test_scaled_losses_of_16_bits_are_equal(tmp_path: Path) -> None:
+    assert_equal(record(tmp_path, precision="mixed_float16").verdicts(), "Keras")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("virtual_devices")
 @pytest.mark.parametrize("train", [{"loop": "custom"}, {"callbacks": [{"name": "TerminateOnNaN"}]}])
 def test_a_run_in_another_way_is_equal(train: dict[str, Any], tmp_path: Path) -> None:
     assert_equal(record(tmp_path, train=train).verdicts(), "distlaunch" if "loop" in train else "Keras")

@@ -23,6 +23,7 @@ _LOSSES = "keras.src.losses.loss"
 _COMPILE_LOSS = "keras.src.trainers.compile_utils.CompileLoss"
 _TRAINER = "keras.src.backend.tensorflow.trainer.TensorFlowTrainer"
 _NN = "keras.src.backend.tensorflow.nn"
+_BATCH_NORM = "keras.layers.BatchNormalization"
 _SAME_RANK = Symbol(f"{_LOSSES}.squeeze_or_expand_to_same_rank", "(x1, x2, expand_rank_1=True)")
 
 PATCH = Patch(
@@ -40,10 +41,12 @@ PATCH = Patch(
         Symbol(f"{_TRAINER}._compute_loss", "(self, x=None, y=None, y_pred=None, sample_weight=None, training=True)"),
         Symbol("keras.Layer._get_own_losses", "(self)"),
         Symbol(f"{_NN}._compute_moments_sync", "(x, axes, keepdims)"),
+        Symbol(f"{_BATCH_NORM}._moments", "(self, inputs, mask)"),
     ),
     why="Keras divides a replica's mean loss by the number of replicas, which is correct only if all replicas have "
     "the same number of rows. It divides a masked or weighted mean by the replica's sum of the mask or weights, not by "
-    "the sum over all rows, and adds a loss that is already a scalar once for each replica.",
+    "the sum over all rows, and adds a loss that is already a scalar once for each replica. It synchronizes BatchNorm only "
+    "without a mask.",
     until="Keras weights a replica's loss by its share of the global batch.",
 )
 
@@ -59,6 +62,7 @@ def install() -> None:
     _replace_added_losses()
     _replace_total()
     _replace_moments()
+    _replace_masked_moments()
 
 
 def _replace_scaling() -> None:
@@ -279,3 +283,32 @@ def _replace_moments() -> None:
         return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
 
     nn._compute_moments_sync = moments_of_rows
+
+
+def _replace_masked_moments() -> None:
+    batch_norm = internal(_BATCH_NORM)
+    moments = batch_norm._moments
+
+    def moments_of_rows(self: Any, inputs: Any, mask: Any) -> Any:
+        share = current_replica_share()
+        is_local = share is None or share.has_all_rows or tf.distribute.get_replica_context() is None
+        if mask is None or not self.synchronized or is_local:
+            return moments(self, inputs, mask)
+        counted = tf.broadcast_to(tf.cast(mask, tf.bool)[..., tf.newaxis], tf.shape(inputs))
+
+        def over_replicas(values: Any) -> Any:
+            masked = tf.where(counted, values, tf.zeros_like(values))
+            return share.sum_over_replicas(
+                zero_without_rows(tf.reduce_sum(masked, self._reduction_axes, keepdims=True))
+            )
+
+        # the formula of Keras for one device
+        count = over_replicas(tf.ones_like(inputs)) + keras.config.epsilon()
+        mean = over_replicas(inputs) / count
+        variance = over_replicas(tf.square(inputs - mean)) / count
+        if share.trial is not None:
+            # as without a mask
+            mean, variance = tf.stop_gradient(mean), tf.stop_gradient(variance)
+        return tf.squeeze(mean), tf.squeeze(variance)
+
+    batch_norm._moments = moments_of_rows
