@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import types
+from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.patches.keras_private import layers_of
@@ -19,6 +23,37 @@ def synchronize_batch_norm(model: keras.Model) -> None:
     """Make BatchNormalization use the statistics of the whole batch. Call it before a step is traced."""
     for layer in filter(_normalizes_per_replica, layers_of(model)):
         layer.synchronized = True
+
+
+def normalize_in_parts(model: keras.Model, rows: Sequence[int]) -> None:
+    """Make the layers of `replica_batch_norms` compute on one device what they compute on replicas.
+
+    Each part of a batch is normalized with its own statistics, and the moving averages are those of the first part.
+
+    Args:
+        rows: number of rows of each replica. If a layer's input has another number, such as rows times steps of
+            `TimeDistributed`, its parts have the same proportions.
+    """
+    bounds = [0, *itertools.accumulate(rows)]
+
+    def call_in_parts(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        call = type(self).call
+        if not training:
+            return call(self, inputs, training=training, mask=mask)
+        per_row = tf.shape(inputs)[0] // bounds[-1]
+        averages = [self.moving_mean, self.moving_variance]
+        found, kept = [], []
+        for start, stop in itertools.pairwise(bounds):
+            own = slice(start * per_row, stop * per_row)
+            found.append(call(self, inputs[own], training=True, mask=None if mask is None else mask[own]))
+            # the other parts change the averages too
+            kept = kept or [tf.identity(variable.value) for variable in averages]
+        for variable, value in zip(averages, kept, strict=True):
+            variable.assign(value)
+        return tf.concat(found, 0)
+
+    for layer in filter(_normalizes_per_replica, layers_of(model)):
+        object.__setattr__(layer, "call", types.MethodType(call_in_parts, layer))
 
 
 def check_batch_norm(model: keras.Model) -> None:

@@ -43,11 +43,11 @@ class Recorded:
     messages: list[tuple[Any, process.Part, Setup]]
     events: list[NumbersChecked]
 
-    def verdicts(self, fault: str = "") -> dict[str, Verdict]:
+    def verdicts(self, fault: str = "", **arguments: Any) -> dict[str, Verdict]:
         """The verdict on each part by its name, or with a fault in the reference, on the first step."""
         setup = self.messages[0][2]
         if fault:
-            function = setup.config.model.model_copy(update={"args": {"fault": fault, "in_run": False}})
+            function = setup.config.model.model_copy(update={"args": {"fault": fault, "in_run": False, **arguments}})
             setup = dataclasses.replace(setup, config=setup.config.model_copy(update={"model": function}))
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv(IS_CHECK, "1")
@@ -83,6 +83,27 @@ def healthy(tmp_path_factory: pytest.TempPathFactory, virtual_devices: None) -> 
 
 def test_a_healthy_model_is_equal(healthy: Recorded) -> None:
     assert_equal(healthy.verdicts(), "Keras")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("virtual_devices")
+@pytest.mark.parametrize("kind", ["mlp", "cnn", "transformer"])
+def test_batch_norm_of_replicas_hides_no_fault(kind: str, tmp_path: Path) -> None:
+    """A step that differs is explained by BatchNormalization only if nothing else differs."""
+    changes: dict[str, Any] = {"model": {"kind": kind, "synchronized": False}, "data": {"args": {"kind": kind}}}
+    recorded = record(tmp_path, **changes)
+    assert "write `synchronize_batch_norm: true`" in recorded.verdicts()["first 1"].known_cause
+    for fault, words in FAULTS.items():
+        differences = recorded.verdicts(fault, kind=kind, synchronized=False)["first 1"].differences
+        assert in_reference(words) in "; ".join(differences), (fault, differences)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("virtual_devices")
+def test_batch_norm_of_replicas_explains_a_custom_loop(tmp_path: Path) -> None:
+    verdict = record(tmp_path, model={"synchronized": False}, train={"loop": "custom"}).verdicts()["first 1"]
+    assert (verdict.reference, verdict.differences) == ("distlaunch", ())
+    assert "write `synchronize_batch_norm: true`" in verdict.known_cause
 
 
 @pytest.mark.slow
@@ -134,9 +155,13 @@ def assert_equal(found: dict[str, Verdict], reference: str) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_difference_is_named(fault: str, healthy: Recorded) -> None:
     """The fault is in the reference; below, it is in the run."""
-    words = FAULTS[fault].replace("RMSprop instead of Adam", "Adam instead of RMSprop")
-    words = words.replace("0.005 instead of 0.01", "0.01 instead of 0.005")
-    assert words in "; ".join(healthy.verdicts(fault)["first 1"].differences)
+    assert in_reference(FAULTS[fault]) in "; ".join(healthy.verdicts(fault)["first 1"].differences)
+
+
+def in_reference(words: str) -> str:
+    """Words for a fault that is not in the run."""
+    words = words.replace("RMSprop instead of Adam", "Adam instead of RMSprop")
+    return words.replace("0.005 instead of 0.01", "0.01 instead of 0.005")
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ from distlaunch.strategies.variables import (
     state_variables,
     untracked_variables,
 )
-from distlaunch.training.batch_norm import replica_batch_norms
+from distlaunch.training.batch_norm import normalize_in_parts, replica_batch_norms
 from distlaunch.training.build import build_model, make_model
 from distlaunch.training.first_steps.messages import BatchEvaluated, Setup, StepTaken, Verdict
 from distlaunch.training.precision import dtype_policy_scope
@@ -298,6 +298,14 @@ def _with_equal_names(named: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
+def _make_reference(config: RunConfig, batch: Batch) -> Reference:
+    seed_process(config)
+    if config.train.loop == "custom":
+        return _ProgramReference(config, batch)
+    reference = _KerasReference(config, batch)
+    return _ProgramReference(config, batch) if isinstance(reference.model, ModuleModel) else reference
+
+
 class Checker:
     """Compares steps with those of one device.
 
@@ -313,39 +321,41 @@ class Checker:
         """Return the verdict on a step or on a batch of an evaluation."""
         spec = message.spec if isinstance(message, BatchEvaluated) else self._setup.spec
         batch = read_batch(spec, message.parts)
-        reference = self._reference = self._reference or self._build(batch)
+        reference = self._reference = self._reference or _make_reference(self._setup.config, batch)
         if isinstance(message, BatchEvaluated):
             verdict = self._evaluation(reference, message, batch)
         else:
             before, after = _with_equal_names(message.before), _with_equal_names(message.after)
             message = replace(message, before=before, after=after)
             verdict = self._step(reference, message, batch)
-            if verdict.differences and not verdict.has_other_settings and (cause := self._known_cause(message, batch)):
-                verdict = replace(verdict, differences=(), known_cause=cause)
+            if verdict.differences and not verdict.has_other_settings:
+                verdict = self._explained(verdict, reference, message, batch)
         return replace(verdict, reference=reference.name)
 
-    def _known_cause(self, taken: StepTaken, batch: Batch) -> str:
-        """Return the documented reason for which a step differs, and what to do; an empty string if there is none."""
-        reference, config = self._reference, self._setup.config
-        assert reference is not None, "the step was compared"
-        if self._setup.has_replicas and not config.synchronize_batch_norm and replica_batch_norms(reference.model):
-            names = listed(replica_batch_norms(reference.model), 3)
+    def _explained(self, verdict: Verdict, reference: Reference, taken: StepTaken, batch: Batch) -> Verdict:
+        """Return a verdict on a step that differs, with the documented cause if a trial proves that it is the only one.
+
+        If something else differs too, the verdict has only the differences that the documented cause does not explain.
+        """
+        config = self._setup.config
+        taken = replace(taken, is_first=False, built_rates=())
+        norms = replica_batch_norms(reference.model) if self._setup.has_replicas else []
+        if norms and not config.synchronize_batch_norm:
+            apart = _make_reference(config, batch)
+            normalize_in_parts(apart.model, [part.rows for part in taken.parts])
+            found = self._step(apart, taken, batch)
+            if not found.is_equal:
+                return found
             hint = "write `synchronize_batch_norm: true` to use those of the whole batch, as on one device"
-            return f"BatchNormalization ({names}) uses the statistics of each replica's rows, as in Keras; {hint}"
+            what = f"BatchNormalization ({listed(norms, 3)}) uses the statistics of each replica's rows, as in Keras"
+            return replace(verdict, differences=(), known_cause=f"{what}; {hint}")
         on_mesh = config.strategy.is_functional and config.strategy.runs_tensorflow
         if on_mesh and isinstance(reference, _KerasReference):
             dense = _KerasReference(config, batch, dense_gradients=True)
-            if self._step(dense, replace(taken, is_first=False), batch).is_equal:
-                return "gradients of embeddings are dense on a mesh, and sparse on one device (docs/meshes.md)"
-        return ""
-
-    def _build(self, batch: Batch) -> Reference:
-        config = self._setup.config
-        seed_process(config)
-        if config.train.loop == "custom":
-            return _ProgramReference(config, batch)
-        reference = _KerasReference(config, batch)
-        return _ProgramReference(config, batch) if isinstance(reference.model, ModuleModel) else reference
+            if self._step(dense, taken, batch).is_equal:
+                cause = "gradients of embeddings are dense on a mesh, and sparse on one device (docs/meshes.md)"
+                return replace(verdict, differences=(), known_cause=cause)
+        return verdict
 
     @property
     def _tolerance_factor(self) -> float:
