@@ -226,7 +226,7 @@ def logs_to_host(values: Mapping[str, Any]) -> Logs:
 
 
 def overrides_method(model: keras.Model, name: str) -> bool:
-    """Return whether a model has its own version of a method of Keras, such as `train_step`, of its class or set on it."""
+    """Return whether a model's class overrides a method of Keras, such as `train_step`, or whether one is set on it."""
     return name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name)
 
 

@@ -229,7 +229,7 @@ def _first_pass(split: Any, worker: np.ndarray) -> np.ndarray:
 
 
 def _last_batch(split: Any, worker: np.ndarray, number: np.ndarray, max_bytes: np.ndarray) -> bytes:
-    at, batch = _last.get((_text(split), int(worker)), (None, None))
+    at, batch = _last.get((_text(split), int(worker)), (-1, None))
     if at != int(number):
         return b""
     rows = int(num_rows(batch))

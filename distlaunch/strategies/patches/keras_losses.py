@@ -45,8 +45,8 @@ PATCH = Patch(
     ),
     why="Keras divides a replica's mean loss by the number of replicas, which is correct only if all replicas have "
     "the same number of rows. It divides a masked or weighted mean by the replica's sum of the mask or weights, not by "
-    "the sum over all rows, and adds a loss that is already a scalar once for each replica. It synchronizes BatchNorm only "
-    "without a mask.",
+    "the sum over all rows, and adds a loss that is already a scalar once for each replica. It synchronizes BatchNorm "
+    "only without a mask.",
     until="Keras weights a replica's loss by its share of the global batch.",
 )
 
@@ -291,8 +291,9 @@ def _replace_masked_moments() -> None:
 
     def moments_of_rows(self: Any, inputs: Any, mask: Any) -> Any:
         share = current_replica_share()
-        is_local = share is None or share.has_all_rows or tf.distribute.get_replica_context() is None
-        if mask is None or not self.synchronized or is_local:
+        if share is None or share.has_all_rows or tf.distribute.get_replica_context() is None:
+            return moments(self, inputs, mask)
+        if mask is None or not self.synchronized:
             return moments(self, inputs, mask)
         counted = tf.broadcast_to(tf.cast(mask, tf.bool)[..., tf.newaxis], tf.shape(inputs))
 
