@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from distlaunch.base.errors import UsageError
 from distlaunch.base.event_files import EventWriter
 from distlaunch.base.events import CheckpointFailed, EpochEnded, Event, Notice, Restored, RunEnded, TaskStarted
+from distlaunch.base.report_page import leaving_page
 from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.base.run_files.ownership import check_ownership
 from distlaunch.base.run_files.run_facts import AttemptFacts
@@ -85,7 +86,7 @@ def train(
         loaded = loaded.model_copy(update={"runs_dir": str(runs_dir)})
     _check_process(loaded)
     run = _choose(config, loaded)
-    with run.lock(notebook=True):
+    with leaving_page(run, os.environ), run.lock(notebook=True):
         session, outcome = train_here(loaded, run, _interrupts())
     history = {name: list(values) for name, values in outcome.progress.history.items()}
     return Result(history, session.trained_model(), run.path, outcome.status)

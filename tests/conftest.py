@@ -33,6 +33,8 @@ os.environ.pop("COLUMNS", None)  # output of commands goes to pipes, and must no
 
 # the comparison of the first steps with one device has its own tests; the others would only wait for it
 os.environ["DISTLAUNCH_CHECK"] = "off"
+# so has the page that each run leaves
+os.environ["DISTLAUNCH_REPORT"] = "off"
 
 GOLDEN = Path(__file__).parent / "golden"
 

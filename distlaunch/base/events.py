@@ -146,6 +146,18 @@ class TrainingStarted(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelBuilt(Event):
+    """The layers of the model, in order.
+
+    Attributes:
+        layers: each as `{"name": "dense", "kind": "Dense", "output": "float32[?,10]", "parameters": 7850, "trainable":
+            true}`. `output` is empty if the shape is not known before the model is called.
+    """
+
+    layers: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepsDone(Event):
     """Progress of training.
 
@@ -224,6 +236,7 @@ class StepsTimed(Event):
             function.
         in_python: True if the user's Python code reads examples.
         processes: number of additional processes that read; 0 if threads of this process read.
+        memory_bytes: resident memory of the process; 0 if unknown.
     """
 
     steps: int
@@ -243,6 +256,7 @@ class StepsTimed(Event):
     from_pipeline: bool = False
     in_python: bool = False
     processes: int = 0
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

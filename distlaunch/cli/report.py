@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import click
 
@@ -17,6 +18,14 @@ _NEWEST = -1  # the value of the option without a step; real steps are not negat
 @click.argument("run", metavar="RUN", type=RunPath())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
+    "--html",
+    type=click.Path(dir_okay=False),
+    is_flag=False,
+    flag_value="",
+    metavar="[FILE]",
+    help="Write the page of the run instead: to FILE, or to report.html in the run's directory.",
+)
+@click.option(
     "--checkpoint",
     type=CheckpointName(),
     is_flag=False,
@@ -24,12 +33,13 @@ _NEWEST = -1  # the value of the option without a step; real steps are not negat
     metavar="[STEP|best]",
     help="List the variables of a checkpoint instead: that of STEP, the best one, or the newest if neither is given.",
 )
-def command(run: str, as_json: bool, checkpoint: int | BestName | None) -> None:
+def command(run: str, as_json: bool, html: str | None, checkpoint: int | BestName | None) -> None:
     """Report on a run, using only its directory, whether it has ended or not.
 
     Shows attempts and why they failed, restarted tasks, the values of each epoch, the existing checkpoints, the
     evaluator's results, exports, and which parameter server or device holds which variable. With --checkpoint, shows
-    the name, shape, type, size and norm (square root of the sum of squares) of each variable of a checkpoint.
+    the name, shape, type, size and norm (square root of the sum of squares) of each variable of a checkpoint. With
+    --html, writes a page with curves, which opens offline in any browser; each run leaves one at its end.
     """
     from distlaunch.jobs.batch.job_states import state_of
     from distlaunch.runs.report import open_run, read_report
@@ -40,6 +50,14 @@ def command(run: str, as_json: bool, checkpoint: int | BestName | None) -> None:
         _list_checkpoint(open_run(run), None if checkpoint == _NEWEST else checkpoint, as_json=as_json)
         return
     found = open_run(run)
+    if html is not None:
+        from distlaunch.runs.paths import display_path
+        from distlaunch.ui.html_report.page import write_page
+
+        file = Path(html) if html else found.report
+        write_page(found, file)
+        click.echo(display_path(file))
+        return
     report = read_report(found, state_of(found))
     if as_json:
         click.echo(report_json(report))

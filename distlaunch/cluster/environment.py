@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from distlaunch.base.compat import installed
+from distlaunch.base.git import describe_code
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.secret_mask import masked_arguments
 from distlaunch.cluster.cores import num_visible_cores
@@ -41,6 +42,7 @@ def describe_environment(
         "config_folder": str(config_folder or Path.cwd()),
         "modules_folder": str(modules_folder or Path.cwd()),
         **({} if run is None else {"run_dir": str(run.path), "run_dirs": [str(path) for path in run.known_paths()]}),
+        **({} if (code := describe_code(config_folder or Path.cwd(), environ)) is None else {"git": code}),
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "python": platform.python_version(),

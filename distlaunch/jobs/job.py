@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from distlaunch.base.errors import naming_run
+from distlaunch.base.report_page import leaving_page
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.machine import Machine
 from distlaunch.config.backend import ignored_backend
@@ -76,7 +77,12 @@ def execute(claimed: ClaimedRun, observer: Observer) -> AttemptResult:
     if choice.evaluator_only:
         with naming_run(display_path(run.path)), choice.context.engine:
             return checked(run_evaluator_only(choice.config, run, observer, choice.context), choice.locate)
-    with naming_run(display_path(run.path)), ThreadedObserver.of(observer) as threaded, run.lock_claim():
+    with (
+        naming_run(display_path(run.path)),
+        leaving_page(run, choice.context.machine.environ),  # after the lock is released
+        ThreadedObserver.of(observer) as threaded,
+        run.lock_claim(),
+    ):
         if choice.missing_outputs:
             return _make_missing_outputs(choice, run, threaded)
         with limiting_temporary_errors(run):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from distlaunch.base.errors import UsageError, naming_run
+from distlaunch.base.report_page import leaving_page
 from distlaunch.base.run_dir import RunDir, check_run_name
 from distlaunch.base.secret_mask import masked_arguments
 from distlaunch.cluster.environment import describe_environment
@@ -84,7 +85,12 @@ def run_script(
         check_run_name(request.name, "--name")
     run = RunDir.claim(request.runs_dir, request.name or run_name(job.program))
     on_run(run)
-    with naming_run(display_path(run.path)), ThreadedObserver.of(observer) as threaded, run.lock_claim():
+    with (
+        naming_run(display_path(run.path)),
+        leaving_page(run, machine.environ),  # after the lock is released
+        ThreadedObserver.of(observer) as threaded,
+        run.lock_claim(),
+    ):
 
         def start(signals: SignalPipe) -> AttemptResult:
             return _attempt(job, context, run, threaded, signals, request.limits.window_s)

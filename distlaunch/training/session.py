@@ -21,6 +21,7 @@ from distlaunch.base.events import (
     Event,
     Exported,
     ExportFailed,
+    ModelBuilt,
     Notice,
     Predicted,
     Restored,
@@ -63,6 +64,7 @@ from distlaunch.training.checks.labels import explain_label_errors, with_label_c
 from distlaunch.training.export.session import CHECKED_ROWS, ExportError, TrainedModel, WrittenExport, export_all
 from distlaunch.training.export.writers import rebuild
 from distlaunch.training.first_steps.check import NoCheck, Subject, start_check
+from distlaunch.training.layer_table import layer_table
 from distlaunch.training.loop import LoopEnd, LoopHooks, TrainingLoop
 from distlaunch.training.predictions import named_arrays, split_in_order, write_arrays
 from distlaunch.training.step_reports import scalars
@@ -181,6 +183,8 @@ class Session:
         self._report_start(start, restored_from)
         check = NoCheck() if self.process.files is None else start_check(self._subject(self.process.files), start)
         loop = TrainingLoop(config, self.model, self.program, self.train, validation, callbacks, hooks, check)
+        if is_chief:
+            self.process.emit(ModelBuilt(layers=layer_table(self.model)))
         if placed := self.program.placement():
             self.process.emit(VariablesPlaced(variables=placed, mesh=self.program.mesh()))
         with explain_label_errors():

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 import numpy as np
+import psutil
 
 from distlaunch.base.events import Event, Notice, StepsTimed
 from distlaunch.cluster.cores import num_cores
@@ -118,5 +119,6 @@ class StepTimer:
                 and not self._train.reads_all,
                 in_python=self._train.in_python,
                 processes=self._config.processes or 0,
+                memory_bytes=psutil.Process().memory_info().rss,
             )
         )

@@ -23,7 +23,7 @@ from distlaunch.ui.tables import columns, line_style_for
 
 def print_report(console: Console, report: RunReport) -> None:
     """Print the report: the current facts, then tables of attempts, epochs, checkpoints and results."""
-    for name, value, style in _head(report):
+    for name, value, style in facts(report):
         _print(console, Text.assemble((f"{name:<9}  ", "dim"), (value, style)))
     _section(console, _attempt_lines(report.attempts))
     _section(console, _epoch_lines(report.epochs))
@@ -40,7 +40,8 @@ def report_json(report: RunReport) -> str:
     return strict_json.dumps({**report.to_plain(), "bytes_per_task": bytes_per_task(report.variables)}, indent=2)
 
 
-def _head(report: RunReport) -> list[tuple[str, str, str]]:
+def facts(report: RunReport) -> list[tuple[str, str, str]]:
+    """Return names and values of facts about a run, each with a style for a terminal."""
     rows = [
         ("run", display_path(report.path), ""),
         ("script", shlex.join(report.command), "")

@@ -15,6 +15,7 @@ from distlaunch.agent.remote.code_copy import digest_of
 from distlaunch.agent.remote.file_transfer import send_file
 from distlaunch.agent.remote.frames import MAX_PAYLOAD_BYTES
 from distlaunch.base.errors import UsageError
+from distlaunch.base.git import GIT
 
 _MAX_FILES = 10_000
 """Limit on the number of files, and of folders that are searched."""
@@ -22,8 +23,6 @@ _MAX_BYTES = 500_000_000
 _SKIPPED_FOLDERS = ("node_modules", "site-packages", "__pycache__", "runs")
 _SECRET_NAMES = (".env*", "id_*", "*.pem", "*.key")
 """Names of files that usually hold keys and passwords."""
-_GIT = ("git", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
-"""git with options that keep it from running programs named in the repository's settings."""
 
 
 class CodeFiles:
@@ -131,7 +130,7 @@ def _git_files(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def _listed_by_git(folder: Path, *options: str) -> list[str]:
-    command = [*_GIT, "ls-files", *options, "-z"]
+    command = [*GIT, "ls-files", *options, "-z"]
     try:
         done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
     except (OSError, subprocess.CalledProcessError):  # no git, or no repository

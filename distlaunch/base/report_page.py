@@ -1,0 +1,46 @@
+"""Writes the `report.html` of a run at its end, in a child process: its failure never fails the run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Generator, Mapping
+from pathlib import Path
+
+import distlaunch
+from distlaunch.base.run_dir import RunDir
+
+REPORT = "DISTLAUNCH_REPORT"
+"""Environment variable; with `off`, no page is written at the end of a run."""
+_DEADLINE_S = 20.0
+
+
+@contextlib.contextmanager
+def leaving_page(run: RunDir, environ: Mapping[str, str]) -> Generator[None]:
+    """Write the page of a run on exit, however the run ends."""
+    try:
+        yield
+    finally:
+        write_page_in_child(run, environ)
+
+
+def write_page_in_child(run: RunDir, environ: Mapping[str, str]) -> None:
+    """Write the page, if the run has written anything. Errors are ignored: `distlaunch report --html` shows them."""
+    if environ.get(REPORT) == "off" or not run.exists():
+        return
+    package = Path(distlaunch.__file__).parents[1]
+    path = os.pathsep.join(filter(None, (str(package), environ.get("PYTHONPATH"))))
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(
+            # `-P`: the page needs no module of the current directory
+            [sys.executable, "-P", "-m", "distlaunch.ui.html_report", str(run.path)],
+            env={**environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_DEADLINE_S,
+            # Ctrl-C in the terminal ends the run, not its report
+            start_new_session=True,
+        )

@@ -1,0 +1,244 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const root = document.documentElement;
+  const charts = [];
+  const state = { axis: "step", log: false, smoothing: 0 };
+
+  // texts of the user get into the page as text nodes only
+  function element(name, attributes = {}, ...children) {
+    const made = document.createElement(name);
+    for (const [key, value] of Object.entries(attributes)) {
+      if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+      else if (value !== null && value !== false) made.setAttribute(key, value === true ? "" : value);
+    }
+    made.append(...children.filter((child) => child !== null && child !== undefined));
+    return made;
+  }
+
+  // numbers that JSON does not have are the strings nan, inf and -inf
+  const finite = (value) => (typeof value === "number" && Number.isFinite(value) ? value : null);
+
+  function number(value) {
+    if (value === null || value === undefined) return "";
+    if (typeof value !== "number") return String(value);
+    if (Number.isInteger(value)) return value.toLocaleString("en-US");
+    const size = Math.abs(value);
+    return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(3) : String(+value.toPrecision(5));
+  }
+
+  function table(names, rows) {
+    const cell = (value) => typeof value === "number"
+      ? element("td", { class: "number" }, number(value)) : element("td", {}, value ?? "");
+    return element("div", { class: "wide", tabindex: "0", role: "region", "aria-label": names.join(", ") },
+      element("table", { class: "rows" },
+        element("thead", {}, element("tr", {}, ...names.map((name) => element("th", { scope: "col" }, name)))),
+        element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map(cell))))));
+  }
+
+  function section(id, title, ...children) {
+    const shown = children.filter((child) => child);
+    if (!shown.length) return;
+    document.getElementById("contents").append(element("a", { href: `#${id}` }, title));
+    document.body.append(element("section", { id }, element("h2", {}, title), ...shown));
+  }
+
+  const color = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
+
+  function smoothed(values) {
+    if (!state.smoothing) return values;
+    let mean = 0, weight = 0;
+    return values.map((value) => {
+      if (value === null) return null;
+      mean = state.smoothing * mean + (1 - state.smoothing) * value;
+      weight = state.smoothing * weight + (1 - state.smoothing);
+      return mean / weight;
+    });
+  }
+
+  const epochOf = new Map(data.epochs.map(({ epoch, step }) => [step, epoch]));
+
+  function epochAt(step) {
+    let before = 0, epoch = 0;
+    for (const ended of data.epochs) {
+      if (step <= ended.step) return epoch + (step - before) / Math.max(ended.step - before, 1);
+      [before, epoch] = [ended.step, ended.epoch];
+    }
+    const last = data.epochs.at(-1);
+    if (!last) return step;
+    const length = last.step / last.epoch;
+    return last.epoch + (step - last.step) / Math.max(length, 1);
+  }
+
+  const place = (step) => (state.axis === "step" ? step : epochOf.get(step) ?? epochAt(step));
+
+  // vertical lines where the run was continued after a restart
+  function marks(chart) {
+    const { ctx, bbox } = chart;
+    ctx.save();
+    ctx.strokeStyle = color("warn");
+    ctx.setLineDash([4, 4]);
+    for (const { step } of data.restarts) {
+      const x = Math.round(chart.valToPos(place(step), "x", true));
+      if (x < bbox.left || x > bbox.left + bbox.width) continue;
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+    }
+    ctx.restore();
+  }
+
+  class Chart {
+    constructor(title, lines, options = {}) {
+      [this.title, this.lines, this.options] = [title, lines, options];
+      this.host = element("div");
+      const reset = element("button", { onclick: () => this.draw(), "aria-label": `show all of ${title}` }, "show all");
+      const points = lines.flatMap((line) => line.curve.x.map((x, at) => [line.label, x, line.curve.y[at]]));
+      const values = element("details", {
+        ontoggle: (event) => {
+          if (event.target.open && event.target.childElementCount === 1) {
+            event.target.append(table(["curve", "step", "value"], points));
+          }
+        },
+      }, element("summary", {}, `values (${points.length})`));
+      this.frame = element("div", { class: "chart", role: "group", "aria-label": title },
+        element("div", { class: "head" }, element("h3", {}, title), reset), this.host, values);
+      charts.push(this);
+    }
+
+    draw() {
+      if (this.plot) this.plot.destroy();
+      const logs = state.log && !this.options.linear;
+      const tables = this.lines.map(({ curve, smooth }) => {
+        const y = curve.y.map(finite).map((value) => (logs && value !== null && value <= 0 ? null : value));
+        return [curve.x.map(place), smooth ? smoothed(y) : y];
+      });
+      const width = Math.max(this.host.clientWidth, 200);
+      const axis = { stroke: color("dim"), grid: { stroke: color("line"), width: 1 }, ticks: { stroke: color("line") } };
+      this.plot = new uPlot({
+        width, height: 240,
+        scales: { x: { time: false }, y: logs ? { distr: 3 } : {} },
+        axes: [{ ...axis }, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick))) }],
+        series: [
+          { label: state.axis, value: (_, x) => number(x) },
+          ...this.lines.map((line) => ({
+            label: line.label, stroke: line.color ?? color(line.role), width: line.thin ? 1 : 2, spanGaps: true,
+            alpha: line.thin ? 0.55 : 1, dash: line.dash, points: { show: line.curve.x.length < 60 && !line.thin },
+            value: (_, y) => number(y),
+          })),
+        ],
+        hooks: { draw: [marks] },
+      }, uPlot.join(tables), this.host);
+    }
+  }
+
+  const redraw = () => charts.forEach((chart) => chart.draw());
+
+  function toggle(text, key, isOn, change) {
+    const button = element("button", { "aria-pressed": String(isOn()), title: `key ${key}`, onclick: () => act() }, text());
+    const act = () => {
+      change();
+      button.setAttribute("aria-pressed", String(isOn()));
+      button.textContent = text();
+      redraw();
+    };
+    document.addEventListener("keydown", (event) => {
+      const busy = event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT|TEXTAREA/.test(event.target.tagName);
+      if (event.key === key && !busy) act();
+    });
+    return button;
+  }
+
+  function theme(name) {
+    root.dataset.theme = name;
+    redraw();
+  }
+
+  // head
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  root.dataset.theme = dark.matches ? "dark" : "light";
+  dark.addEventListener("change", () => theme(dark.matches ? "dark" : "light"));
+  document.body.append(
+    element("header", {},
+      element("h1", {}, data.name), element("span", { class: `status ${data.status}` }, data.status),
+      toggle(() => "dark", "d", () => root.dataset.theme === "dark",
+        () => theme(root.dataset.theme === "dark" ? "light" : "dark"))),
+    element("nav", { id: "contents", "aria-label": "contents" }));
+
+  section("summary", "Summary", element("dl", {},
+    ...data.facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])));
+
+  // curves
+  const metrics = Object.entries(data.curves).filter(([, parts]) => Object.keys(parts).length);
+  if (metrics.length) {
+    const slider = element("input", {
+      type: "range", min: "0", max: "0.99", step: "0.01", value: "0",
+      oninput: (event) => { state.smoothing = Number(event.target.value); redraw(); },
+    });
+    const tools = element("div", { class: "tools" },
+      toggle(() => `by ${state.axis}`, "e", () => state.axis === "epoch",
+        () => { state.axis = state.axis === "step" ? "epoch" : "step"; }),
+      toggle(() => "log scale", "l", () => state.log, () => { state.log = !state.log; }),
+      element("label", {}, "smoothing", slider),
+      element("span", {}, "drag over a chart to zoom in, double-click to show all",
+        data.restarts.length ? "; a dashed line marks a restart" : ""));
+    const drawn = metrics.map(([name, { steps, epochs, validation }]) => new Chart(name, [
+      steps && { label: "within epochs", curve: steps, role: "train", thin: true, smooth: true },
+      epochs && { label: "train", curve: epochs, role: "train" },
+      validation && { label: "validation", curve: validation, role: "validation", dash: [6, 3] },
+    ].filter(Boolean)).frame);
+    section("curves", "Curves", tools, element("div", { class: "charts" }, ...drawn));
+  }
+
+  // speed
+  const hues = [210, 25, 140, 280, 50, 330, 180, 0];
+  const kinds = {
+    step_ms: "time of a step (ms)", examples_per_s: "examples per second", input_percent: "waiting for input (%)",
+    cores: "busy cores", memory_mib: "memory (MiB)",
+  };
+  const tasks = Object.entries(data.speed);
+  const speed = Object.entries(kinds).map(([kind, title]) => {
+    const lines = tasks.filter(([, own]) => own[kind]).map(([task, own]) => {
+      const at = tasks.findIndex(([name]) => name === task);
+      return { label: task, curve: own[kind], color: `hsl(${hues[at % hues.length]} 65% 50%)` };
+    });
+    return lines.length ? new Chart(title, lines, { linear: true }).frame : null;
+  }).filter(Boolean);
+  if (speed.length) section("speed", "Speed", element("div", { class: "charts" }, ...speed));
+
+  // tables
+  section("results", "Evaluations", data.evaluations.length && table(["step", "split", "values"], data.evaluations.map(
+    (one) => [one.step, one.split, Object.entries(one.logs).map(([name, value]) => `${name} ${number(value)}`).join(", ")])));
+  section("checkpoints", "Checkpoints and exports",
+    data.checkpoints.length && table(["step", "size", "written in (s)", "training waited (s)", "path"], data.checkpoints.map(
+      (one) => [one.step, one.size, one.seconds, one.stalled ?? "", one.path + (one.best ? " (best)" : "")])),
+    Object.keys(data.exports).length && table(["export", "path"], Object.entries(data.exports)));
+  section("attempts", "Attempts and restarts",
+    data.attempts.length && table(["attempt", "ended", "from step", "to step", "seconds", "failed first"], data.attempts.map(
+      (one) => [one.attempt, one.mode === "train" || one.mode === "run" ? one.status : `${one.mode}: ${one.status}`,
+        one.first_step ?? "", one.first_step === null ? "" : one.last_step, one.seconds ?? "",
+        one.culprit ? `${one.culprit}${one.host ? ` on ${one.host}` : ""}: ${one.reason}` : ""])),
+    ...data.attempts.filter((one) => one.lines.length).map((one) => element("details", { open: data.status === "failed" },
+      element("summary", {}, `end of ${one.log}`), element("pre", { tabindex: "0" }, one.lines.join("\n")))));
+  section("model", "Model",
+    data.parameters && element("p", {}, `${number(data.parameters)} parameters`),
+    data.layers.length && table(["layer", "class", "output", "parameters", "trainable"], data.layers.map(
+      (one) => [one.name, one.kind, one.output, one.parameters, one.trainable ? "yes" : "no"])),
+    ...data.placement.map((text) => element("pre", { tabindex: "0" }, text)));
+  section("config", "Config", data.config.length && element("p", {}, "Highlighted lines differ from the defaults."),
+    data.config.length && element("pre", { tabindex: "0" }, ...data.config.flatMap(
+      ({ text, differs }) => [differs ? element("span", { class: "differs" }, text) : text, "\n"])));
+  const { git, packages, ...others } = data.environment;
+  const plain = (value) => (Array.isArray(value) ? value.join(" ") : typeof value === "object" ? JSON.stringify(value) : String(value));
+  const known = [...Object.entries(others), ...Object.entries(packages ?? {})].filter(([, value]) => plain(value));
+  section("environment", "Environment", known.length && element("dl", {},
+    ...known.flatMap(([name, value]) => [element("dt", {}, name.replaceAll("_", " ")), element("dd", {}, plain(value))])));
+  section("code", "Code", git && element("p", {}, `commit ${git.commit}${git.diff ? ", with these changes:" : ""}`),
+    git && git.diff && element("pre", { tabindex: "0" }, git.diff));
+  document.body.append(element("footer", {}, `distlaunch ${data.version}`));
+
+  redraw();
+  let width = innerWidth;
+  addEventListener("resize", () => { if (width !== innerWidth) { width = innerWidth; redraw(); } });
+})();

@@ -1,0 +1,264 @@
+"""The data of `report.html`, from a run's directory. The page's script draws it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import yaml
+
+import distlaunch
+from distlaunch.base.errors import ConfigError
+from distlaunch.base.event_files import read_events, read_events_of
+from distlaunch.base.events import (
+    EpochEnded,
+    Evaluated,
+    Event,
+    ModelBuilt,
+    StepsDone,
+    StepsTimed,
+    TrainingStarted,
+)
+from distlaunch.base.plain_types import is_dict
+from distlaunch.base.regular_files import read_json, read_regular
+from distlaunch.base.run_dir import RunDir
+from distlaunch.config.read.load import load_resolved
+from distlaunch.config.run import RunConfig
+from distlaunch.runs.paths import display_path
+from distlaunch.runs.report import AttemptReport, RunReport
+from distlaunch.ui import words
+from distlaunch.ui.placement import placement_sections
+from distlaunch.ui.run_report import facts
+from distlaunch.ui.tables import line_style_for
+
+MAX_POINTS = 1_000
+"""Number of points of a curve; of longer curves, each group of neighbours is replaced by its extremes and its last."""
+_LOG_BYTES, _LOG_LINES = 64 << 10, 40
+"""How much of the end of a failed task's log is shown."""
+_VALIDATION = "val_"
+
+_Kind = TypeVar("_Kind", bound=Event)
+Curve = dict[str, list[float]]
+"""The coordinates of points, `x` and `y`."""
+
+
+def page_data(run: RunDir, report: RunReport) -> dict[str, Any]:
+    """Return the content of the page as plain data.
+
+    Keys with curves are `curves` (metrics) and `speed` (times of tasks). The x coordinates are numbers of steps since
+    the run began; `epochs` has the step at which each epoch ended.
+    """
+    events = read_events(run.events)
+    history = _History()
+    for event in events:
+        history.add(event)
+    model = next((event for event in reversed(events) if isinstance(event, ModelBuilt)), None)
+    style = line_style_for("utf-8")
+    return {
+        "name": report.name,
+        "status": report.status,
+        "version": distlaunch.__version__,
+        "facts": [[name, value] for name, value, _ in facts(report)],
+        "curves": history.curves(),
+        "epochs": [{"epoch": event.epoch + 1, "step": event.step, "seconds": event.seconds} for event in report.epochs],
+        "restarts": history.restarts,
+        "speed": _speed(run, report),
+        "checkpoints": [
+            {
+                "step": event.step,
+                "path": display_path(event.path),
+                "size": words.size(event.num_bytes),
+                "seconds": event.seconds,
+                "stalled": event.stalled_s,
+                "best": event is report.best,
+            }
+            for event in report.all_checkpoints
+        ],
+        "attempts": [_attempt(run, attempt) for attempt in report.attempts],
+        "evaluations": [_evaluation(event) for event in (*report.evaluator, *report.evaluations)],
+        "exports": {kind: display_path(path) for kind, path in report.exports.items()},
+        "layers": [] if model is None else model.layers,
+        "parameters": report.training.parameters if report.training else None,
+        "placement": ["\n".join(lines) for lines in placement_sections(report.variables, report.mesh, style)]
+        if report.variables
+        else [],
+        "config": _config(run),
+        "environment": _environment(run),
+    }
+
+
+class _History:
+    """Curves of the metrics over all attempts. A step that was trained again has its last values only."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, list[tuple[int, float]]] = {}
+        self._epochs: dict[str, list[tuple[int, float]]] = {}
+        self.restarts: list[dict[str, Any]] = []
+
+    def add(self, event: Event) -> None:
+        match event:
+            case TrainingStarted():
+                for points in (*self._steps.values(), *self._epochs.values()):
+                    _forget_after(points, event.first_step)
+                if event.attempt or event.first_step:
+                    self.restarts.append({"step": event.first_step, "attempt": event.attempt})
+            case StepsDone():
+                for name, value in event.logs.items():
+                    self._steps.setdefault(name, []).append((event.step, value))
+            case EpochEnded():
+                for name, value in event.logs.items():
+                    self._epochs.setdefault(name, []).append((event.step, value))
+            case _:
+                pass
+
+    def curves(self) -> dict[str, dict[str, Curve]]:
+        """Return the curves of each metric: `steps` within epochs, `epochs`, and `validation` by epoch."""
+        names = dict.fromkeys(name.removeprefix(_VALIDATION) for name in (*self._epochs, *self._steps))
+        found = {
+            name: {
+                "steps": _curve(self._steps.get(name, ())),
+                "epochs": _curve(self._epochs.get(name, ())),
+                "validation": _curve(self._epochs.get(_VALIDATION + name, ())),
+            }
+            for name in names
+        }
+        return {name: {kind: curve for kind, curve in parts.items() if curve["x"]} for name, parts in found.items()}
+
+
+def _forget_after(points: list[Any], step: int) -> None:
+    """Remove the points of later steps, which will be trained again."""
+    while points and points[-1][0] > step:
+        points.pop()
+
+
+def _curve(points: Sequence[tuple[float, float]]) -> Curve:
+    kept = thinned(points, MAX_POINTS)
+    return {"x": [x for x, _ in kept], "y": [_short(y) for _, y in kept]}
+
+
+def thinned(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
+    """Return at most `most` points of a curve, which keep its extremes and its last point."""
+    if len(points) <= most:
+        return list(points)
+    size = -(-len(points) // (most // 3))
+    kept: dict[int, None] = {}
+    for start in range(0, len(points), size):
+        group = range(start, min(start + size, len(points)))
+        # NaN compares as neither smaller nor larger
+        extremes = min(group, key=lambda at: points[at][1]), max(group, key=lambda at: points[at][1])
+        kept.update(dict.fromkeys(sorted({*extremes, group[-1]})))
+    return [points[at] for at in kept]
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _speed(run: RunDir, report: RunReport) -> dict[str, dict[str, Curve]]:
+    """Return curves of each task that computes steps, from the differences of its reports."""
+    curves: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for number in [attempt.attempt for attempt in report.attempts if attempt.is_run]:
+        started = next((event.first_step for event in _of(run, number, TrainingStarted)), 0)
+        found: dict[str, list[StepsTimed]] = {}
+        # the run's file has the times of the chief, and other tasks have files of their own
+        others = [event for files in run.tasks(number).values() for event in read_events_of(files.events, StepsTimed)]
+        for event in (*_of(run, number, StepsTimed), *others):
+            found.setdefault(event.task, []).append(event)
+        for points in (points for own in curves.values() for points in own.values()):
+            _forget_after(points, started)
+        for task, events in found.items():
+            _add_speed(curves.setdefault(task, {}), started, events)
+    return {task: {name: _curve(points) for name, points in own.items()} for task, own in sorted(curves.items())}
+
+
+def _add_speed(curves: dict[str, list[tuple[float, float]]], first_step: int, events: Sequence[StepsTimed]) -> None:
+    before: StepsTimed | None = None
+    for event in events:
+        steps = event.steps - (before.steps if before else 0)
+        seconds = event.seconds - (before.seconds if before else 0.0)
+        if steps > 0 and seconds > 0:
+            examples = event.examples - (before.examples if before else 0.0)
+            waited = event.input_s - (before.input_s if before else 0.0)
+            cpu = event.cpu_s - (before.cpu_s if before else 0.0)
+            x = first_step + event.steps
+            values = {
+                "step_ms": 1e3 * seconds / steps, "examples_per_s": examples / seconds,
+                "input_percent": 100 * waited / seconds, "cores": cpu / seconds,
+            }  # fmt: skip
+            if event.memory_bytes:
+                values["memory_mib"] = event.memory_bytes / 2**20
+            for name, value in values.items():
+                curves.setdefault(name, []).append((x, value))
+        before = event
+
+
+def _of(run: RunDir, attempt: int, kind: type[_Kind]) -> list[_Kind]:
+    return [event for event in read_events_of(run.events, kind) if event.attempt == attempt]
+
+
+def _attempt(run: RunDir, attempt: AttemptReport) -> dict[str, Any]:
+    return {
+        **asdict(attempt),
+        "log": display_path(attempt.log) if attempt.log else "",
+        "lines": _log_lines(attempt.log),
+    }
+
+
+def _log_lines(log: str) -> list[str]:
+    """Return the last lines of a log; empty if it cannot be read."""
+    with contextlib.suppress(OSError):
+        return read_regular(log).decode(errors="replace")[-_LOG_BYTES:].splitlines()[-_LOG_LINES:] if log else []
+    return []
+
+
+def _evaluation(event: Evaluated) -> dict[str, Any]:
+    return {"step": event.step, "split": event.split, "task": event.task, "logs": event.logs}
+
+
+def _config(run: RunDir) -> list[dict[str, Any]]:
+    """Return the lines of the config, and whether each has another value than the default."""
+    if not run.has_config():
+        return []
+    with contextlib.suppress(ConfigError, OSError, ValueError):
+        config = load_resolved(run.config)
+        plain = config.to_public()
+        defaults = _defaults(config)
+        return [
+            {"text": line, "differs": differs}
+            for key, value in plain.items()
+            for line, differs in _lines({key: value}, {key: defaults.get(key)}, 0)
+        ]
+    return []
+
+
+def _defaults(config: RunConfig) -> dict[str, Any]:
+    """Return the values of a config with the same model, data and strategy, in which all else has its default."""
+    required: dict[str, Any] = {
+        "model": {"function": config.model.function},
+        "data": {name: value for name in ("name", "function") if (value := getattr(config.data, name, None))},
+        "strategy": {"kind": config.strategy.kind},
+    }
+    with contextlib.suppress(ValueError):
+        return RunConfig.model_validate(required).to_public()
+    return {}
+
+
+def _lines(value: Mapping[str, Any], default: Mapping[str, Any], depth: int) -> Iterable[tuple[str, bool]]:
+    """Yield the lines of a value as YAML, each with whether it differs from the default."""
+    indent = "  " * depth
+    for key, each in value.items():
+        other = default.get(key)
+        if is_dict(each) and each:
+            yield f"{indent}{key}:", False
+            yield from _lines(each, other if is_dict(other) else {}, depth + 1)
+        else:
+            text = yaml.safe_dump(each, default_flow_style=True, width=10_000, sort_keys=False)
+            yield f"{indent}{key}: {text.removesuffix('...' + chr(10)).strip()}", each != other
+
+
+def _environment(run: RunDir) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        return read_json(run.environment)
+    return {}

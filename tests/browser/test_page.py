@@ -1,0 +1,113 @@
+"""`report.html` in headless Chromium: no errors, the values of the events, keys, and narrow screens."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distlaunch.base.events import StepsDone, TrainingStarted
+from distlaunch.base.run_dir import RunDir
+from distlaunch.ui.html_report.page import page
+from tests.recorded_run import START, make_run, record, timed
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")]
+
+PROBE = """
+<script>
+const errors = [];
+addEventListener("error", (event) => errors.push(String(event.message)));
+addEventListener("load", () => {
+  const found = { charts: document.querySelectorAll(".chart canvas").length };
+  for (const key of ["e", "l", "d", "e", "l"]) document.dispatchEvent(new KeyboardEvent("keydown", { key }));
+  const slider = document.querySelector("input[type=range]");
+  if (slider) { slider.value = "0.9"; slider.dispatchEvent(new Event("input")); }
+  for (const each of document.querySelectorAll("details")) each.open = true;
+  setTimeout(() => {
+    found.after = document.querySelectorAll(".chart canvas").length;
+    found.theme = document.documentElement.dataset.theme;
+    found.width = document.documentElement.scrollWidth;
+    found.window = innerWidth;
+    found.sections = [...document.querySelectorAll("section")].map((each) => each.id);
+    found.values = [...document.querySelectorAll(".chart")].map((chart) => [
+      chart.getAttribute("aria-label"),
+      [...chart.querySelectorAll("tbody tr")].map((row) => [...row.children].map((cell) => cell.textContent)),
+    ]);
+    found.unnamed = [...document.querySelectorAll("button, input")].filter(
+      (each) => !each.textContent && !each.closest("label")).length;
+    found.errors = errors;
+    const shown = document.createElement("pre");
+    shown.id = "probe";
+    shown.textContent = JSON.stringify(found);
+    document.body.append(shown);
+  }, 200);
+});
+</script>
+"""
+
+
+def look_at(run: RunDir, folder: Path, *, width: int = 1200) -> dict[str, Any]:
+    """Open a page, press its keys, and return what a script in it has found."""
+    assert CHROMIUM is not None
+    file = folder / "page.html"
+    # before the page's own script, so that errors of that are seen
+    file.write_text(page(run).replace("<noscript>", PROBE + "<noscript>", 1))
+    words = [
+        CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}",
+        f"--window-size={width},900", "--enable-logging=stderr", "--virtual-time-budget=5000", "--dump-dom",
+    ]  # fmt: skip
+    done = subprocess.run([*words, file.as_uri()], capture_output=True, text=True, timeout=60, check=True)
+    assert "CONSOLE" not in done.stderr, done.stderr
+    found = re.search(r'<pre id="probe">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert found is not None, done.stdout[-2000:]
+    return json.loads(found.group(1).replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
+
+
+def test_a_page_shows_the_values_of_the_events(tmp_path: Path) -> None:
+    found = look_at(make_run(RunDir(tmp_path / "job")), tmp_path)
+    assert found["errors"] == []
+    assert found["charts"] == found["after"] == 1 + 5
+    assert found["theme"] == "dark"
+    assert found["unnamed"] == 0
+    assert {"summary", "curves", "speed", "attempts", "model"} <= {*found["sections"]}
+    values = dict(found["values"])
+    assert ["validation", "30", "6"] in values["loss"]
+    assert ["within epochs", "25", "4"] in values["loss"]
+    assert not [row for row in values["loss"] if row[1] == "23"]
+    assert ["worker:0", "29", "640"] in values["examples per second"]
+
+
+@pytest.mark.parametrize("width", [1200, 500])
+def test_a_long_run_fits_the_screen(width: int, tmp_path: Path) -> None:
+    """Four tasks, two restarts, 200,000 steps."""
+    run = make_run(RunDir(tmp_path / "job"))
+    for attempt, (first, last) in enumerate([(0, 80_000), (79_000, 150_000), (149_500, 200_000)], 2):
+        steps = [
+            StepsDone(epoch=0, step=at, step_in_epoch=at, steps=20, seconds=0.1, logs={"loss": 1 / math.sqrt(at + 1)})
+            for at in range(first + 20, last + 1, 20)
+        ]
+        start = TrainingStarted(**START, first_epoch=0, first_step=first)
+        record(run.events, attempt, "worker:0", start, *steps)
+        run.write_json(run.attempt_plan(attempt), {"mode": "train"})
+        for task in range(4):
+            times = [timed(number, number / 100, 64.0 * number) for number in range(500, last - first, 500)]
+            record(run.task(attempt, f"worker:{task}").events, attempt, f"worker:{task}", *times)
+    found = look_at(run, tmp_path, width=width)
+    assert found["errors"] == []
+    assert found["width"] <= found["window"]
+    assert dict(found["values"])["loss"][-1][1] == "200,000"
+
+
+def test_a_run_without_any_event_has_a_page(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "job")
+    run.path.mkdir()
+    run.config.write_text("")
+    found = look_at(run, tmp_path)
+    assert (found["errors"], found["charts"]) == ([], 0)

@@ -1,0 +1,161 @@
+"""`report.html`: its data are those of the events, and nothing in a run can break or leave the page."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from distlaunch.base.events import StepsDone
+from distlaunch.base.git import describe_code
+from distlaunch.base.report_page import write_page_in_child
+from distlaunch.base.run_dir import RunDir
+from distlaunch.cli.main import cli
+from distlaunch.ui.html_report.data import MAX_POINTS, thinned
+from distlaunch.ui.html_report.page import page
+from tests.recorded_run import ended, make_run, record
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    monkeypatch.chdir(tmp_path)
+    return make_run(RunDir("runs/job"))
+
+
+def data_of(text: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    return json.loads(found.group(1))
+
+
+def test_curves_are_those_of_the_events(run: RunDir) -> None:
+    data = data_of(page(run))
+    loss = data["curves"]["loss"]
+    assert loss["epochs"] == {"x": [10, 20, 30], "y": [8.0, 6.0, 3.0]}
+    assert loss["validation"] == {"x": [10, 20, 30], "y": [16.0, 12.0, 6.0]}
+    # step 23 was trained again
+    assert loss["steps"]["x"] == [*range(1, 21), 25, 30]
+    assert loss["steps"]["y"] == [float(f"{100 / step:.6g}") for step in range(1, 21)] + [4.0, 3.0]
+    assert data["restarts"] == [{"attempt": 1, "step": 20}]
+    assert [one["step"] for one in data["epochs"]] == [10, 20, 30]
+    speed = data["speed"]
+    assert speed["worker:0"]["step_ms"] == {"x": [10, 19, 29], "y": [200.0, 200.0, 100.0]}
+    assert speed["worker:0"]["examples_per_s"]["y"] == [320.0, 320.0, 640.0]
+    assert speed["worker:1"]["input_percent"] == {"x": [10], "y": [25.0]}
+    assert speed["worker:1"]["memory_mib"]["y"] == [512.0]
+    assert data["layers"][0]["parameters"] == 51
+    assert data["parameters"] == 4321
+    failed, _ = data["attempts"]
+    assert (failed["culprit"], failed["lines"]) == ("worker:1", ["the last words"])
+
+
+def test_no_text_of_a_run_ends_the_script(run: RunDir) -> None:
+    record(run.events, 1, "worker:0", ended(3, 1.0, **{"</script><img src=x onerror=alert(1)>": 1.0, "nan": math.nan}))
+    text = page(run)
+    assert "<img" not in text
+    data = data_of(text)
+    assert "</script><img src=x onerror=alert(1)>" in data["curves"]
+    assert data["curves"]["nan"]["epochs"]["y"] == ["nan"]
+    assert "default-src 'none'" in text
+    assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", text), "it would load something"
+
+
+def test_a_long_run_has_a_small_page(run: RunDir) -> None:
+    names = {f"metric_{number}": 0.1234567 * number for number in range(10)}
+    steps = [
+        StepsDone(epoch=0, step=step, step_in_epoch=step, steps=20, seconds=0.1, logs={"loss": math.sin(step), **names})
+        for step in range(20, 200_001, 20)
+    ]
+    record(run.events, 1, "worker:0", *steps)
+    text = page(run)
+    assert len(text) < 2_000_000
+    loss = data_of(text)["curves"]["loss"]["steps"]
+    assert len(loss["x"]) <= MAX_POINTS
+    assert loss["x"][-1] == 200_000
+
+
+def test_thinned_curves_keep_extremes_and_the_end() -> None:
+    points = [(float(at), math.sin(at / 50)) for at in range(10_000)]
+    points[4321] = (4321.0, 7.0)
+    points[9] = (9.0, -7.0)
+    kept = thinned(points, 300)
+    assert len(kept) <= 300
+    assert {points[4321], points[9], points[-1]} <= {*kept}
+    assert kept == sorted(kept)
+    assert thinned(points[:300], 300) == points[:300]
+
+
+def test_a_config_shows_what_differs_from_the_defaults(run: RunDir, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def model(): ...\ndef data(): ...\n")
+    run.config.write_text(
+        "model: {function: mine.py:model}\ndata: {function: mine.py:data, global_batch: 32, shuffle: false}\n"
+        "compile: {optimizer: sgd, loss: mse}\ntrain: {epochs: 7}\nstrategy: {kind: mirrored, replicas: 2}\n"
+    )
+    lines = {line["text"].strip(): line["differs"] for line in data_of(page(run))["config"]}
+    assert {text for text, differs in lines.items() if differs} >= {"epochs: 7", "shuffle: false", "replicas: 2"}
+    assert lines["loop: fit"] is False
+    assert lines["seed: 0"] is False
+
+
+def test_a_run_that_failed_at_once_has_a_page(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "runs" / "early")
+    run.path.mkdir(parents=True)
+    run.config.write_text("nonsense: [")
+    data = data_of(page(run))
+    assert (data["curves"], data["speed"], data["config"]) == ({}, {}, [])
+    assert ["run", str(run.path)] in data["facts"] or data["facts"][0][0] == "run"
+
+
+def test_the_command_writes_where_it_is_told(run: RunDir, tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["report", "runs/job", "--html"])
+    assert (result.exit_code, result.output) == (0, "runs/job/report.html\n")
+    assert CliRunner().invoke(cli, ["report", "runs/job", "--html", "mine.html"]).exit_code == 0
+    assert data_of((tmp_path / "mine.html").read_text()) == data_of(run.report.read_text())
+
+
+def test_a_page_that_cannot_be_written_is_no_failure(run: RunDir) -> None:
+    write_page_in_child(run, {})
+    assert run.report.exists()
+    run.report.unlink()
+    write_page_in_child(run, {"DISTLAUNCH_REPORT": "off"})
+    assert not run.report.exists()
+    run.report.mkdir()
+    write_page_in_child(run, {})
+    assert run.report.is_dir()
+
+
+def test_commit_and_changes_of_the_code_are_recorded(tmp_path: Path) -> None:
+    assert describe_code(tmp_path) is None
+
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True, capture_output=True)
+
+    git("init")
+    (tmp_path / "mine.py").write_text("rate = 1\n")
+    git("add", "mine.py")
+    git("-c", "user.name=me", "-c", "user.email=me@example.com", "commit", "-m", "first")
+    code = describe_code(tmp_path)
+    assert code is not None
+    assert re.fullmatch("[0-9a-f]{40}", code["commit"])
+    assert code["diff"] == ""
+    # a value that a variable calls a secret
+    (tmp_path / "mine.py").write_text("rate = 2\nkey = 'hunter2-hunter2'\n")
+    changed = describe_code(tmp_path, {"MY_API_KEY": "hunter2-hunter2"})
+    assert changed is not None
+    assert "+rate = 2" in changed["diff"]
+    assert "hunter2" not in changed["diff"]
+
+
+def test_the_module_needs_no_framework(run: RunDir) -> None:
+    code = (
+        "import sys\nfrom distlaunch.base.run_dir import RunDir\nfrom distlaunch.ui.html_report.page import page\n"
+        f"page(RunDir({str(run.path)!r}))\nassert not {{'tensorflow', 'keras', 'jax'}} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
