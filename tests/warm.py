@@ -17,6 +17,8 @@ from distlaunch.agent.host import HostTasks
 from distlaunch.agent.messages import Preload, TaskSpec
 from distlaunch.agent.warm_starts import WarmStarts
 from distlaunch.base.protocol import LIFELINE_FD, SAFE_MODULE, UNBUFFERED
+from distlaunch.cluster.machine import Machine
+from distlaunch.plan.settings import kept_variables
 from distlaunch.plan.train import READ_LATE
 from tests.conftest import is_cold
 
@@ -41,9 +43,12 @@ def preload(backend: str) -> Preload:
 
 
 def environment(**own: str) -> dict[str, str]:
-    """Return the environment of a forked process. Other values of variables outside `_LATE` need a new warm process."""
+    """Return the environment of a forked process. Other values of variables outside `_LATE` need a new warm process.
+
+    It has what a launcher gives its tasks on this machine; `forked_launcher` takes it out for the launcher itself.
+    """
     ours = {name: value for name, value in os.environ.items() if name not in _OF_FRAMEWORKS}
-    return {**ours, "PYTHONPATH": _REPOSITORY, **UNBUFFERED, **own}
+    return {**kept_variables(Machine.here().hardware), **ours, "PYTHONPATH": _REPOSITORY, **UNBUFFERED, **own}
 
 
 @functools.cache

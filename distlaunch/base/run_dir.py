@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from distlaunch.base.errors import ExitCode, UsageError, code_of_os_error
 from distlaunch.base.folders import make_folder
-from distlaunch.base.plain_types import is_dict
+from distlaunch.base.plain_types import fits, is_dict
 from distlaunch.base.regular_files import read_json, read_regular
 from distlaunch.base.run_files.run_lock import Owner, lock_run, owner_of
 from distlaunch.base.run_files.submission import Submission
@@ -318,6 +318,15 @@ class RunDir:
         except (OSError, ValueError, KeyError, TypeError):
             return self.started_from()[1]
         return Path(folder) if isinstance(folder, str) else None
+
+    def recorded_settings(self) -> dict[str, str]:
+        """Return the variables with which the tasks of the last start were run; empty if unknown."""
+        try:
+            rows = read_json(self.environment)["settings"]
+            found = {row["name"]: row["value"] for row in rows}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+        return found if fits([*found], list[str]) and fits(found, dict[str, str]) else {}
 
     def owner(self) -> Owner | None:
         """Return the owner of the lock of the run, or None."""

@@ -88,6 +88,7 @@ def command(
 
 def _predict_rows(request: PredictRequest, *, as_json: bool, quiet: bool) -> int:
     """Predict given rows with an export."""
+    from distlaunch.cluster.machine import Machine
     from distlaunch.ui.plain import echo
     from distlaunch.ui.progress.view import make_view, reporting_errors
 
@@ -96,7 +97,7 @@ def _predict_rows(request: PredictRequest, *, as_json: bool, quiet: bool) -> int
     view.begin(run if run.has_config() else None)
     with reporting_errors(view):
         # show warnings also with --quiet, since they concern the predictions
-        view.event(predict_export(request, os.environ, lambda text: echo(text, err=True)))
+        view.event(predict_export(request, Machine.here(), lambda text: echo(text, err=True)))
     view.finished("done", 0)
     return 0
 

@@ -161,12 +161,13 @@ def smoke_test(request: JobRequest, *, as_json: bool, quiet: bool) -> tuple[int,
 
 def _debug(target: str, overrides: tuple[str, ...], name: str | None, others: list[str]) -> NoReturn:
     """Replace this program by the one that trains."""
+    from distlaunch.cluster.machine import Machine
     from distlaunch.jobs.debug import become_debugger
 
     if others:
         message = "starts a new run in this terminal"
         raise UsageError(f"--debug {message}; leave out {' and '.join(others)}")
-    become_debugger(target, overrides, name, os.environ)
+    become_debugger(target, overrides, name, Machine.here())
 
 
 def _detached(request: JobRequest, *, as_json: bool, quiet: bool) -> int:

@@ -1,9 +1,15 @@
-"""Facts about the control group (cgroup v2) in which a container or a scheduler runs this process."""
+"""Facts about the control group in which a container or a scheduler runs this process: cgroup v2, or v1 for its limit.
+
+Sources: `cpu.max` in Linux's documentation of cgroup v2; `cpu.cfs_quota_us` in that of the CFS bandwidth controller.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+
+_ROOT = Path("/")
 
 
 def read_cgroup(name: str) -> str:
@@ -11,6 +17,49 @@ def read_cgroup(name: str) -> str:
     # cgroup v2 has one line, such as `0::/user.slice/session-1.scope`
     group = Path("/proc/self/cgroup").read_text(encoding="utf-8").strip().rpartition("::")[2]
     return Path(f"/sys/fs/cgroup{group.rstrip('/')}/{name}").read_text(encoding="utf-8")
+
+
+def cpu_limit(root: Path = _ROOT) -> int | None:
+    """Return the CPU limit of the cgroup and of those around it in cores, or None if there is none or it is unknown.
+
+    Args:
+        root: the folder with `proc` and `sys`.
+    """
+    limits = list(_cpu_limits(root))
+    return max(1, round(min(limits))) if limits else None
+
+
+def _cpu_limits(root: Path) -> Iterator[float]:
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        # `0::GROUP` for v2, `4:cpu,cpuacct:GROUP` for v1
+        _, controllers, group = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / controllers if controllers else root / "sys/fs/cgroup"
+        folder = top / group.lstrip("/")
+        # within a container, the group's path may be that of the host, which does not exist there
+        for each in dict.fromkeys([folder, *folder.parents, top]):
+            if each.is_relative_to(top):
+                yield from _limit_of(each, is_v2=not controllers)
+
+
+def _limit_of(folder: Path, *, is_v2: bool) -> Iterator[float]:
+    try:
+        if is_v2:
+            quota, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
+        else:
+            quota, period = (
+                (folder / f"cpu.cfs_{name}_us").read_text(encoding="utf-8") for name in ("quota", "period")
+            )
+        # `max` in v2 and -1 in v1 mean no limit
+        if int(quota) > 0:
+            yield int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return
 
 
 def oom_kills() -> int | None:

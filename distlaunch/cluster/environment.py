@@ -26,6 +26,7 @@ def describe_environment(
     run: RunDir | None = None,
     modules_folder: Path | None = None,
     environ: Mapping[str, str] = os.environ,
+    settings: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Return the content of environment.json.
 
@@ -34,6 +35,7 @@ def describe_environment(
         run: the run, whose paths are recorded so that it can be moved together with its code.
         modules_folder: the folder that is searched first for modules; None for the current directory.
         environ: environment variables, whose secrets are masked in the command.
+        settings: the variables of the tasks that the hardware has decided.
     """
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -48,6 +50,7 @@ def describe_environment(
         "python": platform.python_version(),
         "cpus": num_visible_cores(),
         "gpus": list(gpus),
+        "settings": list(settings),
         # read the versions from metadata, since imports would take seconds
         "packages": {name: version for name in _PACKAGES if (version := installed(name))},
     }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from distlaunch.cluster.gpus import find_gpus
+from distlaunch.cluster.hardware import Hardware, read_hardware
 from distlaunch.cluster.spec import ClusterSpec, Task
 from distlaunch.cluster.tf_config import from_tf_config
 
@@ -39,6 +40,11 @@ class Machine:
     def gpus(self) -> tuple[str, ...]:
         """The visible GPUs; see `find_gpus`."""
         return find_gpus(self.environ)
+
+    @cached_property
+    def hardware(self) -> Hardware:
+        """The hardware of this machine; see `read_hardware`."""
+        return read_hardware(self.environ, self.gpus)
 
     @cached_property
     def tf_config(self) -> tuple[ClusterSpec, Task] | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from distlaunch.base.errors import UsageError
+from distlaunch.cluster.hardware import Hardware
 
 Job = Literal["chief", "worker", "ps", "evaluator"]
 JOBS: tuple[str, ...] = get_args(Job)
@@ -49,12 +50,14 @@ class Place:
         address: the `host:port` at which other tasks reach the process; empty if the process needs no address.
         gpus: all GPUs that the job may use on the host, in the form of CUDA_VISIBLE_DEVICES.
         python: the interpreter on the host; empty for that of this process.
+        hardware: the hardware of the host; None if it is unknown, as before a connection to the host.
     """
 
     host: str = ""
     address: str = ""
     gpus: tuple[str, ...] = ()
     python: str = ""
+    hardware: Hardware | None = None
 
 
 def by_host(places: Mapping[Task, Place]) -> list[tuple[tuple[str, ...], list[Task]]]:

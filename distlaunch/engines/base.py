@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, Self
 
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.submission import JobState, Submission
+from distlaunch.cluster.hardware import Hardware, parse_hardware
 from distlaunch.config.run import RunConfig
 from distlaunch.supervise.allocation import Allocation
 
@@ -21,7 +22,6 @@ class Needs:
     Attributes:
         num_tasks: number of processes to start.
         num_addresses: number of processes that the others must reach.
-        num_computing: number of processes that compute most of the time and share the cores of their host.
         jobs: for each job (`chief`, `worker`, `ps`), the number of its tasks that have addresses, in the order of the
             processes; empty for a single process. Only workers take slots of hosts: see `cluster.hosts.place_tasks`.
         ports: a port for each address, or `auto` for any free ports.
@@ -31,7 +31,6 @@ class Needs:
 
     num_tasks: int = 1
     num_addresses: int = 0
-    num_computing: int = 1
     jobs: Mapping[str, int] = field(default_factory=dict[str, int])
     ports: Sequence[int] | Literal["auto"] = "auto"
     failure_window_s: float | None = None
@@ -61,6 +60,7 @@ class HostReport:
         machine: an identifier that is unique to the machine.
         free_bytes: free space on the disk of the working directory.
         warnings: messages about possible problems.
+        hardware: the facts that decide the settings of tasks.
     """
 
     name: str
@@ -74,6 +74,7 @@ class HostReport:
     machine: str
     free_bytes: int
     warnings: Sequence[str] = ()
+    hardware: Hardware = Hardware()  # noqa: RUF009 (a tuple)
 
     @staticmethod
     def of(
@@ -83,7 +84,8 @@ class HostReport:
         known = {key: facts[key] for key in ("python", "packages", "cores", "memory_bytes", "gpus", "driver")}
         known["machine"] = facts.get("machine", "")  # an agent of a development version may not report it
         free_bytes = next(iter(state["free_bytes"].values()))
-        return HostReport(name, address, **known, free_bytes=free_bytes, warnings=warnings)
+        hardware = parse_hardware(facts["hardware"])
+        return HostReport(name, address, **known, free_bytes=free_bytes, warnings=warnings, hardware=hardware)
 
 
 class Engine(Protocol):

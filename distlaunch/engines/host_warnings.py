@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from distlaunch.cluster.hardware import DECIDED, Hardware
+
 _MIN_FREE_BYTES = 1_000_000_000
 _MIN_OPEN_FILES = 1024
 _MIN_PROCESSES = 1024
@@ -66,6 +68,25 @@ def driver_warnings(drivers: Mapping[str, str]) -> Iterator[str]:
         yield "hosts have different GPU drivers: " + "; ".join(
             f"{version} on {', '.join(names)}" for version, names in hosts.items()
         )
+
+
+def hardware_differences(hardware: Mapping[str, Hardware]) -> Iterator[str]:
+    """Yield a sentence for each fact that differs between hosts and decides a setting of their tasks."""
+    facts: dict[str, dict[str, str]] = {
+        "CPUs": {name: each.cpu or each.architecture for name, each in hardware.items()},
+        "features of the CPU": {name: ", ".join(each.features) or "none" for name, each in hardware.items()},
+        "numbers of cores": {name: str(each.num_cores) for name, each in hardware.items()},
+        "NUMA nodes": {name: str(max(1, len(each.numa_nodes))) for name, each in hardware.items()},
+        "numbers of GPUs": {name: str(len(each.gpus)) for name, each in hardware.items()},
+    }
+    for variable in DECIDED:
+        set_there = {name: each.environ.get(variable, "not set") for name, each in hardware.items()}
+        facts[f"values of {variable} in their environments"] = set_there
+    for what, values in facts.items():
+        hosts = _group_by_value(values)
+        if len(hosts) > 1:
+            each = "; ".join(f"{value} on {', '.join(names)}" for value, names in hosts.items())
+            yield f"hosts have different {what}: {each}"
 
 
 def _group_by_value(values: Mapping[str, str]) -> dict[str, list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
@@ -14,7 +14,6 @@ from distlaunch.agent.open_files import FILES_PER_TASK, allow_open_files
 from distlaunch.agent.warm_starts import WarmStarts
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.plural import count
-from distlaunch.cluster.cores import NumaShares, pool_sizes
 from distlaunch.cluster.machine import Machine
 from distlaunch.cluster.ports import ReservedPorts, listening_ports, pick_ports, reserve_ports
 from distlaunch.cluster.proxies import direct_paths
@@ -36,8 +35,6 @@ class LocalAllocation:
         environ: the environment variables that tasks inherit.
         warm_starts: processes that have imported a framework, from which tasks are forked.
         adapt: the engine's hook that changes how a task is started.
-        num_computing: the number of tasks that share the cores. It determines the sizes of their thread pools, and
-            whether each task is bound to the cores of one NUMA node.
     """
 
     environ: Mapping[str, str]
@@ -46,7 +43,6 @@ class LocalAllocation:
     given: tuple[ClusterSpec, Task] | None = None
     adapt: Callable[[TaskSpec], TaskSpec] = lambda spec: spec
     reserved: ReservedPorts = field(default_factory=lambda: ReservedPorts((), ()))
-    num_computing: int = 1
     engine: str = "local"
     notes: Sequence[str] = ()
     sees_tasks_at_once: bool = True
@@ -56,7 +52,7 @@ class LocalAllocation:
         self, plan: LaunchPlan, show: Callable[[str, str], None], clock: Callable[[], float]
     ) -> Generator[Starter]:
         with HostTasks(show, clock, self.warm_starts) as tasks:
-            yield _Starter(tasks, self.spec_of, NumaShares(self.num_computing))
+            yield _Starter(tasks, self.spec_of)
 
     def listening(self, addresses: Collection[str]) -> set[str]:
         ports = listening_ports()
@@ -72,12 +68,11 @@ class LocalAllocation:
     def spec_of(self, task: TaskPlan) -> TaskSpec:
         """Return the command, environment and files of a task on this host."""
         inherited = {name: value for name, value in self.environ.items() if name not in REMOVED_ENV}
-        # variables such as OMP_NUM_THREADS that the user has set override ours
-        env = {**pool_sizes(self.num_computing), **inherited, **task.env}
+        env = {**inherited, **task.env}
         env |= direct_paths(env)
         files = task.files
         logs = files.stdout_log, files.stderr_log
-        return self.adapt(TaskSpec(str(task.task), task.argv, env, *logs, files.heartbeat, task.preload))
+        return self.adapt(TaskSpec(str(task.task), task.argv, env, *logs, files.heartbeat, task.preload, task.cores))
 
     def release_ports(self) -> None:
         self.reserved.release()
@@ -87,13 +82,12 @@ class LocalAllocation:
 
 
 class _Starter:
-    def __init__(self, tasks: HostTasks, spec_of: Callable[[TaskPlan], TaskSpec], cores: NumaShares) -> None:
-        self._tasks, self._spec_of, self._cores = tasks, spec_of, cores
+    def __init__(self, tasks: HostTasks, spec_of: Callable[[TaskPlan], TaskSpec]) -> None:
+        self._tasks, self._spec_of = tasks, spec_of
         self.watch, self.wait = tasks.watch, tasks.wait
 
     def start(self, task: TaskPlan) -> TaskHandle:
-        spec = self._spec_of(task)
-        return self._tasks.start(spec._replace(cores=spec.cores or self._cores.of(spec.name, spec.env)))
+        return self._tasks.start(self._spec_of(task))
 
     def collect(self, gives_up: Callable[[], bool]) -> None:
         """Do nothing, since tasks write their files on this host."""
@@ -160,13 +154,13 @@ class LocalEngine:
             if number:
                 reserved = pick_ports(number) if ports == "auto" else reserve_ports(ports[:number])
             numbers = reserved.numbers
-        gpus = self._machine.gpus
-        places = [Place("", f"{_HOST}:{port}", gpus) for port in numbers]
+        here = Place(gpus=self._machine.gpus, hardware=self._machine.hardware)
+        places = [replace(here, address=f"{_HOST}:{port}") for port in numbers]
         # tasks to which no other task connects need no address
-        places += [Place(gpus=gpus)] * (needs.num_tasks - number)
+        places += [here] * (needs.num_tasks - number)
         return LocalAllocation(
             self._machine.environ, self._warm_starts, tuple(places), adapt=self.adapt, reserved=reserved,
-            num_computing=needs.num_computing, engine=self.name,
+            engine=self.name,
         )  # fmt: skip
 
 
@@ -186,12 +180,11 @@ class GivenClusterEngine(LocalEngine):
         self._given = given
 
     def allocate(self, needs: Needs, *, dry: bool = False) -> LocalAllocation:
-        cluster, task = self._given
         # the places need no addresses, since TF_CONFIG has them
-        places = (Place(gpus=self._machine.gpus),)
+        places = (Place(gpus=self._machine.gpus, hardware=self._machine.hardware),)
         return LocalAllocation(
             self._machine.environ, self._warm_starts, places, given=self._given, adapt=self.adapt,
-            num_computing=cluster.num_workers_beside(task), engine=self.name,
+            engine=self.name,
         )  # fmt: skip
 
 

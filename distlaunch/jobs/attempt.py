@@ -86,7 +86,7 @@ def plan_attempt(
     least = min_workers(config)
     config, allocation = allocate_fitting(count_workers(config, context, dry=True), context, least, dry=True)
     config = _fit_to_allocation(config, allocation)
-    return _plan(config, run, attempt, mode, allocation, [*extra, *config_mark_arguments(dump_config(config))])
+    return plan_allocated(config, run, attempt, mode, allocation, [*extra, *config_mark_arguments(dump_config(config))])
 
 
 def _fit_to_allocation(config: RunConfig, allocation: Allocation) -> RunConfig:
@@ -95,20 +95,23 @@ def _fit_to_allocation(config: RunConfig, allocation: Allocation) -> RunConfig:
     return config if here is None else fit_config(config, cluster)
 
 
-def _plan(
-    config: RunConfig, run: RunDir, attempt: int, mode: Mode, allocation: Allocation, extra: Sequence[str]
+def plan_allocated(
+    config: RunConfig, run: RunDir, attempt: int, mode: Mode, allocation: Allocation, extra: Sequence[str] = ()
 ) -> LaunchPlan:
     """Return the launch plan of a config that fits the allocation."""
     cluster, here = _cluster(config, allocation)
     places, engine = allocation.places, allocation.engine
-    return plan_launch(config, run, attempt, mode, cluster, here=here, places=places, extra=extra, engine=engine)
+    return plan_launch(
+        config, run, attempt, mode, cluster, here=here, places=places, extra=extra, engine=engine,
+        recorded=run.recorded_settings(),
+    )  # fmt: skip
 
 
 def import_ahead(config: RunConfig, run: RunDir, mode: Mode, context: LaunchContext) -> None:
     """Start to import the modules that an attempt will need. Ignore errors: the attempt itself reports them."""
     with contextlib.suppress(DistlaunchError):
         allocation = allocate(config, context, dry=True)
-        allocation.import_ahead(_plan(_fit_to_allocation(config, allocation), run, 0, mode, allocation, ()))
+        allocation.import_ahead(plan_allocated(_fit_to_allocation(config, allocation), run, 0, mode, allocation))
 
 
 def allocate_fitting(
@@ -149,9 +152,8 @@ def allocate(
     """Return hosts, devices and addresses for the tasks of a config. See `Engine.allocate` for errors."""
     jobs = config.strategy.processes(config.cluster)
     count = sum(jobs.values())
-    computing = config.cluster.num_workers if count else 1
     # the evaluator needs no address, since no task connects to it
-    needs = Needs((count or 1) + config.cluster.evaluator, count, computing, jobs, config.cluster.ports,
+    needs = Needs((count or 1) + config.cluster.evaluator, count, jobs, config.cluster.ports,
                   config.restarts.window_s, avoids_failed_hosts)  # fmt: skip
     return context.engine.allocate(needs, dry=dry)
 
@@ -205,8 +207,10 @@ def run_attempt(
         text = dump_config(config)
         with run.claim_attempt() as attempt:
             # the mark lets tasks detect a config file that somebody else has replaced
-            plan = _plan(config, run, attempt, mode, allocation, [*extra, *config_mark_arguments(text)])
+            plan = plan_allocated(config, run, attempt, mode, allocation, [*extra, *config_mark_arguments(text)])
             _write_attempt(run, text, plan)
+        for warning in plan.settings.warnings:
+            observer.note(f"warning: {warning}")
         if mode == "train":
             if not isinstance(full_config.cluster.workers, int):
                 # store the range, so that a resume may use all workers again
@@ -258,7 +262,8 @@ def _write_run(
     write_atomically(run.config, text)
     run.write_json(run.plan, plan.to_plain())
     gpus = allocation.places[0].gpus
-    environment = describe_environment(gpus, config.folder, run, config.modules_folder, environ)
+    settings = plan.settings.to_plain()
+    environment = describe_environment(gpus, config.folder, run, config.modules_folder, environ, settings)
     run.write_json(run.environment, environment)
     return replaced
 
@@ -299,7 +304,10 @@ def run_evaluator_only(config: RunConfig, run: RunDir, observer: Observer, conte
     cluster, here = _cluster(config, allocation)
     places, engine, number = allocation.places, allocation.engine, newest_training(run) or 0
     extra = config_mark_arguments(run.attempt_config(number).read_text(encoding="utf-8"))
-    plan = plan_launch(config, run, number, "train", cluster, here=here, places=places, extra=extra, engine=engine)
+    plan = plan_launch(
+        config, run, number, "train", cluster, here=here, places=places, extra=extra, engine=engine,
+        recorded=run.recorded_settings(),
+    )  # fmt: skip
     for task in plan.tasks:
         make_folder(task.files.path)
         task.files.archive_error()

@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from distlaunch.cluster.machine import Machine
 from distlaunch.engines.base import HostReport
-from distlaunch.jobs.attempt import allocate_fitting, count_workers, min_workers
+from distlaunch.engines.host_warnings import hardware_differences
+from distlaunch.jobs.attempt import allocate_fitting, count_workers, min_workers, plan_allocated
 from distlaunch.jobs.choose_run import JobRequest, choose
 from distlaunch.jobs.restarts import note_hosts
 from distlaunch.plan.exposure import exposure
+from distlaunch.plan.settings import RunSettings
 
 
-def examine(
-    target: str, overrides: Sequence[str], machine: Machine, note: Callable[[str], None]
-) -> tuple[list[HostReport], str]:
+@dataclass(frozen=True)
+class Examination:
+    """The result of examining the hosts of a config.
+
+    Attributes:
+        ports: a text about the ports that its tasks open.
+        settings: the variables that tasks of a new run would get; see `plan.settings`.
+        differences: sentences on hardware that differs between hosts.
+    """
+
+    hosts: list[HostReport]
+    ports: str
+    settings: RunSettings
+    differences: list[str]
+
+
+def examine(target: str, overrides: Sequence[str], machine: Machine, note: Callable[[str], None]) -> Examination:
     """Examine the hosts of a config.
 
     Args:
         note: called with messages about progress.
-
-    Returns:
-        A report for each host, and a text about the ports that its tasks open.
 
     Raises:
         ConfigError: the config is wrong.
@@ -33,8 +47,11 @@ def examine(
     with context.engine as engine:
         reports = engine.examine()
         # only an allocation checks slots and ports
-        allocation = allocate_fitting(count_workers(config, context), context, min_workers(config))[1]
+        config, allocation = allocate_fitting(count_workers(config, context), context, min_workers(config))
         allocation.release()
     addresses = [place.address for place in allocation.places if place.address]
     hosts = list(dict.fromkeys(place.host for place in allocation.places if place.host))
-    return reports, exposure(addresses, hosts, isolated=config.cluster.isolate)
+    settings = plan_allocated(config, choice.target_run_dir, 0, "train", allocation).settings
+    differences = list(hardware_differences({report.name: report.hardware for report in reports}))
+    ports = exposure(addresses, hosts, isolated=config.cluster.isolate)
+    return Examination(reports, ports, settings, differences)

@@ -15,6 +15,8 @@ from distlaunch.base.events import Predicted
 from distlaunch.base.helper_process import ANSWER, Answer, run_helper
 from distlaunch.base.protocol import SAFE_MODULE
 from distlaunch.base.run_dir import RunDir, checkpoint_name
+from distlaunch.cluster.machine import Machine
+from distlaunch.plan.settings import kept_variables
 from distlaunch.plan.train import REMOVED_ENV
 
 SUFFIXES = (".npy", ".npz", ".csv", ".tsv", ".txt", ".jsonl")
@@ -51,7 +53,7 @@ def is_export(target: str) -> bool:
 
 
 def predict_export(
-    request: PredictRequest, environ: Mapping[str, str], note: Callable[[str], None] = lambda text: None
+    request: PredictRequest, machine: Machine, note: Callable[[str], None] = lambda text: None
 ) -> Predicted:
     """Write the predictions, and return when they are complete.
 
@@ -74,7 +76,9 @@ def predict_export(
     given = ["--input", request.input] if request.input is not None else ["--data", str(request.data)]
     split = ["--split", request.split] if request.split is not None else []
     where = ["--output", output, "--batch-size", str(request.batch_size)]
-    shapes = _run(["--export", str(export), *given, *split, *where], export, environ)
+    # with the rounding of the training, if the export lies in its run
+    settings = kept_variables(machine.hardware, RunDir(export.absolute().parents[1]).recorded_settings())
+    shapes = _run(["--export", str(export), *given, *split, *where], export, {**machine.environ, **settings})
     return Predicted(time=time.time(), step=None, split=name, path=output, shapes=shapes)
 
 

@@ -110,7 +110,7 @@ def _attempt(
 ) -> AttemptResult:
     """Run one attempt: start all tasks on fresh addresses and follow them until they end."""
     engine, environ = context.engine, context.machine.environ
-    needs = Needs(job.num_tasks, job.num_addresses, job.num_computing, job.slots, failure_window_s=window_s)
+    needs = Needs(job.num_tasks, job.num_addresses, job.slots, failure_window_s=window_s)
     with signals.raising():
         try:
             allocation = engine.allocate(needs)
@@ -122,7 +122,9 @@ def _attempt(
         plan = plan_script(job, run, run.next_attempt(), allocation.places, environ, allocation.engine)
         for path in (run.attempt_plan(plan.attempt), run.plan):
             run.write_json(path, _record(plan, environ))
-        run.write_json(run.environment, describe_environment(allocation.places[0].gpus))
+        run.write_json(
+            run.environment, describe_environment(allocation.places[0].gpus, settings=plan.settings.to_plain())
+        )
         outcome = Supervisor(plan, allocation, observer, signals=signals).run()
         end_leftover_processes(plan, observer)
         return AttemptResult(plan, outcome)

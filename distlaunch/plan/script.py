@@ -24,7 +24,7 @@ from distlaunch.base.run_files.task_dir import TaskDir
 from distlaunch.cluster.gpus import VISIBLE, share_gpus
 from distlaunch.cluster.ports import REUSE_ENV
 from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Place, Task, by_host, places_of
-from distlaunch.plan.train import NO_GPU, LaunchPlan, TaskPlan, cluster_at
+from distlaunch.plan.train import NO_GPU, LaunchPlan, TaskPlan, cluster_at, cores_of, settings_of
 
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 Kind = Literal["script", "module", "program"]
@@ -60,16 +60,15 @@ class ScriptJob:
     @property
     def slots(self) -> dict[str, int]:
         """The number of tasks of each job that need slots. A chief without parameter servers counts as a worker."""
-        return self.counts if self.ps else {"worker": self.num_computing}
+        return self.counts if self.ps else {"worker": self.workers + self.chief}
 
     @property
     def num_addresses(self) -> int:
         return 1 if self.jax else sum(self.counts.values())
 
-    @property
-    def num_computing(self) -> int:
-        """Return the number of tasks that compute most of the time: not parameter servers or coordinators."""
-        return self.workers + (self.chief and not self.ps)
+    def computes(self, task: Task) -> bool:
+        """Return True if a task computes most of the time, unlike parameter servers and coordinators."""
+        return task.job == "worker" or (task.job == "chief" and not self.ps)
 
     @property
     def num_tasks(self) -> int:
@@ -96,12 +95,16 @@ def plan_script(
     place_of, addresses = places_of(everyone, places), [place.address for place in places if place.address]
     shares = {task: share for gpus, here in by_host(place_of) for task, share in _gpu_shares(job, here, gpus).items()}
     cluster = ClusterSpec({}) if job.jax else cluster_at(job.counts, addresses)
+    computing = [task for task in tasks if job.computes(task)]
+    settings = settings_of(place_of, computing, backend="jax" if job.jax else None)
+    cores = cores_of(place_of, computing, settings)
     plans: list[TaskPlan] = []
     for task in everyone:
         files = run.task(attempt, str(task))
         # without parameter servers, workers train and end by themselves
         serves = job.ps > 0 and task.job in ("worker", "ps")
         env = {
+            **settings.of(place_of[task].host).variables,
             **(_jax_variables(job, task, addresses[0]) if job.jax else _tensorflow_variables(cluster, task)),
             **({VISIBLE: ",".join(shares[task])} if task in shares else {}),
             **{RUN_DIR: str(run.path), ATTEMPT: str(attempt), TASK: str(task)},
@@ -112,7 +115,10 @@ def plan_script(
         address = cluster.address(task) if task in cluster.tasks else None
         argv = _argv(job, task, attempt, files, place_of[task].python)
         unsupervised, host = job.kind == "program", place_of[task].host
-        plans.append(TaskPlan(task, argv, env, files, address, serves=serves, unsupervised=unsupervised, host=host))
+        plans.append(
+            TaskPlan(task, argv, env, files, address, serves=serves, unsupervised=unsupervised, host=host,
+                     cores=cores.get(task, frozenset()))
+        )  # fmt: skip
     return LaunchPlan(
         *(run.path, attempt, "run", tuple(plans)),
         start_timeout_s=job.start_timeout_s,
@@ -121,6 +127,7 @@ def plan_script(
         chief=tasks[0],
         cluster=cluster,
         engine=engine,
+        settings=settings,
     )
 
 
@@ -157,7 +164,7 @@ def _gpu_shares(job: ScriptJob, tasks: Sequence[Task], gpus: Sequence[str]) -> d
     if not gpus or job.num_tasks == 1:
         return {}
     # a chief trains like the workers, unless it is the coordinator of parameter servers
-    trainers = [task for task in tasks if task.job == "worker" or (task.job == "chief" and not job.ps)]
+    trainers = [task for task in tasks if job.computes(task)]
     shares = dict(zip(trainers, share_gpus(gpus, len(trainers), None), strict=True)) if len(trainers) > 1 else {}
     if len(trainers) == 1:
         shares = {trainers[0]: tuple(gpus)}

@@ -25,14 +25,15 @@ from distlaunch.base.protocol import (
 )
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.task_dir import TaskDir
-from distlaunch.cluster.cores import POOL_SIZES
 from distlaunch.cluster.gpus import VISIBLE, share_gpus
+from distlaunch.cluster.hardware import POOL_SIZES
 from distlaunch.cluster.ports import REUSE_ENV
 from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Place, Task, by_host, places_of
 from distlaunch.config.checks.config import cross_check
 from distlaunch.config.given_cluster import tf_config_sizes
 from distlaunch.config.run import RunConfig
 from distlaunch.plan.exposure import exposure
+from distlaunch.plan.settings import Cores, RunSettings, decide
 
 Mode = Literal["train", "evaluate", "predict", "export", "verify", "run"]
 """Kinds of work of an attempt's tasks; `run` is for a user's script, which reports no steps."""
@@ -62,6 +63,7 @@ class TaskPlan:
         unsupervised: whether the task is a program that does not report events. It counts as up when it runs.
         host: the host of the task; empty for this machine.
         preload: imports that can be made before the task starts; None to start a fresh process.
+        cores: the cores to which the process is bound; empty for all cores of the host.
     """
 
     task: Task
@@ -73,6 +75,7 @@ class TaskPlan:
     unsupervised: bool = False
     host: str = ""
     preload: Preload | None = None
+    cores: Cores = frozenset()
 
     def to_plain(self) -> dict[str, Any]:
         """Return the JSON form of this task. TF_CONFIG has no `cluster`, which is stored once in the plan.
@@ -88,6 +91,7 @@ class TaskPlan:
             "logs": str(self.files.path),
             **({"host": self.host} if self.host else {}),
             **({"serves": True} if self.serves else {}),
+            **({"cores": sorted(self.cores)} if self.cores else {}),
         }
 
 
@@ -100,6 +104,7 @@ class LaunchPlan:
         elsewhere: addresses of the cluster's tasks that other launchers start.
         cluster: the cluster in TF_CONFIG of the tasks; empty if no task gets TF_CONFIG.
         engine: the name of the engine: a kind of `engine:`, or `tf_config` for one task of a given cluster.
+        settings: the variables that the hardware of the hosts has decided.
     """
 
     run_dir: Path
@@ -113,6 +118,7 @@ class LaunchPlan:
     elsewhere: Mapping[str, str] | None = None
     cluster: ClusterSpec = ClusterSpec({})  # noqa: RUF009 (frozen)
     engine: str = "local"
+    settings: RunSettings = RunSettings()  # noqa: RUF009 (frozen)
 
     @property
     def lead(self) -> Task:
@@ -154,6 +160,7 @@ class LaunchPlan:
             **({"cluster": self.cluster.to_plain()} if self.cluster.tasks else {}),
             "tasks": [task.to_plain() for task in self.tasks],
             **({"elsewhere": dict(self.elsewhere)} if self.elsewhere else {}),
+            **({"settings": self.settings.to_plain()} if self.settings.hosts else {}),
         }
 
 
@@ -208,6 +215,7 @@ def plan_launch(
     places: Sequence[Place] = (),
     extra: Sequence[str] = (),
     engine: str = "local",
+    recorded: Mapping[str, str] | None = None,
 ) -> LaunchPlan:
     """Return the plan of an attempt without side effects. Raise UsageError if there are too few GPUs.
 
@@ -218,6 +226,7 @@ def plan_launch(
             on this machine.
         extra: arguments for the worker.
         engine: see `LaunchPlan`.
+        recorded: see `decide`; None for a new run.
     """
     chosen = _chosen(config, mode, cluster, here)
     place_of = places_of(chosen, places, cluster)
@@ -225,11 +234,17 @@ def plan_launch(
     ports_are_reserved = here is None and bool(cluster.tasks)  # the ports of a given cluster are not reserved
     servers = [task for task in chosen if cluster.tasks and config.strategy.is_server(task.job)]
     more = {task: (*extra, *(WAIT_FOR_CHIEF if task == here else ())) for task in servers}
+    computing = [task for task in chosen if task.job == "worker"]
+    if here is not None:  # other launchers start the other workers of this host
+        computing += [here] * (cluster.num_workers_beside(here) - len(computing))
+    settings = settings_of(place_of, computing, recorded, backend=config.strategy.backend)
+    cores = cores_of(place_of, computing, settings)
     tasks = tuple(
         TaskPlan(
             task=task,
             argv=worker_argv(run.path, attempt, task, mode, more.get(task, extra), place_of[task].python),
-            env=_environment(
+            env=settings.of(place_of[task].host).variables
+            | _environment(
                 task, cluster, shares.get(task), config.modules_folder, ports_are_reserved=ports_are_reserved
             )
             | {RUN_DIR: str(run.path), ATTEMPT: str(attempt), TASK: str(task)},
@@ -238,6 +253,7 @@ def plan_launch(
             serves=task in servers,
             host=place_of[task].host,
             preload=preload_for(config, task, mode) if config.engine.warm_start else None,
+            cores=cores.get(task, frozenset()),
         )
         for task in chosen
     )
@@ -250,7 +266,31 @@ def plan_launch(
         elsewhere={str(task): cluster.address(task) for task in cluster.tasks if task not in chosen},
         cluster=cluster,
         engine=engine,
+        settings=settings,
     )
+
+
+def settings_of(
+    places: Mapping[Task, Place],
+    computing: Sequence[Task],
+    recorded: Mapping[str, str] | None = None,
+    *,
+    backend: str | None = None,
+) -> RunSettings:
+    """Return the settings of tasks; see `decide`. Hosts of unknown hardware get none.
+
+    Args:
+        computing: the tasks that compute most of the time and share the cores of their host.
+    """
+    hosts = {place.host: place.hardware for place in places.values() if place.hardware is not None}
+    on = [places[task].host for task in computing]
+    return decide(hosts, {host: max(1, on.count(host)) for host in hosts}, backend=backend, recorded=recorded)
+
+
+def cores_of(places: Mapping[Task, Place], computing: Sequence[Task], settings: RunSettings) -> dict[Task, Cores]:
+    """Return the cores of each task that is bound to some of the cores of its host."""
+    shares = {host: iter(each.cores) for host, each in settings.hosts.items()}
+    return {task: next(shares.get(places[task].host, iter(())), frozenset[int]()) for task in computing}
 
 
 def _chosen(config: RunConfig, mode: Mode, cluster: ClusterSpec, here: Task | None) -> tuple[Task, ...]:
@@ -310,11 +350,18 @@ def render_plan(plan: LaunchPlan, config: RunConfig) -> str:
         f"deadlines {plan.start_timeout_s:g} s to the first step, {plan.stop_timeout_s:g} s to stop{stall}",
         *([f"ports     {ports}"] if (ports := exposure_of(plan, config)) else []),
     ]
+    unknown = list(
+        dict.fromkeys(task.host for task in plan.tasks if task.host and task.host not in plan.settings.hosts)
+    )
+    if unknown:
+        lines += ["", f"settings  decided at the start, from the hardware of {', '.join(unknown)}"]
+    lines += ["", *settings] if (settings := settings_lines(plan.settings)) else []
     for number, task in enumerate(plan.tasks, 1):
         role = " (chief)" if task.task == plan.chief and len(plan.tasks) > 1 else ""
         where = f"  {task.address}" if task.address else ""
         lines += ["", f"task {number} of {len(plan.tasks)}: {task.task}{role}{where}"]
         lines += [f"  {name}={value}" for name, value in task.env.items()]
+        lines += [f"  bound to the cores {', '.join(map(str, sorted(task.cores)))}"] if task.cores else []
         lines += ["  " + " ".join(task.argv), f"  logs in {task.files.path}"]
     if plan.elsewhere:
         lines += [
@@ -323,6 +370,15 @@ def render_plan(plan: LaunchPlan, config: RunConfig) -> str:
             *(f"  {task}  {address}" for task, address in plan.elsewhere.items()),
         ]
     return "\n".join(lines)
+
+
+def settings_lines(settings: RunSettings) -> list[str]:
+    """Return the lines that show each setting with its reason; none if there are no settings."""
+    lines = ["settings of the tasks, and why"] if settings.rows else []
+    for setting, hosts in settings.rows:
+        where = f" on {', '.join(hosts)}" if hosts else ""
+        lines.append(f"  {setting.name}={setting.value}{where}: {setting.reason}")
+    return lines
 
 
 def exposure_of(plan: LaunchPlan, config: RunConfig) -> str:

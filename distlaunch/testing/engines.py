@@ -205,7 +205,7 @@ class EngineConformance:
     ) -> Generator[Attempt]:
         """Allocate and plan an attempt; it is released when the block is left."""
         job = ScriptJob("program", sys.executable, ("-c", PROGRAMS[program]), workers=workers)
-        needs = Needs(job.num_tasks, job.num_addresses, job.num_computing, job.slots)
+        needs = Needs(job.num_tasks, job.num_addresses, job.slots)
         allocation = engine.allocate(needs)
         try:
             run = RunDir(folder / "runs" / "job")
@@ -220,7 +220,7 @@ class EngineConformance:
     def test_a_dry_allocation_asks_nobody_and_reserves_nothing(self, tmp_path: Path) -> None:
         engine = self.make(tmp_path)
         for _ in range(2):
-            allocation = engine.allocate(Needs(2, 2, 2, {"worker": 2}), dry=True)
+            allocation = engine.allocate(Needs(2, 2, {"worker": 2}), dry=True)
             assert len(allocation.places) == 2
             assert allocation.engine
             allocation.release()
@@ -228,7 +228,7 @@ class EngineConformance:
 
     def test_each_task_has_a_place_and_an_address_of_its_own(self, tmp_path: Path) -> None:
         with self.make(tmp_path) as engine:
-            allocation = engine.allocate(Needs(3, 2, 2, {"worker": 2}))
+            allocation = engine.allocate(Needs(3, 2, {"worker": 2}))
             try:
                 assert len(allocation.places) == 3
                 addresses = [place.address for place in allocation.places]
@@ -246,20 +246,20 @@ class EngineConformance:
                 return
             assert slots == self.slots
             with pytest.raises(TooFewSlotsError) as refused:
-                engine.allocate(Needs(slots + 1, slots + 1, slots + 1, {"worker": slots + 1}))
+                engine.allocate(Needs(slots + 1, slots + 1, {"worker": slots + 1}))
             assert refused.value.slots == slots
             # the refused request has not kept any slots
-            engine.allocate(Needs(slots, slots, slots, {"worker": slots})).release()
+            engine.allocate(Needs(slots, slots, {"worker": slots})).release()
 
     def test_too_few_ports_are_a_mistake_of_the_config(self, tmp_path: Path) -> None:
-        needs = Needs(2, 2, 2, {"worker": 2}, ports=[5000])
+        needs = Needs(2, 2, {"worker": 2}, ports=[5000])
         with self.make(tmp_path) as engine, pytest.raises(ConfigError, match=r"cluster\.ports: got 1 port for 2 tasks"):
             engine.allocate(needs)
 
     def test_an_allocation_may_be_released_twice_and_another_follows(self, tmp_path: Path) -> None:
         with self.make(tmp_path) as engine:
             for _ in range(2):
-                allocation = engine.allocate(Needs(2, 2, 2, {"worker": 2}))
+                allocation = engine.allocate(Needs(2, 2, {"worker": 2}))
                 allocation.release_ports()
                 allocation.release()
                 allocation.release()

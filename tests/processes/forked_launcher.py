@@ -17,6 +17,7 @@ from distlaunch.agent.warm_starts import WarmProcess, WarmStarts
 from distlaunch.base import helper_process
 from distlaunch.base.protocol import LIFELINE_FD, UNBUFFERED
 from distlaunch.engines import local
+from distlaunch.plan.settings import KEPT
 from distlaunch.plan.train import READ_LATE, USES
 from distlaunch.tasks.process_end import end_process
 from tests.processes.forked_helpers import ForkedHelpers
@@ -40,6 +41,8 @@ def main() -> None:
     for use in ("", *USES):  # this process has made ready what training needs, and so all of it
         what = Preload("distlaunch.tasks.preload", (backend, *use.split()), READ_LATE)
         warm_starts.add(sys.executable, what, {**os.environ, **UNBUFFERED}, process)
+    for name in KEPT:  # the launcher decides them by itself
+        os.environ.pop(name, None)
     helper_process.subprocess = ForkedHelpers(process, what)  # pyright: ignore[reportAttributeAccessIssue]
     sys.argv = ["distlaunch", *words]
     end_process.skip_earlier_hooks()

@@ -19,7 +19,9 @@ from supervised import REPOSITORY, processes_of, wait_until
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import Event, StepsDone
 from distlaunch.base.run_dir import RunDir
+from distlaunch.cluster.hardware import INJECTED
 from distlaunch.config.strategies import MODELS
+from distlaunch.plan.settings import KEPT
 from tests import warm
 from tests.conftest import is_cold
 from tests.processes.warm_launcher import Launchers
@@ -54,7 +56,7 @@ def start(*words: str, cwd: Path, path: Sequence[Path] = ()) -> subprocess.Popen
     """
     if is_cold():
         words = (*words, *(("--set", "engine.warm_start=false") if words[0] in _TAKES_OVERRIDES else ()))
-    elif not path:
+    elif not path and not os.environ.keys() & {INJECTED, *KEPT}:
         forked = launchers().start(warm.preload(_backend(words, cwd)), words, cwd, warm.environment())
         if forked is not None:
             return forked

@@ -16,10 +16,9 @@ from distlaunch.agent.remote.outbox import Outbox
 from distlaunch.agent.remote.run_copy import RunCopy
 from distlaunch.base.errors import UsageError
 from distlaunch.base.folders import make_folder
-from distlaunch.base.plain_types import is_dict, is_list
+from distlaunch.base.plain_types import fits, is_dict, is_list
 from distlaunch.base.plural import count
 from distlaunch.base.run_dir import RunDir
-from distlaunch.cluster.cores import NumaShares, pool_sizes
 from distlaunch.cluster.proxies import direct_paths
 
 _SCAN_S = 0.25
@@ -35,7 +34,6 @@ class HostAttempt:
 
     Args:
         copy: this host's copy of the run directory; None if the directory is shared with the launcher.
-        num_computing: the number of tasks that share the cores of this host.
         without: environment variables of this process that tasks do not inherit.
         beat_s: interval in seconds at which the heartbeats of all tasks are sent.
     """
@@ -47,15 +45,12 @@ class HostAttempt:
         copy: RunCopy | None,
         outbox: Outbox,
         clock: Callable[[], float],
-        num_computing: int,
         without: list[str],
         beat_s: float,
     ) -> None:
         self._run, self.number, self._copy, self._outbox, self._clock = run, number, copy, outbox, clock
         self._beat_s = beat_s
-        inherited = {name: value for name, value in os.environ.items() if name not in without}
-        self._environ = {**pool_sizes(num_computing), **inherited}
-        self._cores = NumaShares(num_computing)
+        self._environ = {name: value for name, value in os.environ.items() if name not in without}
         self._tasks: dict[str, HostTask] = {}
         self._started: set[str] = set()
         self._ends: dict[str, tuple[Exit, list[Any], float]] = {}
@@ -77,12 +72,13 @@ class HostAttempt:
                 self._copy.follow(self._name(log))
             self._copy.follow(self._name(files.events), whole_lines=True)
         argv, env, preload = frame.fields.get("argv"), frame.fields.get("env"), frame.fields.get("preload")
-        if not is_list(argv) or not is_dict(env) or not argv:
-            raise FrameError(f"start: {name}: expected a command and an environment")
+        cores = frame.fields.get("cores")
+        if not is_list(argv) or not is_dict(env) or not argv or not is_list(cores) or not fits(cores, list[int]):
+            raise FrameError(f"start: {name}: expected a command, an environment and cores")
         environ = {**self._environ, **{str(key): str(value) for key, value in env.items()}}
         environ |= direct_paths(environ)
         spec = TaskSpec(name, tuple(map(str, argv)), environ, files.stdout_log, files.stderr_log, files.heartbeat,
-                        _preload(preload), self._cores.of(name, environ))  # fmt: skip
+                        _preload(preload), frozenset(cores))  # fmt: skip
         self._started.add(name)
         self._ends.pop(name, None)
         self._tasks.pop(name, None)

@@ -18,6 +18,7 @@ from distlaunch import __version__
 from distlaunch.base.compat import installed
 from distlaunch.cluster.cores import num_visible_cores
 from distlaunch.cluster.gpus import driver_version, find_gpus
+from distlaunch.cluster.hardware import read_hardware
 
 COMPARED = ("tensorflow", "keras", "jax", "jaxlib", "numpy")
 """Packages that must have the same version for all tasks of a job."""
@@ -27,6 +28,7 @@ def host_facts(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the facts about this host for a message."""
     import psutil  # imported here, since it takes 20 ms
 
+    gpus = find_gpus(environ)
     return {
         "distlaunch": __version__,
         "host": socket.gethostname(),
@@ -35,11 +37,12 @@ def host_facts(environ: Mapping[str, str]) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "packages": package_versions(),
         "addresses": list(_addresses(environ)),
-        "gpus": list(find_gpus(environ)),
+        "gpus": list(gpus),
         "driver": driver_version(),
         "machine": _machine(),
         "files": package_files(),
         "cores": num_visible_cores(),
+        "hardware": read_hardware(environ, gpus)._asdict(),
         "memory_bytes": psutil.virtual_memory().total,
         "time": time.time(),
     }

@@ -262,10 +262,10 @@ class Agent:
     def _on_begin(self, frame: Frame) -> None:
         if self._root is None:
             raise FrameError("begin: no run directory is open")
-        number, computing = frame.number("attempt", 0), frame.number("computing", 1, 1_000_000)
+        number = frame.number("attempt", 0)
         without, beat_s = frame.fields.get("without"), frame.number("beat_ms", 1, 1000 * _MAX_S) / 1000
         self._attempt = HostAttempt(
-            RunDir(self._root), number, self._copy, self._outbox, self._clock, computing, list(without or []), beat_s
+            RunDir(self._root), number, self._copy, self._outbox, self._clock, list(without or []), beat_s
         )
 
     def _on_start(self, frame: Frame) -> None:

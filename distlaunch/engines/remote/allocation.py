@@ -44,7 +44,6 @@ class RemoteAllocation:
     Attributes:
         links: the hosts that get a task, by name.
         environ: variables for the tasks, in addition to their host's environment.
-        num_computing: the number of tasks that share the cores, by host.
         note_host_failure: called with the name of a host that was lost, or on which a task was lost.
         patience_s: seconds without a step of any task after which the paths between hosts are tried.
     """
@@ -52,7 +51,6 @@ class RemoteAllocation:
     places: tuple[Place, ...]
     links: Mapping[str, Link]
     environ: Mapping[str, str]
-    num_computing: Mapping[str, int]
     note_host_failure: Callable[[str], None]
     engine: str
     patience_s: float = 15.0
@@ -77,7 +75,7 @@ class RemoteAllocation:
             if name in copies:
                 existing = copies[name] if name in readers else None
                 link.post_in_order(messages_with_run_files(run, plan.attempt, existing_checkpoints=existing))
-            link.post_in_order([self._begin(plan, name)])
+            link.post_in_order([self._begin(plan)])
         try:
             yield tasks
         finally:
@@ -91,10 +89,9 @@ class RemoteAllocation:
                 show("", incoming.problem)
             tasks.close()
 
-    def _begin(self, plan: LaunchPlan, name: str) -> bytes:
+    def _begin(self, plan: LaunchPlan) -> bytes:
         beat_ms = _BEAT_MS if len(self.links) <= _FEW_HOSTS else 2 * _BEAT_MS
-        computing, without = self.num_computing[name], list(REMOVED_ENV)
-        return encode("begin", attempt=plan.attempt, computing=computing, without=without, beat_ms=beat_ms)
+        return encode("begin", attempt=plan.attempt, without=list(REMOVED_ENV), beat_ms=beat_ms)
 
     def import_ahead(self, plan: LaunchPlan) -> None:
         """Do nothing, since agents import modules ahead when they start tasks."""

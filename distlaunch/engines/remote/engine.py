@@ -17,6 +17,7 @@ from distlaunch.agent.remote.frames import Frame
 from distlaunch.agent.remote.host_facts import package_files
 from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.base.plural import count, listed
+from distlaunch.cluster.hardware import DECIDED, Hardware, parse_hardware
 from distlaunch.cluster.hosts import Host, TooFewSlotsError, place_tasks
 from distlaunch.cluster.machine import Machine
 from distlaunch.cluster.spec import Place
@@ -120,13 +121,12 @@ class RemoteEngine:
         def note_host_failure(name: str) -> None:
             fleet.failures.note(name, fleet.num_starts)
 
-        computing = {name: max(1, chosen[: needs.num_computing].count(name)) for name in used}
         notes = [f"no task runs on {', '.join(idle)}; a restart may use it"] if idle else []
         notes += [f"{name} is left out: {reason}" for name, reason in fleet.missing.items()]
         notes += [fleet.not_sent] if fleet.not_sent and fleet.num_starts == 1 else []
         notes += [f"warning: {warning}" for warning in self._warnings_of(used)]
         env, patience_s = forwarded(self._environ, self._settings.forwarded_variables()), self._settings.host_timeout_s
-        return RemoteAllocation(places, used, env, computing, note_host_failure, self.kind, patience_s, notes=notes)
+        return RemoteAllocation(places, used, env, note_host_failure, self.kind, patience_s, notes=notes)
 
     def _planned(self, needs: Needs) -> RemoteAllocation:
         """Return the part of the allocation that is known without connecting to a host."""
@@ -139,7 +139,7 @@ class RemoteEngine:
             Place(name, address, python=python_of(hosts[name], self._settings))
             for name, address in zip(chosen, addresses, strict=True)
         ]
-        return RemoteAllocation(tuple(places), {}, {}, {}, lambda name: None, self.kind)
+        return RemoteAllocation(tuple(places), {}, {}, lambda name: None, self.kind)
 
     def _check_program(self) -> None:
         if shutil.which(self._program) is None:
@@ -235,15 +235,23 @@ class RemoteEngine:
         wanted = self._settings.interface
         addresses = choose_addresses(list(used.values()), ports, wanted) if needs.num_addresses else {}
         left = {name: iter(numbers) for name, numbers in ports.items()}
+        hardware = {name: self._hardware(link) for name, link in used.items()}
         return tuple(
             Place(
                 name,
                 at(addresses[name], next(left[name])) if number < needs.num_addresses else "",
                 tuple(used[name].facts["gpus"]),
                 used[name].facts["interpreter"],
+                hardware[name],
             )
             for number, name in enumerate(chosen)
         )
+
+    def _hardware(self, link: Link) -> Hardware:
+        """Return the hardware of a host. Its tasks inherit the environment there and variables from the launcher."""
+        hardware = parse_hardware(link.facts["hardware"])
+        ours = forwarded(self._environ, self._settings.forwarded_variables())
+        return hardware._replace(environ={**hardware.environ, **{name: ours[name] for name in DECIDED if name in ours}})
 
     def _folder(self, host: Host) -> str:
         return host.folder or self._settings.folder or str(Path.cwd())

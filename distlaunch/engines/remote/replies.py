@@ -8,6 +8,7 @@ from distlaunch import __version__
 from distlaunch.agent.remote.frames import PROTOCOL, Frame, FrameError
 from distlaunch.base.liveness import Liveness
 from distlaunch.base.plain_types import fits, is_dict, is_list
+from distlaunch.cluster.hardware import parse_hardware
 
 _MOST_ITEMS = 100_000
 _FACTS: dict[str, Any] = {
@@ -38,6 +39,10 @@ def check_facts(frame: Frame) -> None:
     # an agent of another version is refused later, with a message about its version
     if (frame.fields.get("distlaunch"), frame.fields.get("protocol")) == (__version__, PROTOCOL):
         _check("its greeting", frame.fields, _FACTS)
+        try:
+            parse_hardware(frame.fields.get("hardware"))
+        except ValueError as error:
+            raise FrameError(f"its greeting: {error}") from None
         if any(len(each) != 2 for each in frame.fields["addresses"]):
             raise FrameError("its greeting: addresses: expected pairs")
 

@@ -129,6 +129,7 @@ class RemoteTasks:
             "argv": list(task.argv),
             "env": {**self._environ, **task.env},
             "preload": task.preload._asdict() if task.preload is not None else None,
+            "cores": sorted(task.cores),
         }
         link.post_in_order([encode("start", **fields)])
         return made
