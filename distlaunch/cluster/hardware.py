@@ -98,7 +98,7 @@ def read_hardware(environ: Mapping[str, str], gpus: Sequence[str]) -> Hardware:
         physical_cores=psutil.cpu_count(logical=False) or 0,
         usable_cores=sorted(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
-        else range(num_visible_cores()),
+        else list(range(num_visible_cores())),
         cpu_limit=cpu_limit(),
         numa_nodes=node_cores(_NODES),
         gpus=tuple(gpus),

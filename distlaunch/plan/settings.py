@@ -106,6 +106,8 @@ def decide(
         backend: the Keras backend of the tasks; None if they run a script, whose framework is unknown.
         recorded: the variables with which the run was trained, of which those of `KEPT` stay; None for a new run.
     """
+    if not hosts:
+        return RunSettings()
     trained_with = (recorded or {}).get(ONEDNN)
     kept, warnings = _decide_onednn(hosts, trained_with if _is_on(trained_with) is not None else None)
     num_gpus = sum(len(hardware.gpus) for hardware in hosts.values())
@@ -183,9 +185,9 @@ def _choose_by_facts(hosts: Mapping[str, Hardware]) -> Setting | None:
     if off := [host for host, each in hosts.items() if not set(_DEFAULT_ON) & set(each.features)]:
         reason = f"{_the_cpu(off)} AVX2, for which oneDNN's kernels are faster; TensorFlow alone would leave them off"
         return Setting(ONEDNN, "1", reason)
-    best = next(name for name in _DEFAULT_ON if any(name in each.features for each in hosts.values()))
-    feature = best.upper().replace("_", "-")
-    reason = f"{_the_cpu(list(hosts))} {feature}, for which TensorFlow turns oneDNN on; resumes elsewhere keep it"
+    found = dict.fromkeys(next(name for name in _DEFAULT_ON if name in each.features) for each in hosts.values())
+    features = " or ".join(name.upper().replace("_", "-") for name in found)
+    reason = f"{_the_cpu(list(hosts))} {features}, for which TensorFlow turns oneDNN on; resumes elsewhere keep it"
     return Setting(ONEDNN, "1", reason)
 
 

@@ -79,11 +79,12 @@ class Agent:
         """Opens a run directory and begins its first attempt."""
         self.send(encode("open", id=2, root=str(run), nonce="nothing"))
         answer = self.next("reply")
-        self.send(encode("begin", attempt=0, computing=1, without=[], beat_ms=500))
+        self.send(encode("begin", attempt=0, without=[], beat_ms=500))
         return answer
 
     def start(self, code: str, task: str = "worker:0", attempt: int = 0, **env: str) -> None:
-        self.send(encode("start", task=task, attempt=attempt, argv=[sys.executable, "-c", code], env=env, preload=None))
+        argv = [sys.executable, "-c", code]
+        self.send(encode("start", task=task, attempt=attempt, argv=argv, env=env, preload=None, cores=[]))
 
     def run_sleeper(self, folder: Path, **changes: Any) -> None:
         """Up to the start of a task that sleeps."""
@@ -192,7 +193,7 @@ def test_what_is_no_greeting_ends_it(agent: Agent, nonsense: bytes) -> None:
                 encode("probe", id=2, targets=[3], seconds=1),
                 encode("probe", id=2, targets=[["127.0.0.1"]], seconds=1),
                 encode("probe", id=2, targets=[], seconds=10**18),
-                encode("begin", attempt=0, computing=10**30, beat_ms=1),
+                encode("begin", attempt=0, beat_ms=10**30),
                 encode("compare", b"3", id=2),
                 encode("code", b"[" * 100_000, id=2, folder="/nonexistent/x"),
             )

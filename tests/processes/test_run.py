@@ -25,7 +25,9 @@ from distlaunch.base.events import RunEnded, TaskFailed, TaskRestarted, TaskStar
 from distlaunch.base.heartbeat import BEAT_S
 from distlaunch.base.liveness import read_liveness
 from distlaunch.base.run_dir import RunDir
-from distlaunch.cluster.cores import POOL_SIZES, pool_sizes
+from distlaunch.cluster.hardware import POOL_SIZES
+from distlaunch.cluster.machine import Machine
+from distlaunch.plan.settings import decide
 from distlaunch.runs.report import read_report
 from tests.conftest import is_cold
 
@@ -137,7 +139,9 @@ def test_tasks_share_the_cores(runner: Runner, workers: int) -> None:
     runner.env["OMP_NUM_THREADS"] = "7"
     name = runner.script("import os, json\nprint(json.dumps(dict(os.environ)))\n")
     assert runner("-q", "--workers", str(workers), name)[0] == 0
-    expected = {**pool_sizes(workers), "OMP_NUM_THREADS": "7"}
+    settings = decide({"": Machine(runner.env).hardware}, {"": workers}).of("").variables
+    expected = {name: value for name, value in settings.items() if name in POOL_SIZES}
+    assert expected["OMP_NUM_THREADS"] == "7"
     for index in range(workers):
         told = json.loads(runner.run_dir().task(0, f"worker:{index}").stdout_log.read_bytes())
         assert {pool: told[pool] for pool in POOL_SIZES if pool in told} == expected

@@ -21,6 +21,7 @@ from supervised import wait_until
 
 from distlaunch.base.errors import ExitCode
 from distlaunch.base.run_dir import RunDir
+from distlaunch.cluster.hardware import INJECTED, ONEDNN
 
 _SSH = """#!/bin/sh
 echo "$@" >> {calls}
@@ -260,6 +261,32 @@ def test_the_doctor_warns_and_checks_ports(tmp_path: Path, environ: dict[str, st
         done = _run(environ, *words, "--set", ports, cwd=tmp_path)
     assert done.returncode == 2
     assert "port" in done.stderr, done.stderr
+
+
+_OTHER_HARDWARE = """#!/bin/sh
+case "$*" in *second*)
+  export DISTLAUNCH_TEST_HARDWARE='{"cpu": "EPYC 7763", "features": ["avx2"], "usable_cores": [0, 1, 2, 3, 4]}' ;;
+esac
+"""
+
+
+def test_hosts_with_other_hardware_round_alike(tmp_path: Path, environ: dict[str, str]) -> None:
+    """The decision is made from the facts of all hosts, and shares the cores of each."""
+    program = tmp_path / "bin" / "ssh"
+    program.write_text(program.read_text().replace("#!/bin/sh\n", _OTHER_HARDWARE))
+    environ = {name: value for name, value in environ.items() if name != ONEDNN}
+    environ[INJECTED] = '{"cpu": "EPYC 9654", "features": ["avx2", "avx512_vnni"], "usable_cores": [0, 1]}'
+    script = "import os; print('got', *(os.environ.get(name, '-') for name in ('TF_ENABLE_ONEDNN_OPTS', 'NPROC')))"
+    (tmp_path / "job.py").write_text(script)
+    runs = tmp_path / "runs"
+    words = ("--workers", "4", "--runs-dir", str(runs), str(tmp_path / "job.py"))
+    done = _run(environ, "run", "--hosts", "first slots=2, second slots=2", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [done.stdout.count(f"got {values}\n") for values in ("1 1", "1 2")] == [2, 2], done.stdout
+    rows = json.loads(RunDir(runs / "job").environment.read_text())["settings"]
+    assert (rows[0]["name"], rows[0]["value"]) == (ONEDNN, "1")
+    assert "the CPU of second has AVX2, for which" in rows[0]["reason"]
+    assert {tuple(row["hosts"]) for row in rows[1:]} == {("first",), ("second",)}
 
 
 @pytest.mark.parametrize("sync", ["none", "code"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 from distlaunch.agent import warm_starts
 from distlaunch.agent.messages import Preload
 from distlaunch.base.run_dir import RunDir
+from distlaunch.cluster.hardware import INJECTED, ONEDNN
 from distlaunch.cluster.machine import Machine
+from distlaunch.cluster.spec import ClusterSpec, Place
 from distlaunch.config.run import RunConfig
 from distlaunch.engines import local
 from distlaunch.engines.context import LaunchContext
@@ -68,6 +71,21 @@ def test_one_process_for_each_backend_serves_all_trials(tmp_path: Path, imports:
         finally:
             allocation.release()
     assert len(imports.spawned) == 2
+
+
+def test_a_process_that_was_imported_with_other_settings_is_not_used(tmp_path: Path, imports: _Imports) -> None:
+    """TensorFlow reads some variables while it is imported."""
+    warm_processes = warm_starts.WarmStarts()
+    facts = {"system": "linux", "architecture": "x86_64"}
+    run, spawned = RunDir(tmp_path), list[int]()
+    # without AVX2; with it; with more, which gives the same settings; and what the user sets
+    for features, given in ([], {}), (["avx2"], {}), (["avx2", "avx_vnni"], {}), (["avx2"], {ONEDNN: "0"}):
+        machine = Machine({INJECTED: json.dumps({**facts, "features": features}), **given})
+        plan = plan_launch(_config(), run, 0, "train", ClusterSpec({}), places=[Place(hardware=machine.hardware)])
+        allocation = local.LocalAllocation({}, warm_processes)
+        assert warm_processes.process_for(allocation.spec_of(plan.tasks[0])) is imports
+        spawned.append(len(imports.spawned))
+    assert spawned == [1, 2, 2, 2]  # the last is that of the first
 
 
 def test_a_config_that_cannot_start_is_left_to_its_start(tmp_path: Path, imports: _Imports) -> None:

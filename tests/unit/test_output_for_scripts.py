@@ -17,9 +17,13 @@ from distlaunch.base.event_files import EventWriter
 from distlaunch.base.events import EpochEnded, Evaluated, RunEnded
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cli.main import cli
+from distlaunch.cluster.hardware import Hardware
 from distlaunch.cluster.spec import Task
 from distlaunch.engines.base import HostReport
+from distlaunch.engines.host_warnings import hardware_differences
 from distlaunch.jobs.attempt import AttemptResult
+from distlaunch.jobs.doctor import Examination
+from distlaunch.plan.settings import decide
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 from distlaunch.supervise.diagnose.exit_reason import Failure
 from distlaunch.supervise.outcome import Outcome
@@ -186,10 +190,13 @@ def test_doctor_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     def examine(config: str, overrides: object, machine: object, note: Callable[[str], None]) -> object:
         note("connecting")
         hosts = [
-            HostReport(name, "", "3.11", {"keras": "3.9"}, 2, 100, [], driver, name, 10)
+            HostReport(name, "", "3.11", {"keras": "3.9"}, 2, 100, [], driver, name, 10, hardware=hardware[name])
             for name, driver in (("a", "550.1"), ("b", "470.2"))
         ]
-        return hosts, "5001, open to all"
+        return Examination(hosts, "5001, open to all", decide(hardware, {}), [*hardware_differences(hardware)])
+
+    fast = Hardware("linux", "x86_64", "EPYC 9654", ("avx2", "avx512_vnni"), 4, 4, [0, 1, 2, 3])
+    hardware = {"a": fast, "b": fast._replace(cpu="EPYC 7763", features=("avx2",), environ={"NPROC": "2"})}
 
     monkeypatch.setattr("distlaunch.jobs.doctor.examine", examine)
     found = json.loads(invoke("doctor", "job.yaml", "--json").stdout)
@@ -200,6 +207,20 @@ def test_doctor_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["ports"] == "5001, open to all"
     assert len(found["warnings"]) == 1
     assert "550.1" in found["warnings"][0]
+    assert [host["hardware"]["cpu"] for host in found["hosts"]] == ["EPYC 9654", "EPYC 7763"]
+    assert [(row["name"], row["value"]) for row in found["settings"]] == [
+        ("TF_ENABLE_ONEDNN_OPTS", "1"),
+        ("NPROC", "2"),
+    ]
+    assert found["differences"] == [
+        "hosts have different CPUs: EPYC 9654 on a; EPYC 7763 on b",
+        "hosts have different features of the CPU: avx2, avx512_vnni on a; avx2 on b",
+        "hosts have different values of NPROC in their environments: not set on a; 2 on b",
+    ]
+    told = invoke("doctor", "job.yaml").stdout
+    assert "\nhosts have different CPUs: EPYC 9654 on a; EPYC 7763 on b\n" in told
+    assert "\n  TF_ENABLE_ONEDNN_OPTS=1: the CPU of b has AVX2, for which" in told
+    assert "\n  NPROC=2 on b: your environment sets it\n" in told
 
 
 def _attempt(run: RunDir, number: int, mode: str) -> EventWriter:
