@@ -24,7 +24,7 @@ _DEFAULT_ON = ("avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile", "amx_int8",
 
 Source: `DefaultOneDnnPolicy` in tensorflow/core/util/port.cc.
 """
-_LATENCY_HIDING = "--xla_gpu_enable_latency_hiding_scheduler=true"
+LATENCY_HIDING = "--xla_gpu_enable_latency_hiding_scheduler=true"
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ def _gpu_settings(hardware: Hardware, backend: str | None, num_gpus: int) -> lis
     # a script may have a JAX that ends at a flag which it does not know
     if backend == "jax" and num_gpus > 1:
         reason = f"the run has {num_gpus} GPUs: XLA lets their communication overlap with their computations"
-        wanted.append(Setting(XLA_FLAGS, _LATENCY_HIDING, reason))
+        wanted.append(Setting(XLA_FLAGS, LATENCY_HIDING, reason))
     return [
         Setting(each.name, hardware.environ[each.name], _FROM_ENVIRONMENT, "environment")
         if each.name in hardware.environ

@@ -163,6 +163,7 @@ SNIPPETS = {
     "models_and_data.md": ("def step(context, batch):",),
     "numbers.md": ("compile:",),
     "parameter_servers.md": ("strategy:",),
+    "performance.md": ("settings of the tasks",),
 }
 """The first words of the code that the documents show. Those that no test of this file uses are run by others
 (`test_automation.py`, `tests/cluster/test_slurm.py`), or are pictures."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import mmap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ from distlaunch.cluster.hardware import GPU_THREADS, ONEDNN, POOL_SIZES, XLA_FLA
 from distlaunch.cluster.spec import Place, Task
 from distlaunch.config.run import RunConfig
 from distlaunch.plan.script import ScriptJob, plan_script
-from distlaunch.plan.settings import Cores, RunSettings, Setting, decide, kept_variables, numa_shares
+from distlaunch.plan.settings import LATENCY_HIDING, Cores, RunSettings, Setting, decide, kept_variables, numa_shares
 from distlaunch.plan.train import LaunchPlan, cluster_at, plan_launch, render_plan
 
 ZEN3 = Hardware("linux", "x86_64", "EPYC 7763", ("avx2",), 4, 4, range(4))
@@ -275,3 +278,19 @@ def test_scripts_get_settings_too(chief: bool, ps: int, share: str) -> None:
     plan = plan_script(job, RunDir("/r"), 0, places)
     assert set(_of_each(plan, "NPROC").values()) == {share}
     assert set(_of_each(plan, ONEDNN).values()) == {"1"}
+
+
+@pytest.mark.parametrize(
+    ("package", "library", "word"),
+    [
+        ("tensorflow", "libtensorflow_framework.so.2", GPU_THREADS),
+        ("jaxlib", "libjax_common.so", LATENCY_HIDING.removeprefix("--").partition("=")[0]),
+    ],
+)
+def test_the_frameworks_know_what_is_set_for_gpus(package: str, library: str, word: str) -> None:
+    """XLA ends the process at a flag that it does not know."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    with (Path(spec.origin).parent / library).open("rb") as file:
+        assert mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ).find(word.encode()) >= 0
