@@ -96,7 +96,7 @@ def plan_script(
     shares = {task: share for gpus, here in by_host(place_of) for task, share in _gpu_shares(job, here, gpus).items()}
     cluster = ClusterSpec({}) if job.jax else cluster_at(job.counts, addresses)
     computing = [task for task in tasks if job.computes(task)]
-    settings = settings_of(place_of, computing, backend="jax" if job.jax else None)
+    settings = settings_of(place_of, computing)
     cores = cores_of(place_of, computing, settings)
     plans: list[TaskPlan] = []
     for task in everyone:

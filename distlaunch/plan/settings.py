@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from distlaunch.base.plural import count, listed
 from distlaunch.cluster.hardware import GPU_THREADS, ONEDNN, POOL_SIZES, XLA_FLAGS, Hardware
@@ -25,6 +25,31 @@ _DEFAULT_ON = ("avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile", "amx_int8",
 Source: `DefaultOneDnnPolicy` in tensorflow/core/util/port.cc.
 """
 LATENCY_HIDING = "--xla_gpu_enable_latency_hiding_scheduler=true"
+
+
+class _ForGpus(NamedTuple):
+    """A variable for tasks with GPUs, set if the run has at least `min_gpus` of them."""
+
+    name: str
+    value: str
+    min_gpus: int
+    effect: str
+
+
+_TENSORFLOW = _ForGpus(
+    GPU_THREADS, "gpu_private", 1, "threads of their own launch kernels, which work on input then does not delay"
+)
+_FOR_GPUS: dict[str | None, _ForGpus] = {
+    "tensorflow": _TENSORFLOW,
+    "jax": _ForGpus(XLA_FLAGS, LATENCY_HIDING, 2, "XLA lets their communication overlap with their computations"),
+    # XLA flags are not for scripts, whose JAX may end at a flag that it does not know
+    None: _TENSORFLOW,
+}
+"""By backend; None for scripts.
+
+Sources: "Optimize TensorFlow GPU performance with the TensorFlow Profiler" in TensorFlow's guide; "Environment
+Variables" of NVIDIA's JAX Toolbox.
+"""
 
 
 @dataclass(frozen=True)
@@ -230,27 +255,15 @@ def _pools(hardware: Hardware, num_tasks: int) -> list[Setting]:
 
 
 def _gpu_settings(hardware: Hardware, backend: str | None, num_gpus: int) -> list[Setting]:
-    """Return the settings that TensorFlow and NVIDIA recommend for tasks with GPUs.
-
-    Sources: "Optimize TensorFlow GPU performance with the TensorFlow Profiler" in TensorFlow's guide; "Environment
-    Variables" of NVIDIA's JAX Toolbox.
-    """
+    """Return the settings that TensorFlow and NVIDIA recommend for tasks with GPUs."""
     if not hardware.gpus:
         return []
-    wanted: list[Setting] = []
-    if backend != "jax":
-        reason = "the host has GPUs: kernels are launched by threads of their own, which input does not delay"
-        wanted.append(Setting(GPU_THREADS, "gpu_private", reason))
-    # a script may have a JAX that ends at a flag which it does not know
-    if backend == "jax" and num_gpus > 1:
-        reason = f"the run has {num_gpus} GPUs: XLA lets their communication overlap with their computations"
-        wanted.append(Setting(XLA_FLAGS, LATENCY_HIDING, reason))
-    return [
-        Setting(each.name, hardware.environ[each.name], _FROM_ENVIRONMENT, "environment")
-        if each.name in hardware.environ
-        else each
-        for each in wanted
-    ]
+    wanted = _FOR_GPUS[backend]
+    if num_gpus < wanted.min_gpus:
+        return []
+    if wanted.name in hardware.environ:
+        return [Setting(wanted.name, hardware.environ[wanted.name], _FROM_ENVIRONMENT, "environment")]
+    return [Setting(wanted.name, wanted.value, f"the run has {count(num_gpus, 'GPU')}: {wanted.effect}")]
 
 
 def numa_shares(num_tasks: int, hardware: Hardware) -> list[Cores]:
