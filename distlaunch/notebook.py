@@ -26,6 +26,7 @@ from distlaunch.base.run_files.run_facts import AttemptFacts
 from distlaunch.base.user_modules import add_folder
 from distlaunch.cluster.environment import describe_environment
 from distlaunch.cluster.machine import Machine
+from distlaunch.cluster.settings import kept_variables, settings_in_effect
 from distlaunch.cluster.spec import Task
 from distlaunch.config.backend import choose_backend
 from distlaunch.config.cluster import Cluster
@@ -84,7 +85,7 @@ def train(
     loaded = notebook_config(config, tuple(overrides))
     if runs_dir is not None:
         loaded = loaded.model_copy(update={"runs_dir": str(runs_dir)})
-    _check_process(loaded)
+    _check_process(loaded, config)
     run = _choose(config, loaded)
     with leaving_page(run, os.environ), run.lock(notebook=True):
         session, outcome = train_here(loaded, run, _interrupts())
@@ -118,13 +119,16 @@ def _with_argument_paths(config: RunConfig) -> RunConfig:
     return config
 
 
-def _check_process(config: RunConfig) -> None:
+def _check_process(config: RunConfig, given: str | Path | Mapping[str, Any]) -> None:
     strategy, cluster = config.strategy, config.cluster
     if cluster.evaluator:
         raise UsageError("cluster.evaluator: a notebook starts no other process; remove it, or use `distlaunch train`")
     if strategy.processes(cluster):
         raise UsageError(_processes_needed(strategy, cluster))
     wanted = strategy.backend
+    # once imported, TensorFlow keeps its settings
+    if "tensorflow" not in sys.modules:
+        os.environ.update(kept_variables(Machine.here().hardware, _recorded_settings(given, config)))
     # once imported, Keras keeps its backend
     if "keras" not in sys.modules:
         choose_backend(wanted)
@@ -135,6 +139,14 @@ def _check_process(config: RunConfig) -> None:
             f"Keras runs on {keras.backend.backend()} in this process, but '{strategy.kind}' needs it on {wanted}; "
             f"set KERAS_BACKEND={wanted} before Keras is imported, in a fresh process (the notebook's kernel)"
         )
+
+
+def _recorded_settings(given: str | Path | Mapping[str, Any], config: RunConfig) -> dict[str, str]:
+    """Return the settings of the run that would be resumed; empty for a new run."""
+    if not isinstance(given, Mapping) and Path(given).is_dir():
+        return RunDir(given).recorded_settings()
+    found = find_run(config.runs_dir, config.name or "run", os.environ) if config.resume == "auto" else None
+    return {} if found is None else found.run.recorded_settings()
 
 
 def _processes_needed(strategy: Strategy, cluster: Cluster) -> str:
@@ -188,7 +200,11 @@ def train_here(
     run.keep_secrets(config.secrets.variables)
     write_atomically(run.attempt_config(attempt), text)
     write_atomically(run.config, text)
-    run.write_json(run.environment, describe_environment([], config.folder, run, config.modules_folder))
+    settings = settings_in_effect(Machine.here().hardware, run.recorded_settings())
+    for warning in settings.warnings:
+        print(f"warning: {warning}", flush=True)
+    environment = describe_environment([], config.folder, run, config.modules_folder, settings=settings.to_plain())
+    run.write_json(run.environment, environment)
     reporter = _Reporter(run, attempt, config.train.epochs)
     began = time.monotonic()
     # our own scope of the dtype policy, because a session clears Keras's

@@ -18,7 +18,7 @@ from distlaunch.agent.messages import Preload, TaskSpec
 from distlaunch.agent.warm_starts import WarmStarts
 from distlaunch.base.protocol import LIFELINE_FD, SAFE_MODULE, UNBUFFERED
 from distlaunch.cluster.machine import Machine
-from distlaunch.plan.settings import kept_variables
+from distlaunch.cluster.settings import kept_variables
 from distlaunch.plan.train import READ_LATE
 from tests.conftest import is_cold
 

@@ -1,4 +1,4 @@
-"""Facts about the hardware of a host, read without a framework. `plan.settings` decides from them.
+"""Facts about the hardware of a host, read without a framework. `cluster.settings` decides from them.
 
 Tests can inject facts: the environment variable `DISTLAUNCH_TEST_HARDWARE` holds a JSON object whose members replace
 fields of `Hardware` in every process that reads facts.

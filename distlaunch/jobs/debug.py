@@ -11,8 +11,8 @@ from typing import NoReturn
 from distlaunch.base.errors import UsageError
 from distlaunch.base.protocol import SAFE_MODULE
 from distlaunch.cluster.machine import Machine
+from distlaunch.cluster.settings import kept_variables
 from distlaunch.config.read.text import is_stream
-from distlaunch.plan.settings import kept_variables
 from distlaunch.plan.train import REMOVED_ENV
 
 

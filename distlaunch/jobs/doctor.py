@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from distlaunch.cluster.machine import Machine
+from distlaunch.cluster.settings import RunSettings
 from distlaunch.engines.base import HostReport
 from distlaunch.engines.host_warnings import hardware_differences
 from distlaunch.jobs.attempt import allocate_fitting, count_workers, min_workers, plan_allocated
 from distlaunch.jobs.choose_run import JobRequest, choose
 from distlaunch.jobs.restarts import note_hosts
 from distlaunch.plan.exposure import exposure
-from distlaunch.plan.settings import RunSettings
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Examination:
 
     Attributes:
         ports: a text about the ports that its tasks open.
-        settings: the variables that tasks of a new run would get; see `plan.settings`.
+        settings: the variables that tasks of a new run would get; see `cluster.settings`.
         differences: sentences on hardware that differs between hosts.
     """
 

@@ -16,7 +16,7 @@ from distlaunch.base.helper_process import ANSWER, Answer, run_helper
 from distlaunch.base.protocol import SAFE_MODULE
 from distlaunch.base.run_dir import RunDir, checkpoint_name
 from distlaunch.cluster.machine import Machine
-from distlaunch.plan.settings import kept_variables
+from distlaunch.cluster.settings import kept_variables
 from distlaunch.plan.train import REMOVED_ENV
 
 SUFFIXES = (".npy", ".npz", ".csv", ".tsv", ".txt", ".jsonl")

@@ -28,12 +28,12 @@ from distlaunch.base.run_files.task_dir import TaskDir
 from distlaunch.cluster.gpus import VISIBLE, share_gpus
 from distlaunch.cluster.hardware import POOL_SIZES
 from distlaunch.cluster.ports import REUSE_ENV
+from distlaunch.cluster.settings import Cores, RunSettings, decide
 from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Place, Task, by_host, places_of
 from distlaunch.config.checks.config import cross_check
 from distlaunch.config.given_cluster import tf_config_sizes
 from distlaunch.config.run import RunConfig
 from distlaunch.plan.exposure import exposure
-from distlaunch.plan.settings import Cores, RunSettings, decide
 
 Mode = Literal["train", "evaluate", "predict", "export", "verify", "run"]
 """Kinds of work of an attempt's tasks; `run` is for a user's script, which reports no steps."""

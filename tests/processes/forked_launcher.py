@@ -16,8 +16,8 @@ from distlaunch.agent.messages import Preload
 from distlaunch.agent.warm_starts import WarmProcess, WarmStarts
 from distlaunch.base import helper_process
 from distlaunch.base.protocol import LIFELINE_FD, UNBUFFERED
+from distlaunch.cluster.settings import KEPT
 from distlaunch.engines import local
-from distlaunch.plan.settings import KEPT
 from distlaunch.plan.train import READ_LATE, USES
 from distlaunch.tasks.process_end import end_process
 from tests.processes.forked_helpers import ForkedHelpers

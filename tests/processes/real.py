@@ -20,8 +20,9 @@ from distlaunch.base.event_files import read_events
 from distlaunch.base.events import Event, StepsDone
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.hardware import INJECTED
+from distlaunch.cluster.machine import Machine
+from distlaunch.cluster.settings import kept_variables
 from distlaunch.config.strategies import MODELS
-from distlaunch.plan.settings import KEPT
 from tests import warm
 from tests.conftest import is_cold
 from tests.processes.warm_launcher import Launchers
@@ -48,6 +49,12 @@ def _backend(words: Sequence[str], cwd: Path) -> str:
     return MODELS[kind].backend
 
 
+def _sets_other_settings() -> bool:
+    """Whether a test has set a variable that launchers decide by themselves."""
+    decided = kept_variables(Machine({}).hardware)
+    return any(os.environ.get(name, value) != value for name, value in decided.items())
+
+
 def start(*words: str, cwd: Path, path: Sequence[Path] = ()) -> subprocess.Popen[str]:
     """Start the command in the background without a terminal; packages in `path` take precedence over installed ones.
 
@@ -56,7 +63,7 @@ def start(*words: str, cwd: Path, path: Sequence[Path] = ()) -> subprocess.Popen
     """
     if is_cold():
         words = (*words, *(("--set", "engine.warm_start=false") if words[0] in _TAKES_OVERRIDES else ()))
-    elif not path and not os.environ.keys() & {INJECTED, *KEPT}:
+    elif not path and INJECTED not in os.environ and not _sets_other_settings():
         forked = launchers().start(warm.preload(_backend(words, cwd)), words, cwd, warm.environment())
         if forked is not None:
             return forked

@@ -27,7 +27,7 @@ from distlaunch.base.liveness import read_liveness
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.hardware import POOL_SIZES
 from distlaunch.cluster.machine import Machine
-from distlaunch.plan.settings import decide
+from distlaunch.cluster.settings import decide
 from distlaunch.runs.report import read_report
 from tests.conftest import is_cold
 

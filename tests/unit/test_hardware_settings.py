@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import mmap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distlaunch.base.helper_process import Answer
 from distlaunch.base.run_dir import RunDir
-from distlaunch.cluster.hardware import GPU_THREADS, ONEDNN, POOL_SIZES, XLA_FLAGS, Hardware
+from distlaunch.cluster.hardware import GPU_THREADS, INJECTED, ONEDNN, POOL_SIZES, XLA_FLAGS, Hardware
+from distlaunch.cluster.machine import Machine
+from distlaunch.cluster.settings import (
+    LATENCY_HIDING,
+    Cores,
+    RunSettings,
+    Setting,
+    decide,
+    kept_variables,
+    numa_shares,
+    settings_in_effect,
+)
 from distlaunch.cluster.spec import Place, Task
 from distlaunch.config.run import RunConfig
+from distlaunch.jobs.predict_export import PredictRequest, predict_export
 from distlaunch.plan.script import ScriptJob, plan_script
-from distlaunch.plan.settings import LATENCY_HIDING, Cores, RunSettings, Setting, decide, kept_variables, numa_shares
 from distlaunch.plan.train import LaunchPlan, cluster_at, plan_launch, render_plan
 
 ZEN3 = Hardware("linux", "x86_64", "EPYC 7763", ("avx2",), 4, 4, range(4))
@@ -165,6 +179,61 @@ def test_settings_for_gpus(num_gpus: list[int], backend: str | None, expected: s
     own = {name: _user(each, XLA_FLAGS="--mine", TF_GPU_THREAD_MODE="global") for name, each in hosts.items()}
     values = {GPU_THREADS: "global", XLA_FLAGS: "--mine"}
     assert decide(own, {}, backend=backend).of("a").variables == {ONEDNN: "1", **{n: values[n] for n in expected}}
+
+
+@pytest.mark.parametrize(
+    ("hardware", "recorded", "expected", "warns"),
+    [
+        (ZEN4, {}, "1", False),
+        (ZEN3, {}, "0", False),  # nobody has set the variable before TensorFlow was imported
+        (ZEN3, {ONEDNN: "1"}, "0", True),
+        (_user(ZEN3, **{ONEDNN: "1"}), {ONEDNN: "1"}, "1", False),
+        (_user(ZEN3, **{ONEDNN: "what?"}), {}, "0", False),
+        (ARM, {ONEDNN: "1"}, None, False),
+    ],
+)
+def test_a_process_that_has_imported_tensorflow_already(
+    hardware: Hardware, recorded: dict[str, str], expected: str | None, warns: bool
+) -> None:
+    settings = settings_in_effect(hardware, recorded)
+    assert settings.of("").variables.get(ONEDNN) == expected
+    assert bool(settings.warnings) is warns
+
+
+# other processes
+
+
+def test_an_export_is_used_with_the_settings_of_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environments: list[Mapping[str, str]] = []
+
+    def run_helper(argv: Sequence[str], env: Mapping[str, str], **_: Any) -> Answer:
+        environments.append(env)
+        return Answer(0, {"shapes": {}}, ())
+
+    monkeypatch.setattr("distlaunch.jobs.predict_export.run_helper", run_helper)
+    monkeypatch.chdir(tmp_path)
+    run = RunDir(tmp_path / "run")
+    for export in (run.exported("saved_model"), tmp_path / "elsewhere" / "model"):
+        export.mkdir(parents=True)
+        (export / "saved_model.pb").touch()
+    run.config.touch()
+    run.write_json(run.environment, {"settings": [{"name": ONEDNN, "value": "0"}]})
+    (tmp_path / "rows.npy").touch()
+    machine = Machine({INJECTED: json.dumps(ZEN4._replace(usable_cores=[0, 1])._asdict())})
+    for target in ("run", "run/export/saved_model", str(tmp_path / "elsewhere" / "model")):
+        predict_export(PredictRequest(target, "rows.npy", None, None, None, 8), machine)
+    assert [env[ONEDNN] for env in environments] == ["0", "0", "1"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"settings": 3}', '{"settings": [3]}', '{"settings": [{"name": [], "value": "1"}]}',
+     '{"settings": [{"name": "TF_ENABLE_ONEDNN_OPTS", "value": {}}]}', '{"settings": {"a": 1}}'],
+)  # fmt: skip
+def test_a_damaged_record_is_no_record(tmp_path: Path, text: str) -> None:
+    run = RunDir(tmp_path)
+    run.environment.write_text(text)
+    assert run.recorded_settings() == {}
 
 
 # cores

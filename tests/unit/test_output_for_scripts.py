@@ -18,12 +18,12 @@ from distlaunch.base.events import EpochEnded, Evaluated, RunEnded
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cli.main import cli
 from distlaunch.cluster.hardware import Hardware
+from distlaunch.cluster.settings import decide
 from distlaunch.cluster.spec import Task
 from distlaunch.engines.base import HostReport
 from distlaunch.engines.host_warnings import hardware_differences
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.jobs.doctor import Examination
-from distlaunch.plan.settings import decide
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 from distlaunch.supervise.diagnose.exit_reason import Failure
 from distlaunch.supervise.outcome import Outcome

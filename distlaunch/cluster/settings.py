@@ -162,6 +162,24 @@ def kept_variables(hardware: Hardware, recorded: Mapping[str, str] | None = None
     return {name: variables[name] for name in KEPT if name in variables}
 
 
+def settings_in_effect(hardware: Hardware, recorded: Mapping[str, str]) -> RunSettings:
+    """Return the settings of a process that trains by itself, as in a notebook, and may have imported TensorFlow early.
+
+    Args:
+        recorded: see `decide`.
+    """
+    value = hardware.environ.get(ONEDNN)
+    if _is_on(value) is None:
+        if not _has_builds_with_onednn(hardware):
+            return RunSettings()
+        value, reason = str(int(_is_default_on(hardware))), "TensorFlow has chosen it for this CPU"
+    else:
+        reason = "the environment of the process sets it"
+    setting = Setting(ONEDNN, str(value), reason, "environment")
+    _, warnings = _decide_onednn({"": hardware._replace(environ={ONEDNN: setting.value})}, recorded.get(ONEDNN))
+    return RunSettings({"": HostSettings((setting,))}, tuple(warnings))
+
+
 def _decide_onednn(
     hosts: Mapping[str, Hardware], recorded: str | None
 ) -> tuple[dict[str, tuple[Setting, ...]], list[str]]:
@@ -176,7 +194,7 @@ def _decide_onednn(
     }  # fmt: skip
     warnings: list[str] = []
     values = list(dict.fromkeys(given.values()))
-    if recorded is not None and any(_is_on(value) is not _is_on(recorded) for value in values):
+    if _is_on(recorded) is not None and any(_is_on(value) is not _is_on(recorded) for value in values):
         warnings.append(
             f"your environment sets {ONEDNN}={values[0]}, but the run was trained with {recorded}: "
             "results round differently than in its training"
@@ -203,17 +221,26 @@ def _choose_onednn(hosts: Mapping[str, Hardware], given: Mapping[str, str], reco
 
 def _choose_by_facts(hosts: Mapping[str, Hardware]) -> Setting | None:
     """Return the setting of oneDNN of a new run, which is the same for all hosts."""
-    if not all(each.system == "linux" and each.architecture == "x86_64" for each in hosts.values()):
+    if not all(map(_has_builds_with_onednn, hosts.values())):
         return None  # builds for other systems have no oneDNN, or turn it on as it is best there
     if slow := [host for host, each in hosts.items() if "avx2" not in each.features]:
         return Setting(ONEDNN, "0", f"{_the_cpu(slow)} no AVX2, which oneDNN's kernels need to be fast")
-    if off := [host for host, each in hosts.items() if not set(_DEFAULT_ON) & set(each.features)]:
+    if off := [host for host, each in hosts.items() if not _is_default_on(each)]:
         reason = f"{_the_cpu(off)} AVX2, for which oneDNN's kernels are faster; TensorFlow alone would leave them off"
         return Setting(ONEDNN, "1", reason)
     found = dict.fromkeys(next(name for name in _DEFAULT_ON if name in each.features) for each in hosts.values())
     features = " or ".join(name.upper().replace("_", "-") for name in found)
     reason = f"{_the_cpu(list(hosts))} {features}, for which TensorFlow turns oneDNN on; resumes elsewhere keep it"
     return Setting(ONEDNN, "1", reason)
+
+
+def _has_builds_with_onednn(hardware: Hardware) -> bool:
+    return hardware.system == "linux" and hardware.architecture == "x86_64"
+
+
+def _is_default_on(hardware: Hardware) -> bool:
+    """Return True if TensorFlow turns oneDNN on by itself."""
+    return bool(set(_DEFAULT_ON) & set(hardware.features))
 
 
 def _the_cpu(hosts: Sequence[str]) -> str:
