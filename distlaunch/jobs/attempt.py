@@ -85,11 +85,11 @@ def plan_attempt(
 
     least = min_workers(config)
     config, allocation = allocate_fitting(count_workers(config, context, dry=True), context, least, dry=True)
-    config = _fit_to_allocation(config, allocation)
+    config = fit_to_allocation(config, allocation)
     return plan_allocated(config, run, attempt, mode, allocation, [*extra, *config_mark_arguments(dump_config(config))])
 
 
-def _fit_to_allocation(config: RunConfig, allocation: Allocation) -> RunConfig:
+def fit_to_allocation(config: RunConfig, allocation: Allocation) -> RunConfig:
     """Return the config with the number of workers that the allocation's cluster has."""
     cluster, here = _cluster(config, allocation)
     return config if here is None else fit_config(config, cluster)
@@ -111,7 +111,7 @@ def import_ahead(config: RunConfig, run: RunDir, mode: Mode, context: LaunchCont
     """Start to import the modules that an attempt will need. Ignore errors: the attempt itself reports them."""
     with contextlib.suppress(DistlaunchError):
         allocation = allocate(config, context, dry=True)
-        allocation.import_ahead(plan_allocated(_fit_to_allocation(config, allocation), run, 0, mode, allocation))
+        allocation.import_ahead(plan_allocated(fit_to_allocation(config, allocation), run, 0, mode, allocation))
 
 
 def allocate_fitting(
@@ -203,7 +203,7 @@ def run_attempt(
             observer.note(note)
         if (number := config.cluster.num_workers) < wanted:
             observer.note(f"there is room for {number} of {wanted} workers")
-        config = _fit_to_allocation(config, allocation)
+        config = fit_to_allocation(config, allocation)
         text = dump_config(config)
         with run.claim_attempt() as attempt:
             # the mark lets tasks detect a config file that somebody else has replaced

@@ -9,7 +9,7 @@ from distlaunch.cluster.machine import Machine
 from distlaunch.cluster.settings import RunSettings
 from distlaunch.engines.base import HostReport
 from distlaunch.engines.host_warnings import hardware_differences
-from distlaunch.jobs.attempt import allocate_fitting, count_workers, min_workers, plan_allocated
+from distlaunch.jobs.attempt import allocate_fitting, count_workers, fit_to_allocation, min_workers, plan_allocated
 from distlaunch.jobs.choose_run import JobRequest, choose
 from distlaunch.jobs.restarts import note_hosts
 from distlaunch.plan.exposure import exposure
@@ -51,6 +51,7 @@ def examine(target: str, overrides: Sequence[str], machine: Machine, note: Calla
         allocation.release()
     addresses = [place.address for place in allocation.places if place.address]
     hosts = list(dict.fromkeys(place.host for place in allocation.places if place.host))
+    config = fit_to_allocation(config, allocation)
     settings = plan_allocated(config, choice.target_run_dir, 0, "train", allocation).settings
     differences = list(hardware_differences({report.name: report.hardware for report in reports}))
     ports = exposure(addresses, hosts, isolated=config.cluster.isolate)
