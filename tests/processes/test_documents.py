@@ -83,6 +83,8 @@ ELSEWHERE = {
     "distlaunch schema > configs/distlaunch.schema.json": (
         "../unit/test_config_commands.py::test_the_shipped_schema_is_not_stale"
     ),
+    "distlaunch report RUN --html": "../unit/test_html_report.py::test_the_command_writes_where_it_is_told",
+    "distlaunch schema --events": "../unit/test_event_schema.py::test_events_of_a_run_fit_the_schema",
     "distlaunch report RUN": "test_parameter_server.py::test_both_hostings_give_the_same_report",
     "distlaunch init DIR": "test_init.py::test_the_starter_trains_well_under_every_strategy",
     "distlaunch run --workers 2 script.py ARGS": "test_run_frameworks.py::test_multi_worker_mirrored",
@@ -113,6 +115,7 @@ CANNOT = {
     "pytest --regenerate": "writes golden files",
     "pytest -n 0 tests/unit/test_supervision.py": "a part of what runs this test",
     "pytest --cold": "the same tests",
+    "pytest -m browser": "needs a browser; CI runs it",
     "pytest -m short": "needs root; CI runs it",
     "pytest -m cluster": "needs root; runs the tests of docs/clusters.md",
     "pytest -m slow": "runs this test",
