@@ -121,6 +121,8 @@ def task_summary(each: StepsTimed) -> dict[str, Any]:
         "input_share": each.input_s / each.seconds if each.seconds else None,
         "example_s": each.made_s / each.made if each.made else None,
         "threads": each.threads,
+        "cores": each.cpu_s / each.seconds if each.seconds else None,
+        "memory_bytes": each.memory_bytes or None,
     }
 
 

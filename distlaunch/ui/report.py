@@ -18,7 +18,15 @@ from distlaunch.runs.paths import display_path
 from distlaunch.supervise.diagnose.exit_reason import Failure
 from distlaunch.ui import words
 from distlaunch.ui.console import JobConsole
-from distlaunch.ui.progress.lines import STATUS_STYLES, data_source, numbers_text, restarts, skipped, training_start
+from distlaunch.ui.progress.lines import (
+    STATUS_STYLES,
+    data_source,
+    numbers_text,
+    restarts,
+    skipped,
+    step_times,
+    training_start,
+)
 from distlaunch.ui.progress.state import ProgressState
 from distlaunch.ui.runs import NO_CHECKPOINT
 
@@ -155,6 +163,8 @@ def _facts(state: ProgressState, failure: str) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     if state.now.training is not None:
         rows += [("strategy", training_start(state.now.training)), ("trained", _trained(state))]
+    if state.now.timed:
+        rows.append(("steps", step_times(state.now.timed)))
     if slow := find_bottleneck(state.now.timed):
         rows.append(("input", str(slow)))
     if state.restarts or state.job_restarts:

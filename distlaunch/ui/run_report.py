@@ -12,12 +12,20 @@ from rich.text import Text
 from distlaunch.base import strict_json
 from distlaunch.base.events import EpochEnded, Evaluated
 from distlaunch.base.plural import count
-from distlaunch.runs.bottleneck import find_bottleneck, milliseconds, stragglers
+from distlaunch.runs.bottleneck import find_bottleneck
 from distlaunch.runs.paths import display_path
 from distlaunch.runs.report import AttemptReport, RunReport
 from distlaunch.ui import words
 from distlaunch.ui.placement import bytes_per_task, placement_sections
-from distlaunch.ui.progress.lines import STATUS_STYLES, data_source, numbers_text, restarts, skipped, training_start
+from distlaunch.ui.progress.lines import (
+    STATUS_STYLES,
+    data_source,
+    numbers_text,
+    restarts,
+    skipped,
+    step_times,
+    training_start,
+)
 from distlaunch.ui.tables import columns, line_style_for
 
 
@@ -69,22 +77,12 @@ def facts(report: RunReport) -> list[tuple[str, str, str]]:
         differs = any(event.status == "differs" for event in report.numbers)
         rows.append(("numbers", numbers, "red" if differs else ""))
     if report.timed:
-        rows.append(("steps", _step_times(report), ""))
+        rows.append(("steps", step_times(report.timed), ""))
     if slow := find_bottleneck(report.timed):
         rows.append(("input", str(slow), "yellow"))
     rows += [("export", f"{display_path(path)} ({kind})", "") for kind, path in report.exports.items()]
     rows += [("export", f"failed: {report.export_failure}", "red")] if report.export_failure else []
     return rows
-
-
-def _step_times(report: RunReport) -> str:
-    """Return `median 12.1 ms, 99 % within 30.2 ms; 1,200 examples/s`, of the slowest task."""
-    # tasks in lockstep are as fast as the slowest one
-    slowest = max(report.timed.values(), key=lambda each: each.step_median_s)
-    rate = sum(each.examples / each.seconds for each in report.timed.values() if each.seconds)
-    times = f"median {milliseconds(slowest.step_median_s)}, 99 % within {milliseconds(slowest.step_p99_s)}"
-    slow = [f"{task} takes {by:.1f} times as long as the others" for task, by in stragglers(report.timed).items()]
-    return "; ".join([times, f"{rate:,.0f} examples/s", *slow])
 
 
 def _restarts(attempts: Sequence[AttemptReport]) -> str:

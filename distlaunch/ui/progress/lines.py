@@ -18,10 +18,12 @@ from distlaunch.base.events import (
     NumbersChecked,
     Predicted,
     Restored,
+    StepsTimed,
     TaskRestarted,
     TrainingStarted,
 )
 from distlaunch.base.plural import count, joined
+from distlaunch.runs.bottleneck import milliseconds, stragglers
 from distlaunch.runs.paths import display_path
 from distlaunch.ui import words
 
@@ -134,6 +136,26 @@ def data_source(event: DataResolved) -> str:
     counts = [f"{number:,} {split}" for split, number in event.examples.items() if number is not None]
     name = event.name.rpartition(":")[2]
     return f"{name} from {display_path(event.source)}" + (f" ({', '.join(counts)})" if counts else "")
+
+
+def step_times(timed: Mapping[str, StepsTimed]) -> str:
+    """Return `median 12.1 ms, 99 % within 30.2 ms; 1,200 examples/s; 380 MiB and 0.9 cores`, of the slowest task.
+
+    The examples are those of all tasks. Memory and cores are those of the task that needs most.
+
+    Args:
+        timed: the latest times of each task; not empty.
+    """
+    # tasks in lockstep are as fast as the slowest one
+    slowest = max(timed.values(), key=lambda each: each.step_median_s)
+    rate = sum(each.examples / each.seconds for each in timed.values() if each.seconds)
+    cores = max((each.cpu_s / each.seconds for each in timed.values() if each.seconds), default=0.0)
+    memory = max(each.memory_bytes for each in timed.values())
+    needs = f"{words.size(memory)} and {cores:.1f} cores" if memory else ""
+    where = " in a task" if needs and len(timed) > 1 else ""
+    times = f"median {milliseconds(slowest.step_median_s)}, 99 % within {milliseconds(slowest.step_p99_s)}"
+    slow = [f"{task} takes {by:.1f} times as long as the others" for task, by in stragglers(timed).items()]
+    return "; ".join(filter(None, [times, f"{rate:,.0f} examples/s", f"{needs}{where}", *slow]))
 
 
 def skipped(examples: Collection[str]) -> str:
