@@ -25,6 +25,7 @@ CODES = {
     "logs": _LOCAL_COMMAND,
     "stop": _HOST_COMMAND,
     "report": _LOCAL_COMMAND,
+    "track": _LOCAL_COMMAND,
     "schema": _LOCAL_COMMAND,
     "init": _LOCAL_COMMAND,
 }

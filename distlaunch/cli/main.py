@@ -51,6 +51,7 @@ COMMANDS = {
     "wait": "Wait until runs have ended, and exit with the worst code.",
     "stop": "Stop a running job, with a checkpoint.",
     "report": "Report on a run: attempts, epochs, checkpoints, variables.",
+    "track": "Send the values of a run to experiment trackers.",
     "schema": "Print the JSON Schema of the config.",
     "init": "Create a small project: a model, data and a config.",
 }

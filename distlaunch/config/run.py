@@ -314,13 +314,15 @@ class Restarts(Section):
 
 ExportFormat = Literal["saved_model", "keras", "weights", "tflite"]
 
+TrackerName = Literal["wandb", "mlflow", "trackio", "tensorboard"]
+
 RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$"
 
 
 class RunConfig(Section):
     """The complete config of one run. Unknown keys are errors."""
 
-    neutral_keys: ClassVar[frozenset[str]] = frozenset({"name", "runs_dir", "resume", "export"})
+    neutral_keys: ClassVar[frozenset[str]] = frozenset({"name", "runs_dir", "resume", "export", "tracking"})
 
     name: (
         Annotated[
@@ -358,6 +360,10 @@ class RunConfig(Section):
     restarts: Restarts = Field(default_factory=Restarts)
     export: list[ExportFormat] = Field(default_factory=list)
     """Formats to export after training, each checked by loading it in a clean process."""
+    tracking: list[TrackerName] = Field(default_factory=list)
+    """Trackers that get the values of the run. Server, project and keys come from the trackers' own environment
+    variables.
+    """
 
     _folder: Path | None = PrivateAttr(default=None)
     _modules_folder: Path | None = PrivateAttr(default=None)

@@ -17,6 +17,7 @@ from distlaunch.jobs.choose_run import Choice, JobRequest, choose
 from distlaunch.jobs.isolation import isolate_if_configured
 from distlaunch.jobs.job_end import limit_temporary_failures, limiting_temporary_errors
 from distlaunch.jobs.restarts import run_job
+from distlaunch.jobs.tracking import tracking
 from distlaunch.jobs.use import claim_exports
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.runs.paths import display_path
@@ -85,7 +86,8 @@ def execute(claimed: ClaimedRun, observer: Observer) -> AttemptResult:
     ):
         if choice.missing_outputs:
             return _make_missing_outputs(choice, run, threaded)
-        with limiting_temporary_errors(run):
+        environ = choice.context.machine.environ
+        with tracking(run, choice.config.tracking, environ, threaded.note), limiting_temporary_errors(run):
             result = run_job(choice.config, run, threaded, choice.context)
         return checked(limit_temporary_failures(run, result), choice.locate)
 

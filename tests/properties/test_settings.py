@@ -128,6 +128,7 @@ EFFECTS: dict[str, Effect | tuple[Effect, ...]] = {
     "determinism": Shown(f"{HERE_TOO}test_determinism"),
     "precision": Trains("mixed_bfloat16"),
     "synchronize_batch_norm": Shown("tests/processes/test_check.py::test_batch_norm_is_documented_and_can_be_equal"),
+    "tracking": Shown("tests/unit/test_tracking.py::test_a_run_is_sent_once_over_two_launchers"),
     "resume": Shown("tests/processes/test_commands.py::test_resume_auto_in_the_config"),
     "model.function": Trains(f"{HERE}:other_model", resumed=NOT_FITTING),
     "model.args": Trains({"units": 3}, resumed=NOT_FITTING),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from distlaunch.base.errors import Problem
 from distlaunch.cluster.ports import OTHER_PORTS, port_problem
 from distlaunch.config.references.keras_names import missing_package
-from distlaunch.config.run import Callback, RunConfig
+from distlaunch.config.run import Callback, RunConfig, TrackerName
 
 
 def machine_problems(config: RunConfig) -> list[Problem]:
@@ -19,6 +20,7 @@ def machine_problems(config: RunConfig) -> list[Problem]:
         *runs_dir_problems(config),
         *config.engine.machine_problems(),
         *missing_packages(config.train.callbacks),
+        *missing_trackers(config.tracking),
     ]
 
 
@@ -27,6 +29,13 @@ def missing_packages(callbacks: Sequence[Callback]) -> Iterator[Problem]:
     for index, callback in enumerate(callbacks):
         if missing := missing_package(callback.name):
             yield Problem(("train", "callbacks", index, "name"), missing)
+
+
+def missing_trackers(names: Sequence[TrackerName]) -> Iterator[Problem]:
+    """Yield problems for trackers whose packages are not installed."""
+    for index, name in enumerate(names):
+        if importlib.util.find_spec(name) is None:
+            yield Problem(("tracking", index), f"{name} is not installed: pip install 'distlaunch[{name}]'")
 
 
 def busy_ports(config: RunConfig) -> Iterator[Problem]:

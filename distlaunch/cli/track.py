@@ -1,0 +1,48 @@
+"""`distlaunch track`: sends the values of a run to experiment trackers."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from distlaunch.cli.exit_codes import Command, ExitCode
+from distlaunch.cli.options import RunPath
+
+if TYPE_CHECKING:
+    from distlaunch.config.run import TrackerName
+
+
+_NAMES = ("wandb", "mlflow", "trackio", "tensorboard")  # importing them from the config would delay `--help`
+
+
+@click.command("track", cls=Command)
+@click.argument("run", metavar="RUN", type=RunPath())
+@click.argument("trackers", metavar="[TRACKER]...", nargs=-1, type=click.Choice(_NAMES))
+def command(run: str, trackers: tuple[str, ...]) -> int:
+    """Send the values of a run to trackers: those given, or those of `tracking` in its config.
+
+    Sends only what a tracker has not got yet, so it completes what a run could not send, and does nothing twice.
+    """
+    from distlaunch.base.errors import UsageError
+    from distlaunch.config.read.load import load_resolved
+    from distlaunch.jobs.tracking import track_now
+    from distlaunch.runs.report import open_run
+    from distlaunch.runs.tracking.trackers import is_installed
+    from distlaunch.ui.plain import echo, echo_error
+
+    found = open_run(run)
+    names = cast("tuple[TrackerName, ...]", trackers) or tuple(load_resolved(found.config).tracking)
+    if not names:
+        raise UsageError("the run's config has no `tracking`; name a tracker, such as `distlaunch track RUN mlflow`")
+    for name in names:
+        if not is_installed(name):
+            raise UsageError(f"{name} is not installed; pip install 'distlaunch[{name}]'")
+    problems = list(track_now(found, names, os.environ))
+    for problem in problems:
+        echo_error(f"error: {problem}")
+    sent = [name for name in names if not any(f"tracking: {name} " in problem for problem in problems)]
+    if sent:
+        echo(f"sent to {', '.join(sent)}")
+    return ExitCode.FAILED if problems else ExitCode.DONE

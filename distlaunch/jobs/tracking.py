@@ -1,0 +1,103 @@
+"""Starts the processes that send a run's values to trackers, and waits for them a little at the end of the run."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from distlaunch.base.errors import reason_of
+from distlaunch.base.run_dir import RunDir
+from distlaunch.config.run import TrackerName
+from distlaunch.runs.paths import display_path
+from distlaunch.runs.tracking.trackers import is_installed
+
+_DEADLINE_S = 15.0
+"""Time at the end of a run in which its trackers can send what is left."""
+
+
+@dataclass
+class _Started:
+    name: TrackerName
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+@contextlib.contextmanager
+def tracking(
+    run: RunDir, names: Sequence[TrackerName], environ: Mapping[str, str], warn: Callable[[str], None]
+) -> Generator[None]:
+    """Have the run's values tracked in this context.
+
+    Args:
+        names: the trackers of the config. TensorBoard files are written whenever its package is installed.
+        warn: called with a message for each tracker that has not got everything.
+    """
+    started: list[_Started] = []
+    for name in dict.fromkeys((*names, *(("tensorboard",) if is_installed("tensorboard") else ()))):
+        try:
+            started.append(_start(name, run, environ))
+        except OSError as error:
+            warn(f"tracking: {name} cannot be started: {reason_of(error)}; {_later(run, name)}")
+    try:
+        yield
+    finally:
+        for problem in _finish(run, started, _DEADLINE_S):
+            warn(problem)
+
+
+def track_now(run: RunDir, names: Sequence[TrackerName], environ: Mapping[str, str]) -> Iterable[str]:
+    """Send what trackers lack of a run, and wait for it. Yield a message for each one that failed."""
+    return _finish(run, [_start(name, run, environ) for name in names], None)
+
+
+def _start(name: TrackerName, run: RunDir, environ: Mapping[str, str]) -> _Started:
+    log = run.path / "tracking" / f"{name}.log"
+    log.parent.mkdir(mode=0o700, exist_ok=True)
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "distlaunch.runs.tracking.follow", name, str(run.path)],
+            stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, env=dict(environ),
+            # Ctrl-C in the terminal stops the run, which then closes the trackers
+            start_new_session=True,
+        )  # fmt: skip
+    return _Started(name, process, log)
+
+
+def _finish(run: RunDir, started: Sequence[_Started], deadline_s: float | None) -> Iterable[str]:
+    """Let the processes send what is left, and return messages about those that failed."""
+    ends = None if deadline_s is None else time.monotonic() + deadline_s
+    for each in started:
+        assert each.process.stdin is not None, "it is a pipe"
+        # a process that has failed has closed its end
+        with contextlib.suppress(OSError):
+            each.process.stdin.close()
+    problems: list[str] = []
+    for each in started:
+        try:
+            code = each.process.wait(None if ends is None else max(ends - time.monotonic(), 0.0))
+        except subprocess.TimeoutExpired:
+            each.process.kill()
+            each.process.wait()
+            late = f"has not got everything in {deadline_s:g} s"
+            problems.append(f"tracking: {each.name} {late}; {_later(run, each.name)}")
+            continue
+        if code:
+            why = f"{_last_line(each.log)} ({display_path(each.log)})"
+            problems.append(f"tracking: {each.name} failed: {why}; {_later(run, each.name)}")
+    return problems
+
+
+def _later(run: RunDir, name: TrackerName) -> str:
+    return f"`distlaunch track {display_path(run.path)} {name}` sends the rest"
+
+
+def _last_line(log: Path) -> str:
+    with contextlib.suppress(OSError):
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        return lines[-1] if lines else "no output"
+    return "no output"

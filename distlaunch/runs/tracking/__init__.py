@@ -1,0 +1,1 @@
+"""Sends the values of runs to experiment trackers, from the events that runs write anyway."""

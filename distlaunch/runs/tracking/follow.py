@@ -1,0 +1,132 @@
+"""Follows a run's events and sends their values to a tracker: `python -m distlaunch.runs.tracking.follow NAME RUN`.
+
+It is a process of its own that reads what is on the disk. So a tracker that is slow, fails or cannot be reached never
+delays or fails the run, and what was not sent can be sent later. It ends at the end of its standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import select
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from distlaunch.base import strict_json
+from distlaunch.base.event_files import EventReader
+from distlaunch.base.events import EpochEnded, Event, RunEnded, StepsDone, TrainingStarted
+from distlaunch.base.regular_files import read_json
+from distlaunch.base.run_dir import RunDir, write_atomically
+from distlaunch.config.run import TrackerName
+from distlaunch.runs.tracking.trackers import NAMES, Tracker, open_tracker
+
+_INTERVAL_S = 1.0
+_BATCH = "batch/"
+"""Prefix of values within an epoch, as in Keras's own loggers."""
+
+
+class Follower:
+    """Sends each value of a run once, over all attempts and processes.
+
+    Steps that a restart has trained again have been sent already and have the same values. The state in
+    `tracking/NAME.json` says what was sent.
+    """
+
+    def __init__(self, name: TrackerName, run: RunDir) -> None:
+        self._name, self._run = name, run
+        self._reader = EventReader(run.events)
+        self._state_file = run.path / "tracking" / f"{name}.json"
+        self._sent = _read_state(self._state_file)
+        self._tracker: Tracker | None = None
+        self._status = ""
+
+    def send_new(self) -> None:
+        """Send the values of events that are new. The tracker is opened with the first one."""
+        rows: dict[int, dict[str, float]] = {}
+        for event in self._reader.read():
+            self._add(event, rows)
+        for step, values in sorted(rows.items()):
+            if self._tracker is None:
+                self._open()
+            assert self._tracker is not None, "it was just opened"
+            self._tracker.log(step, values)
+            self._sent["step"] = max(self._sent["step"], step)
+        if rows:
+            self._record()
+
+    def _add(self, event: Event, rows: dict[int, dict[str, float]]) -> None:
+        match event:
+            case TrainingStarted():
+                self._status = ""
+            case StepsDone() if event.step > self._sent["step"]:
+                values = {_BATCH + name: value for name, value in event.logs.items()}
+                rows.setdefault(event.step, {}).update(values)
+            # the last step of an epoch may have been sent before the epoch's end
+            case EpochEnded() if event.step >= self._sent["step"] and event.step > self._sent["epoch_step"]:
+                self._sent["epoch_step"] = event.step
+                rows.setdefault(event.step, {}).update({"epoch": event.epoch + 1.0, **event.logs})
+            case RunEnded():
+                self._status = event.status
+            case _:
+                pass
+
+    def _open(self) -> None:
+        self._tracker = open_tracker(
+            self._name, self._run.path, self._run.name, str(self._sent["id"]), _config_of(self._run)
+        )
+        self._sent["id"] = self._tracker.id
+        self._record()
+
+    def finish(self) -> None:
+        """Send what is left, and close the run in the tracker."""
+        self.send_new()
+        if self._tracker is not None:
+            self._tracker.finish(self._status)
+
+    def _record(self) -> None:
+        write_atomically(self._state_file, strict_json.dumps(self._sent))
+
+
+def _read_state(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {"id": "", "step": -1, "epoch_step": -1}
+    with contextlib.suppress(OSError, ValueError):
+        found.update(read_json(file))
+    return found
+
+
+def _config_of(run: RunDir) -> dict[str, Any]:
+    """Return the values of the run's config by their paths, and the commit of the code."""
+    from distlaunch.config.read.load import load_resolved
+
+    flat = dict(_flatten(load_resolved(run.config).to_public(), ""))
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        flat["git_commit"] = read_json(run.environment)["git"]["commit"]
+    return flat
+
+
+def _flatten(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _flatten(cast("dict[str, Any]", value), f"{path}{key}.")
+        else:
+            yield path + key, value
+
+
+def main() -> None:
+    name, run = sys.argv[1], RunDir(sys.argv[2])
+    if name not in NAMES:
+        raise SystemExit(f"unknown tracker {name}; known are {', '.join(NAMES)}")
+    with (run.path / "tracking" / f"{name}.lock").open("w") as lock:
+        # the process of a launcher that was killed may still be sending
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        follower = Follower(name, run)
+        # standard input ends with the launcher, whatever ends it
+        while not select.select([sys.stdin], [], [], _INTERVAL_S)[0]:
+            follower.send_new()
+        follower.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""The trackers: one interface over Weights & Biases, MLflow, trackio and TensorBoard.
+
+Each tracker takes its own settings (server, key, offline mode) from its own environment variables.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import time
+import types
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, get_args
+
+from distlaunch.config.run import TrackerName
+
+NAMES: tuple[TrackerName, ...] = get_args(TrackerName)
+PROJECT = "distlaunch"
+"""Project or experiment, unless the tracker's own environment variable has another."""
+_LONGEST_VALUE = 500
+"""Number of characters of a config value; MLflow refuses long ones."""
+
+
+def is_installed(name: TrackerName) -> bool:
+    """Return whether the package of a tracker is installed, without importing it."""
+    return importlib.util.find_spec(name) is not None
+
+
+class Tracker(Protocol):
+    """An open run in a tracker.
+
+    Attributes:
+        id: identifies the run in the tracker, so that a later process continues it.
+    """
+
+    id: str
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Add the values of a step; steps ascend."""
+        ...
+
+    def finish(self, status: str) -> None:
+        """Send what is left and close the run.
+
+        Args:
+            status: a status of RunEnded, or an empty string for a run that has not ended.
+        """
+        ...
+
+
+def open_tracker(name: TrackerName, folder: Path, run: str, id: str, config: Mapping[str, Any]) -> Tracker:
+    """Open a run in a tracker, or continue one. The package's own exceptions are raised.
+
+    Args:
+        folder: the run directory.
+        run: the name of the run.
+        id: the attribute `id` of the run that is continued; an empty string for a new one.
+        config: plain values by name.
+    """
+    made = {"wandb": _Wandb, "mlflow": _MLflow, "trackio": _Trackio, "tensorboard": _TensorBoard}[name]
+    short = {key: str(value)[:_LONGEST_VALUE] for key, value in config.items()}
+    return made(folder, run, id, short)
+
+
+class _Wandb:
+    def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, str]) -> None:
+        wandb: Any = importlib.import_module("wandb")
+        self.id = id or uuid.uuid4().hex[:8]
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT), name=run, id=self.id, resume="allow",
+            dir=str(folder / "tracking"), config=dict(config),
+        )  # fmt: skip
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def finish(self, status: str) -> None:
+        self._run.finish(exit_code=0 if status in ("", "done") else 1)
+
+
+class _MLflow:
+    def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, str]) -> None:
+        mlflow: Any = importlib.import_module("mlflow")
+        if not os.environ.get("MLFLOW_TRACKING_URI"):
+            mlflow.set_tracking_uri(f"sqlite:///{folder / 'tracking' / 'mlflow.db'}")
+        self._client = mlflow.MlflowClient()
+        self._metric = importlib.import_module("mlflow.entities").Metric
+        self.id = id
+        self._sent: dict[str, int] = {}
+        """The last step of each value, if a process that was killed has sent more than it has recorded."""
+        if not id:
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+            experiment = self._client.get_experiment_by_name(name)
+            number = experiment.experiment_id if experiment else self._client.create_experiment(name)
+            self.id = self._client.create_run(number, run_name=run).info.run_id
+            for key, value in config.items():
+                self._client.log_param(self.id, key, value)
+            if commit := config.get("git_commit"):
+                self._client.set_tag(self.id, "mlflow.source.git.commit", commit)
+        else:
+            self._client.update_run(self.id, status="RUNNING")
+            self._sent = {
+                name: max((point.step for point in self._client.get_metric_history(self.id, name)), default=-1)
+                for name in self._client.get_run(self.id).data.metrics
+            }
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        now = int(time.time() * 1000)
+        new = {name: value for name, value in values.items() if step > self._sent.get(name, -1)}
+        self._client.log_batch(self.id, [self._metric(name, value, now, step) for name, value in new.items()])
+
+    def finish(self, status: str) -> None:
+        ended = {"": "RUNNING", "done": "FINISHED", "failed": "FAILED"}.get(status, "KILLED")
+        if ended == "RUNNING":
+            return
+        self._client.set_terminated(self.id, ended)
+
+
+class _Trackio:
+    def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, str]) -> None:
+        del folder
+        self._trackio: Any = importlib.import_module("trackio")
+        # trackio knows runs by their names
+        self.id = id or f"{run}-{int(time.time()):x}"
+        self._trackio.init(
+            project=os.environ.get("TRACKIO_PROJECT", PROJECT), name=self.id, resume="allow", config=dict(config),
+            auto_log_gpu=False, auto_log_cpu=False, embed=False,
+        )  # fmt: skip
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._trackio.log(dict(values), step=step)
+
+    def finish(self, status: str) -> None:
+        del status
+        self._trackio.finish()
+
+
+class _TensorBoard:
+    def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, str]) -> None:
+        del run, config
+        self.id = id or "distlaunch"
+        # with this module, the package writes files without importing TensorFlow, which would take seconds
+        sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
+        self._event_pb2: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
+        self._summary_pb2: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
+        writer: Any = importlib.import_module("tensorboard.summary.writer.event_file_writer")
+        self._writer = writer.EventFileWriter(str(folder / "tensorboard" / self.id))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        made = [self._summary_pb2.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        summary = self._summary_pb2.Summary(value=made)
+        self._writer.add_event(self._event_pb2.Event(wall_time=time.time(), step=step, summary=summary))
+
+    def finish(self, status: str) -> None:
+        del status
+        self._writer.close()

@@ -1,0 +1,140 @@
+"""Trackers get each value once, and their failures are warnings. tests/trackers has the real packages."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from distlaunch.base.events import RunEnded, TrainingStarted
+from distlaunch.base.run_dir import RunDir
+from distlaunch.cli.main import cli
+from distlaunch.config.checks.machine import missing_trackers
+from distlaunch.jobs.tracking import tracking
+from tests.recorded_run import START, done, ended, make_run, record
+
+CONFIG = """
+model: {function: mine.py:model}
+data: {function: mine.py:data, global_batch: 32}
+train: {epochs: 7}
+compile: {optimizer: sgd, loss: mse}
+tracking: [wandb]
+"""
+STAND_IN = """
+import json, os, sys, time
+
+class Run:
+    def __init__(self, id): self.id = id
+    def log(self, values, step):
+        with open(os.environ["SENT"], "a") as file:
+            file.write(json.dumps({"id": self.id, "step": step, **values}) + "\\n")
+    def finish(self, exit_code):
+        with open(os.environ["SENT"], "a") as file:
+            file.write(json.dumps({"id": self.id, "ended": exit_code}) + "\\n")
+
+def init(*, id, config, name, **options):
+    how = os.environ.get("HOW")
+    if how == "fails":
+        raise RuntimeError("the server is gone")
+    if how == "hangs":
+        time.sleep(1000)
+    with open(os.environ["SENT"], "a") as file:
+        file.write(json.dumps({"id": id, "config": config, "name": name}) + "\\n")
+    return Run(id)
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def model(): ...\ndef data(): ...\n")
+    run = make_run(RunDir("runs/job"))
+    run.config.write_text(CONFIG)
+    run.write_json(run.environment, {"git": {"commit": "abc123"}})
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "wandb.py").write_text(STAND_IN)
+    return run
+
+
+def environment(**more: str) -> dict[str, str]:
+    paths = [str(Path("packages").absolute()), *filter(None, [os.environ.get("PYTHONPATH")]), *sys.path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "SENT": str(Path("sent").absolute()), **more}
+
+
+def track(run: RunDir, **more: str) -> list[str]:
+    """Track a run that has ended, and return the warnings."""
+    said: list[str] = []
+    with tracking(run, ["wandb"], environment(**more), said.append):
+        pass
+    return [line for line in said if "wandb" in line]
+
+
+def sent() -> list[dict[str, object]]:
+    return [json.loads(line) for line in Path("sent").read_text().splitlines()]
+
+
+def test_a_run_is_sent_once_over_two_launchers(run: RunDir) -> None:
+    assert track(run) == []
+    opened, *rows, closed = sent()
+    assert (opened["name"], opened["config"]["git_commit"]) == ("job", "abc123")  # pyright: ignore
+    assert opened["config"]["train.epochs"] == "7"  # pyright: ignore
+    assert closed["ended"] == 0
+    # step 23 was sent before it was trained again
+    assert [row["step"] for row in rows] == [*range(1, 21), 23, 25, 30]
+    assert {row["step"]: row["val_loss"] for row in rows if "val_loss" in row} == {10: 16.0, 20: 12.0, 30: 6.0}
+    assert rows[0]["batch/loss"] == 100.0
+    start = TrainingStarted(**START, first_epoch=3, first_step=30)
+    more = RunEnded(status="failed", step=40, epochs_done=4, seconds=9.0)
+    record(run.events, 2, "worker:0", start, done(35, 2.0), done(40, 1.0), ended(3, 1.0), more)
+    assert track(run) == []
+    again = sent()[len(rows) + 2 :]
+    assert [row.get("step") for row in again] == [None, 35, 40, None]
+    assert {row["id"] for row in again} == {opened["id"]}
+    assert again[-1]["ended"] == 1
+    assert track(run) == []
+    assert len(sent()) == len(rows) + 2 + 4, "there was nothing new"
+
+
+def test_a_tracker_that_fails_is_a_warning_and_can_be_sent_later(run: RunDir) -> None:
+    (warning,) = track(run, HOW="fails")
+    assert "tracking: wandb failed: RuntimeError: the server is gone" in warning
+    assert "`distlaunch track runs/job wandb` sends the rest" in warning
+    assert track(run) == []
+    assert len(sent()) == 2 + 23
+
+
+def test_a_tracker_that_hangs_is_left(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distlaunch.jobs.tracking._DEADLINE_S", 0.5)
+    (warning,) = track(run, HOW="hangs")
+    assert "has not got everything in 0.5 s" in warning
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(run: RunDir) -> None:
+    (run.path / "tracking").write_text("")
+    (warning,) = track(run)
+    assert "wandb cannot be started" in warning
+
+
+def test_the_command_sends_what_is_missing(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.syspath_prepend("packages")
+    result = CliRunner().invoke(cli, ["track", "runs/job"])
+    assert (result.exit_code, result.output) == (0, "sent to wandb\n")
+    assert len(sent()) == 2 + 23
+    assert CliRunner().invoke(cli, ["track", "runs/job", "wandb"]).exit_code == 0
+    assert len(sent()) == 2 + 23
+    unknown = CliRunner().invoke(cli, ["track", "runs/job", "neptune"])
+    assert unknown.exit_code == 2
+    assert "'wandb', 'mlflow', 'trackio', 'tensorboard'" in unknown.output
+
+
+def test_a_tracker_without_its_package_is_an_error_of_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (problem,) = missing_trackers(["mlflow"])
+    assert problem.key == ("tracking", 0)
+    assert problem.message == "mlflow is not installed: pip install 'distlaunch[mlflow]'"
