@@ -118,7 +118,6 @@ CANNOT = {
     "pytest -n 0 tests/unit/test_supervision.py": "a part of what runs this test",
     "pytest --cold": "the same tests",
     "pytest -m trackers": "needs packages that the suite does not install",
-    "mlflow ui --backend-store-uri sqlite:///runs/NAME/tracking/mlflow.db": "no part of distlaunch",
     "pip install 'distlaunch[mlflow]'": "installs what these tests do not need",
     "pip install -e '.[all]'": "likewise",
     "pytest -m browser": "needs a browser; CI runs it",

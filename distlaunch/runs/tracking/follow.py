@@ -20,7 +20,7 @@ from distlaunch.base.events import EpochEnded, Event, RunEnded, StepsDone, Train
 from distlaunch.base.regular_files import read_json
 from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.config.run import TrackerName
-from distlaunch.runs.tracking.trackers import NAMES, Tracker, open_tracker
+from distlaunch.runs.tracking.trackers import Tracker, open_tracker
 
 _INTERVAL_S = 1.0
 _BATCH = "batch/"
@@ -35,7 +35,8 @@ class Follower:
     """
 
     def __init__(self, name: TrackerName, run: RunDir) -> None:
-        self._name, self._run = name, run
+        self._name: TrackerName = name
+        self._run = run
         self._reader = EventReader(run.events)
         self._state_file = run.path / "tracking" / f"{name}.json"
         self._sent = _read_state(self._state_file)
@@ -115,9 +116,7 @@ def _flatten(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
 
 
 def main() -> None:
-    name, run = sys.argv[1], RunDir(sys.argv[2])
-    if name not in NAMES:
-        raise SystemExit(f"unknown tracker {name}; known are {', '.join(NAMES)}")
+    name, run = cast("TrackerName", sys.argv[1]), RunDir(sys.argv[2])
     with (run.path / "tracking" / f"{name}.lock").open("w") as lock:
         # the process of a launcher that was killed may still be sending
         fcntl.flock(lock, fcntl.LOCK_EX)

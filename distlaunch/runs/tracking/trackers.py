@@ -14,11 +14,10 @@ import types
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol
 
 from distlaunch.config.run import TrackerName
 
-NAMES: tuple[TrackerName, ...] = get_args(TrackerName)
 PROJECT = "distlaunch"
 """Project or experiment, unless the tracker's own environment variable has another."""
 _LONGEST_VALUE = 500
