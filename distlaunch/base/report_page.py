@@ -9,7 +9,6 @@ import sys
 from collections.abc import Generator, Mapping
 from pathlib import Path
 
-import distlaunch
 from distlaunch.base.run_dir import RunDir
 
 REPORT = "DISTLAUNCH_REPORT"
@@ -30,8 +29,8 @@ def write_page_in_child(run: RunDir, environ: Mapping[str, str]) -> None:
     """Write the page, if the run has written anything. Errors are ignored: `distlaunch report --html` shows them."""
     if environ.get(REPORT) == "off" or not run.exists():
         return
-    package = Path(distlaunch.__file__).parents[1]
-    path = os.pathsep.join(filter(None, (str(package), environ.get("PYTHONPATH"))))
+    folder_of_package = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, (folder_of_package, environ.get("PYTHONPATH"))))
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         subprocess.run(
             # `-P`: the page needs no module of the current directory

@@ -39,7 +39,7 @@ def describe_fields(cls: type[Event]) -> dict[str, str]:
             described.update(dict.fromkeys(found.group(1).split(", "), text))
     # fields that are described by a string below them
     source = textwrap.dedent(inspect.getsource(cls)).replace(parts, "")
-    for found in re.finditer(r'^    (\w+): .*\n    """(.*?)"""', source, re.MULTILINE | re.DOTALL):
+    for found in re.finditer(r'^    (\w+): [^\n]*\n    """(.*?)"""', source, re.MULTILINE | re.DOTALL):
         described[found.group(1)] = " ".join(found.group(2).split())
     return described
 
