@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,15 @@ _TAIL_BYTES = 32 * 1024
 READ_BYTES = 1 << 20
 MAX_EVENT_BYTES = 16 << 20
 """Maximum size of an event. If an event is larger, only its kind is recorded."""
+
+_NUMBER = rb"(-?\d{1,18}(?:\.\d{1,20})?(?:e[+-]?\d{1,3})?)"
+_STEPS_DONE = re.compile(
+    rb'\{"event":"StepsDone","time":%b,"attempt":(\d{1,9}),"task":"([a-z]{1,20}:\d{1,9})","format_version":\d{1,3},'
+    rb'"epoch":(\d{1,15}),"step":(\d{1,15}),"step_in_epoch":(\d{1,15}),"steps":(\d{1,15}),"seconds":%b,"logs":\{.*\}\}\Z'
+    % (_NUMBER, _NUMBER)
+)
+"""A line of a StepsDone event as `Event.to_json` writes it."""
+_VARIABLES = b'{"event":"VariablesPlaced"'
 
 
 class EventWriter:
@@ -130,6 +140,31 @@ def read_events_of(path: Path, *kinds: type[E]) -> list[E]:
     except (FileNotFoundError, NotRegularError):
         return []
     return [event for event in parse_events(b"\n".join(lines)) if isinstance(event, kinds)]
+
+
+def read_times(path: Path) -> list[Event]:
+    """Return all events of a file, oldest first, with the steps and times of StepsDone events only.
+
+    Most lines of a long run are StepsDone events. Their `logs` are empty here, because reading them takes ten times as
+    long. Large descriptions of variables are left out.
+    """
+    events: list[Event] = []
+    try:
+        with open_regular(path) as file:
+            for line, _ in _lines(file, partial=True):
+                if match := _STEPS_DONE.match(line):
+                    at, attempt, task, epoch, step, step_in_epoch, steps, seconds = match.groups()
+                    events.append(
+                        StepsDone(
+                            time=float(at), attempt=int(attempt), task=task.decode(), epoch=int(epoch), step=int(step),
+                            step_in_epoch=int(step_in_epoch), steps=int(steps), seconds=float(seconds), logs={},
+                        )
+                    )  # fmt: skip
+                elif not line.startswith(_VARIABLES):
+                    events += parse_events(line)
+    except OSError:
+        return []
+    return events
 
 
 def _lines(file: IO[bytes], *, partial: bool = False) -> Iterator[tuple[bytes, int]]:

@@ -102,6 +102,17 @@ class Event:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AttemptStarted(Event):
+    """The launcher is about to start the tasks of an attempt. `--json` does not print it.
+
+    Attributes:
+        waited_s: time for which the launcher waited for hosts, devices and addresses before that.
+    """
+
+    waited_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class TaskStarted(Event):
     """A task's process runs and has loaded its framework."""
 
@@ -295,11 +306,16 @@ class CheckpointFailed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Restored(Event):
-    """Training continues from a checkpoint."""
+    """Training continues from a checkpoint.
+
+    Attributes:
+        seconds: time for finding and reading the checkpoint, which ends with this event.
+    """
 
     step: int
     epoch: int
     path: str
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

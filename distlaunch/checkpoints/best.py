@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.base.metric_names import falls
 from distlaunch.checkpoints.policy import Moment, SaveContext, SavePolicy
 from distlaunch.config.run import Best
 from distlaunch.strategies.protocol import Logs
 
 _KEY = ("checkpoint", "best", "metric")
-_FALLING = frozenset({"loss", "error", "mse", "mae", "rmse", "mape", "msle", "perplexity"})
-_RISING = frozenset({"acc", "accuracy", "auc", "precision", "recall", "f1", "iou"})
-"""Words in names of metrics for which lower, or higher, values are better."""
 
 
 class BestEpoch(SavePolicy):
@@ -127,11 +125,10 @@ def mode_warnings(section: Best | None) -> list[str]:
     """Return a warning if a section would keep the worst epoch, judging by the metric's name."""
     if section is None:
         return []
-    words = set(section.metric.removeprefix("val_").lower().split("_"))
-    falls, rises = bool(words & _FALLING), bool(words & _RISING)
-    if falls == rises or (section.mode == "min") == falls:
+    is_falling = falls(section.metric)
+    if is_falling is None or (section.mode == "min") == is_falling:
         return []
-    which, other = ("highest", "min") if falls else ("lowest", "max")
+    which, other = ("highest", "min") if is_falling else ("lowest", "max")
     return [f"checkpoint.best keeps the epoch with the {which} {section.metric}; for the best one, set `mode: {other}`"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -33,7 +34,7 @@ from distlaunch.supervise.allocation import Allocation
 from distlaunch.supervise.observer import Observer
 from distlaunch.supervise.outcome import Outcome
 from distlaunch.supervise.requests import SignalPipe
-from distlaunch.supervise.run_events import last_end, restore_end
+from distlaunch.supervise.run_events import last_end, restore_end, write_start
 from distlaunch.supervise.supervisor import Supervisor
 
 
@@ -190,6 +191,7 @@ def run_attempt(
     """
     from distlaunch.config.read.load import dump_config
 
+    began = time.monotonic()
     replaced_config: str | None = None
     earlier_end = last_end(run) if run.finished() else None  # read it before this attempt writes its own events
     full_config = config
@@ -198,6 +200,7 @@ def run_attempt(
         config = config.with_workers(workers or config.cluster.num_workers)
         wanted = config.cluster.num_workers
         config, allocation = allocate_fitting(config, context, min_workers(full_config))
+    waited_s = time.monotonic() - began
     try:
         for note in allocation.notes:
             observer.note(note)
@@ -216,6 +219,7 @@ def run_attempt(
                 # store the range, so that a resume may use all workers again
                 config, text = full_config, dump_config(full_config)
             replaced_config = _write_run(run, config, text, plan, allocation, context.machine.environ)
+        write_start(plan, waited_s)
         with run.reader_lock(attempt) if plan.is_reader else contextlib.nullcontext():
             outcome = Supervisor(plan, allocation, observer, signals=signals).run()
         end_leftover_processes(plan, observer)

@@ -65,7 +65,7 @@ def find_bottleneck(timed: Mapping[str, StepsTimed]) -> Bottleneck | None:
     Args:
         timed: the latest times of each task.
     """
-    fractions = {task: fraction for task, each in timed.items() if (fraction := _waited_fraction(each)) is not None}
+    fractions = {task: fraction for task, each in timed.items() if (fraction := waited_fraction(each)) is not None}
     if not fractions:
         return None
     most = max(fractions, key=lambda task: fractions[task])
@@ -126,7 +126,7 @@ def task_summary(each: StepsTimed) -> dict[str, Any]:
     }
 
 
-def _waited_fraction(each: StepsTimed) -> float | None:
+def waited_fraction(each: StepsTimed) -> float | None:
     """Return the fraction of its time in which a task waited for input; None if it is too early to know."""
     if each.seconds < _MIN_TIMED_S or not each.steps:
         return None

@@ -1,22 +1,29 @@
-"""Summarizes the runs in a directory, reading only the beginning and the end of their events."""
+"""Summarizes the runs in a directory.
+
+Where a run is now is read from the beginning and the end of its events; for times and best values, the lines between
+them are read quickly.
+"""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from distlaunch.base.errors import UsageError
-from distlaunch.base.event_files import parse_events, read_events
+from distlaunch.base.event_files import parse_events, read_events, read_times
 from distlaunch.base.events import EpochEnded, Event, Logs, StepsDone
+from distlaunch.base.metric_names import falls
 from distlaunch.base.protocol import RUN_MODES
 from distlaunch.base.regular_files import open_regular
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import AttemptFacts, RunFacts
 from distlaunch.base.run_files.submission import JobState, Submission
 from distlaunch.runs.bottleneck import summary
+from distlaunch.runs.goodput import Goodput, goodput_of, paused_s
 from distlaunch.runs.paths import display_path
 from distlaunch.runs.report import (
     KILLED,
@@ -35,6 +42,19 @@ _HEAD_BYTES = 16 * 1024  # holds the first events of a run
 _TAIL_BYTES = 32 * 1024
 
 
+class BestValue(NamedTuple):
+    """The best value of a loss or metric.
+
+    Attributes:
+        epoch: the epoch of the value, from 0.
+        step: the last step of that epoch.
+    """
+
+    value: float
+    epoch: int
+    step: int
+
+
 @dataclass(frozen=True)
 class RunSummary:
     """The facts of a run in `distlaunch runs`.
@@ -46,12 +66,15 @@ class RunSummary:
         epochs: the total number of epochs, if known.
         logs: the loss and metrics of the last complete epoch, or the values so far in the first epoch.
         started: when the run started, in seconds since 1970.
-        seconds: the duration from the start to the last event, or until now for a running run.
+        seconds: the duration from the start to the last event, or until now for a running run, without the pauses
+            between attempts.
         culprit: the task that failed first, if the run has failed.
         times: step times and waits for input, as in `report --json`.
         job: the number of its submitted job; empty if it was not submitted.
         numbers: the result of comparing the first steps with one device: the worst status of all NumbersChecked events;
             empty if there is none.
+        best: the best finite value of each loss and metric over all complete epochs.
+        goodput: where the time of a training went.
     """
 
     path: str
@@ -69,11 +92,21 @@ class RunSummary:
     times: dict[str, Any] | None = None
     job: str = ""
     numbers: str = ""
+    best: dict[str, BestValue] = field(default_factory=dict)
+    goodput: Goodput | None = None
+
+    @property
+    def examples_per_s(self) -> float | None:
+        """Return the examples per second of all tasks together, or None if they have reported no times."""
+        rates = [each["examples_per_s"] for each in self.times["tasks"].values()] if self.times else []
+        known = [rate for rate in rates if rate is not None]
+        return sum(known) if known else None
 
     def to_plain(self) -> dict[str, Any]:
         """Return the JSON form of this run."""
         names = {name: value for name, value in vars(self).items() if name != "path"}
-        return {"run": self.path, **names}
+        best = {name: value._asdict() for name, value in self.best.items()}
+        return {"run": self.path, **names, "best": best, "goodput": self.goodput and self.goodput.to_plain()}
 
 
 def find_runs(directory: Path, now: float, jobs_of: JobsOf = lambda jobs: {}) -> tuple[list[RunSummary], list[str]]:
@@ -91,14 +124,24 @@ def find_runs(directory: Path, now: float, jobs_of: JobsOf = lambda jobs: {}) ->
         raise UsageError(
             f"{display_path(directory)} is a run itself; `distlaunch report {display_path(directory)}` reports on it"
         )
-    folders = [RunDir(path) for path in directory.iterdir() if path.is_dir()]
+    folders = [RunDir(path) for path in directory.iterdir() if path.is_dir() and not path.name.startswith(".")]
     unreadable = sorted(run.name for run in folders if not run.is_readable())
     runs = [run for run in folders if run.is_readable() and run.exists()]
+    return summarize_all(runs, now, jobs_of), unreadable
+
+
+def summarize_all(runs: Sequence[RunDir], now: float, jobs_of: JobsOf = lambda jobs: {}) -> list[RunSummary]:
+    """Return the summaries of runs, in the order of their starts.
+
+    Args:
+        now: see `summarize`.
+        jobs_of: see `find_runs`.
+    """
     # query the states of all jobs at once, except of those that have reported their end
     jobs = {run.path: job for run in runs if (job := run.live_submission())}
     states = jobs_of(list(jobs.values()))
     summaries = [summarize(run, now, states.get(jobs[run.path]) if run.path in jobs else None) for run in runs]
-    return sorted(summaries, key=lambda each: (each.started, each.path)), unreadable
+    return sorted(summaries, key=lambda each: (each.started, each.path))
 
 
 def summarize(run: RunDir, now: float | None = None, job: JobState | None = None) -> RunSummary:
@@ -127,6 +170,7 @@ def summarize(run: RunDir, now: float | None = None, job: JobState | None = None
     status = status if running else (status_in_queue(run, job) or status)
     # the status stays `done` if a later attempt has failed
     status = "done" if status == "failed" and facts.finished else status
+    timeline = read_times(run.events)
     return RunSummary(
         path=str(run.path),
         status=status,
@@ -136,14 +180,34 @@ def summarize(run: RunDir, now: float | None = None, job: JobState | None = None
         epochs=epochs if epochs is None or epochs >= done else None,
         logs=_last_values(facts, current),
         started=first_at,
-        seconds=max(0.0, last_at - first_at),
+        seconds=max(0.0, last_at - first_at - paused_s(timeline)),
         attempts=len(attempts),
         culprit=end.culprit if end and status == "failed" else "",
         reason=end.reason if end and status == "failed" else "",
         times=summary(step_times(run, facts)),
         job=submission.job if (submission := run.submission()) else "",
         numbers=max((event.status for event in facts.numbers), key=_NUMBERS.index, default=""),
+        best=best_values(timeline),
+        goodput=goodput_of(timeline),
     )
+
+
+def best_values(events: Iterable[Event]) -> dict[str, BestValue]:
+    """Return the best finite value of each loss and metric, the first of equal ones.
+
+    A lower value is better if the name says so, like `val_loss` or `mae`; otherwise a higher one. Of an epoch that was
+    trained several times, the last result counts, as in the report.
+    """
+    epochs = {event.epoch: event for event in events if isinstance(event, EpochEnded)}
+    best: dict[str, BestValue] = {}
+    for number in sorted(epochs):
+        for name, value in epochs[number].logs.items():
+            if not math.isfinite(value):
+                continue
+            known = best.get(name)
+            if known is None or (value < known.value if falls(name) else value > known.value):
+                best[name] = BestValue(value, number, epochs[number].step)
+    return best
 
 
 def _last_trained(facts: RunFacts, training: int | None) -> AttemptFacts:

@@ -28,6 +28,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import AttemptFacts, RunFacts
 from distlaunch.base.run_files.submission import JobState
 from distlaunch.runs.bottleneck import summary
+from distlaunch.runs.goodput import Goodput, run_goodput
 from distlaunch.runs.paths import display_path
 from distlaunch.supervise.diagnose.exit_reason import read_error
 
@@ -94,6 +95,7 @@ class RunReport:
         skipped: training examples that failed and were left out in any attempt.
         numbers: comparisons of the steps with one device.
         export_failure: why the last export failed; empty if none failed, or if a later one succeeded.
+        goodput: where the time of a training went.
     """
 
     path: str
@@ -116,6 +118,7 @@ class RunReport:
     skipped: frozenset[str] = frozenset()
     export_failure: str = ""
     numbers: tuple[NumbersChecked, ...] = ()
+    goodput: Goodput | None = None
 
     @property
     def all_checkpoints(self) -> tuple[CheckpointSaved, ...]:
@@ -141,6 +144,7 @@ class RunReport:
             "evaluator": [_select(event, "step", "split", "logs") for event in self.evaluator],
             "evaluations": [_select(event, "step", "split", "logs") for event in self.evaluations],
             "times": summary(self.timed),
+            "goodput": self.goodput and self.goodput.to_plain(),
             **({"skipped": sorted(self.skipped)} if self.skipped else {}),
             "numbers": [
                 _select(event, "status", "part", "message", "deviation", "reference") for event in self.numbers
@@ -196,6 +200,7 @@ def read_report(run: RunDir, job: JobState | None = None) -> RunReport:
         timed=step_times(run, facts),
         skipped=_skipped_examples(run, facts),
         numbers=tuple(facts.numbers),
+        goodput=run_goodput(run),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from distlaunch.base.event_files import EventReader, append_events, read_events
 from distlaunch.base.events import (
+    AttemptStarted,
     EpochEnded,
     Evaluated,
     Event,
@@ -43,6 +44,18 @@ def last_end(run: RunDir) -> RunEnded | None:
 def restore_end(run: RunDir, end: RunEnded) -> None:
     """Record again that a run is finished, after an attempt that changed nothing."""
     append_events(run.events, end, attempt=end.attempt, task=LAUNCHER)
+
+
+def write_start(plan: LaunchPlan, waited_s: float) -> None:
+    """Record that the tasks of a plan are about to be started.
+
+    Only the launcher of the chief does so, and only if the plan trains a model.
+
+    Args:
+        waited_s: see `AttemptStarted`.
+    """
+    if plan.mode == "train" and plan.lead == plan.chief:
+        append_events(plan.events, AttemptStarted(waited_s=waited_s), attempt=plan.attempt, task=LAUNCHER)
 
 
 def write_events(plan: LaunchPlan, events: Iterable[Event], *, task: str = LAUNCHER) -> None:

@@ -163,7 +163,11 @@ class Session:
         """Train from the newest good checkpoint, or from the beginning, and export what the config asks for."""
         config, strategy, is_chief = self.config, self.strategy, self.strategy.is_chief
         notices = _Notices(self.process.emit, strategy)
+        began = self.process.clock()
         start, restored_from = self.restorer.find(archive=True)
+        restored = restored_from and Restored(
+            step=start.step, epoch=start.epoch, path=str(restored_from), seconds=self.process.clock() - began
+        )
         callbacks = build_callbacks(config.train.callbacks, is_chief=is_chief, run=self.run)
         if is_chief:
             tasks = sum(config.strategy.jobs(config.cluster).values()) if config.strategy.in_lockstep else 1
@@ -180,7 +184,9 @@ class Session:
             notices.from_each_task(
                 "info", "the model is not validated, because it has neither a loss nor a test_step of its own"
             )
-        self._report_start(start, restored_from)
+        if restored is not None:
+            self.process.emit(restored)
+        self._report_start(start)
         check = NoCheck() if self.process.files is None else start_check(self._subject(self.process.files), start)
         loop = TrainingLoop(config, self.model, self.program, self.train, validation, callbacks, hooks, check)
         if is_chief:
@@ -321,10 +327,8 @@ class Session:
         """Leave the cluster, when no other task needs this one any longer. A task that has failed does not call it."""
         self.strategy.leave()
 
-    def _report_start(self, start: Progress, restored_from: Path | None) -> None:
+    def _report_start(self, start: Progress) -> None:
         config = self.config
-        if restored_from is not None:
-            self.process.emit(Restored(step=start.step, epoch=start.epoch, path=str(restored_from)))
         steps = config.train.steps_per_epoch or self.train.num_batches
         self.process.emit(
             TrainingStarted(

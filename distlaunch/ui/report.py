@@ -14,6 +14,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.jobs.smoke import SmokeResult
 from distlaunch.runs.bottleneck import find_bottleneck
+from distlaunch.runs.goodput import run_goodput
 from distlaunch.runs.paths import display_path
 from distlaunch.supervise.diagnose.exit_reason import Failure
 from distlaunch.ui import words
@@ -21,6 +22,7 @@ from distlaunch.ui.console import JobConsole
 from distlaunch.ui.progress.lines import (
     STATUS_STYLES,
     data_source,
+    goodput_text,
     numbers_text,
     restarts,
     skipped,
@@ -39,7 +41,7 @@ def print_summary(console: Console, state: ProgressState, result: AttemptResult)
     outcome = result.outcome
     table.add_row("status", Text(outcome.status, style=STATUS_STYLES[outcome.status]))
     table.add_row("run", display_path(result.plan.run_dir))
-    for name, value in _facts(state, outcome.failure.reason if outcome.failure else ""):
+    for name, value in _facts(state, RunDir(result.plan.run_dir), outcome.failure.reason if outcome.failure else ""):
         table.add_row(name, value)
     if outcome.status in ("stopped", "interrupted") and result.plan.mode == "train" and result.resumable:
         table.add_row("next", _resume_command(result) + _note_without_checkpoint(result))
@@ -159,7 +161,7 @@ def _resume_command(result: AttemptResult) -> str:
     return f"distlaunch train {display_path(run.path)} --resume"
 
 
-def _facts(state: ProgressState, failure: str) -> list[tuple[str, str]]:
+def _facts(state: ProgressState, run: RunDir, failure: str) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     if state.now.training is not None:
         rows += [("strategy", training_start(state.now.training)), ("trained", _trained(state))]
@@ -167,6 +169,8 @@ def _facts(state: ProgressState, failure: str) -> list[tuple[str, str]]:
         rows.append(("steps", step_times(state.now.timed)))
     if slow := find_bottleneck(state.now.timed):
         rows.append(("input", str(slow)))
+    if (goodput := run_goodput(run)) is not None and goodput.notable_losses:
+        rows.append(("goodput", goodput_text(goodput, goodput.notable_losses)))
     if state.restarts or state.job_restarts:
         rows.append(("restarts", restarts(state.restarts, state.job_restarts)))
     if state.data is not None:

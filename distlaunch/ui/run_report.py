@@ -20,6 +20,7 @@ from distlaunch.ui.placement import bytes_per_task, placement_sections
 from distlaunch.ui.progress.lines import (
     STATUS_STYLES,
     data_source,
+    goodput_text,
     numbers_text,
     restarts,
     skipped,
@@ -27,6 +28,11 @@ from distlaunch.ui.progress.lines import (
     training_start,
 )
 from distlaunch.ui.tables import columns, line_style_for
+
+_SHOWN_LOSS = 0.01
+"""Smallest share of the time of a run that the report names."""
+_SHORTEST_S = 1.0
+"""Smallest time of a run whose goodput the report shows."""
 
 
 def print_report(console: Console, report: RunReport) -> None:
@@ -80,6 +86,9 @@ def facts(report: RunReport) -> list[tuple[str, str, str]]:
         rows.append(("steps", step_times(report.timed), ""))
     if slow := find_bottleneck(report.timed):
         rows.append(("input", str(slow), "yellow"))
+    if report.goodput is not None and report.goodput.wall_s >= _SHORTEST_S:
+        losses = {name: share for name, share in report.goodput.losses.items() if share >= _SHOWN_LOSS}
+        rows.append(("goodput", goodput_text(report.goodput, losses), ""))
     rows += [("export", f"{display_path(path)} ({kind})", "") for kind, path in report.exports.items()]
     rows += [("export", f"failed: {report.export_failure}", "red")] if report.export_failure else []
     return rows

@@ -24,6 +24,7 @@ from distlaunch.base.events import (
 )
 from distlaunch.base.plural import count, joined
 from distlaunch.runs.bottleneck import milliseconds, stragglers
+from distlaunch.runs.goodput import Goodput
 from distlaunch.runs.paths import display_path
 from distlaunch.ui import words
 
@@ -130,6 +131,17 @@ def note_line(text: str) -> Text:
 def is_about_stopping(note: str) -> bool:
     """Return True for notes such as `stopping`, or `worker:0 failed; stopping chief:0`."""
     return note.startswith("stopping") or "failed; stopping" in note
+
+
+def goodput_text(goodput: Goodput, losses: Mapping[str, float]) -> str:
+    """Return `41 % of 2 min 05 s in steps that count; lost 20 %, data 12 %`.
+
+    Args:
+        losses: the share of the time in other categories.
+    """
+    rest = ", ".join(f"{name} {share * 100:.0f} %" for name, share in losses.items())
+    whole = f"{goodput.share * 100:.0f} % of {words.duration(goodput.wall_s)} in steps that count"
+    return f"{whole}; {rest}" if rest else whole
 
 
 def data_source(event: DataResolved) -> str:
