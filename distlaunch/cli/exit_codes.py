@@ -22,6 +22,7 @@ CODES = {
     "predict": _HOST_COMMAND,
     "export": _HOST_COMMAND,
     "runs": _LOCAL_COMMAND,
+    "compare": _LOCAL_COMMAND,
     "logs": _LOCAL_COMMAND,
     "stop": _HOST_COMMAND,
     "report": _LOCAL_COMMAND,

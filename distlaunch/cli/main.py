@@ -47,6 +47,7 @@ COMMANDS = {
     "predict": "Write predictions of a run's model or an exported model.",
     "export": "Export a run's model as SavedModel, .keras, weights or TFLite.",
     "runs": "List runs and their status.",
+    "compare": "Show runs side by side: settings that differ, values, times.",
     "logs": "Show the output of a run's tasks, also while it is running.",
     "wait": "Wait until runs have ended, and exit with the worst code.",
     "stop": "Stop a running job, with a checkpoint.",

@@ -70,6 +70,13 @@ JUNIT = click.option(
 CHECKPOINT = click.option(
     "--checkpoint", type=CheckpointName(), metavar="STEP|best", help="Checkpoint to use. Default: the newest."
 )
+SORT = click.option(
+    "--sort",
+    metavar="KEY",
+    help="Sort by a metric (the best value first), a setting such as learning_rate, or run, status, strategy, epoch, "
+    "step, started, time, examples_per_s, goodput. Default: by start.",
+)
+REVERSE = click.option("--reverse", is_flag=True, help="Reverse the order.")
 QUIET = click.option("--quiet", "-q", is_flag=True, help="Print only errors.")
 
 

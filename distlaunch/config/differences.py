@@ -35,7 +35,7 @@ def changes(
     before: Mapping[str, Any], now: Mapping[str, Any], is_same: IsSame = operator.eq
 ) -> list[tuple[tuple[str, ...], str]]:
     """Return the keys that differ, each with a line as in `differences`."""
-    old, new = dict(_flat(_as_json(before))), dict(_flat(_as_json(now)))
+    old, new = dict(flat(before)), dict(flat(now))
     changed = [key for key in {**new, **old} if not _are_same(old.get(key), new.get(key), is_same)]
     # `args: {}` -> `args.units: 64` is one change, not two
     shown = [key for key in changed if not (_filled(key, old, new) or _filled(key, new, old))]
@@ -60,8 +60,13 @@ def _filled(key: tuple[str, ...], one: Mapping[tuple[str, ...], str], other: Map
     return one.get(key) == "{}" and any(each[: len(key)] == key for each in other if len(each) > len(key))
 
 
-def _as_json(config: Mapping[str, Any]) -> Any:
-    return json.loads(strict_json.dumps(config))
+def flat(config: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield each key of a config with its value as JSON. Lists and empty mappings are values.
+
+    Args:
+        config: plain data, or a config as read from JSON.
+    """
+    return _flat(json.loads(strict_json.dumps(config)))
 
 
 def _flat(value: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:

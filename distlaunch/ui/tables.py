@@ -87,3 +87,32 @@ def columns(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collec
         ).rstrip()
         for line in lines
     ]
+
+
+def fitting_columns(
+    head: Sequence[str], rows: Sequence[Sequence[str]], width: int, order: Sequence[int], *, right: Collection[int] = ()
+) -> tuple[list[str], list[str]]:
+    """Return the lines of a table that is at most `width` wide, as in `columns`, and the heads of the columns left out.
+
+    Args:
+        order: indices of the columns, the most important first. A column is left out if it does not fit beside the
+            columns before it. Cells of the first one are shortened if it does not fit alone.
+    """
+    widths = [max(len(line[number]) for line in (head, *rows)) for number in range(len(head))]
+    shown, used = [order[0]], widths[order[0]]
+    for number in order[1:]:
+        if used + len(_GAP) + widths[number] <= width:
+            shown.append(number)
+            used += len(_GAP) + widths[number]
+    kept_columns = sorted(shown)
+    cells = [[shortened(line[number], width) for number in kept_columns] for line in (head, *rows)]
+    lines = columns(cells[0], cells[1:], right=[at for at, number in enumerate(kept_columns) if number in right])
+    return lines, [head[number] for number in range(len(head)) if number not in shown]
+
+
+def shortened(text: str, width: int) -> str:
+    """Return a text of at most `width` characters, with `...` in place of its middle if it is longer."""
+    if len(text) <= width:
+        return text
+    left = max(0, width - 3)
+    return f"{text[: left - left // 2]}...{text[len(text) - left // 2 :]}"[:width]

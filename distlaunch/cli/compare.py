@@ -1,0 +1,58 @@
+"""`distlaunch compare`: shows runs side by side."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from distlaunch.base.errors import UsageError
+from distlaunch.cli.exit_codes import Command
+from distlaunch.cli.options import REVERSE, SORT, RunPath
+
+
+@click.command("compare", cls=Command)
+@click.argument("runs", metavar="[RUN]...", nargs=-1, type=RunPath())
+@SORT
+@REVERSE
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV with all columns.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(runs: tuple[str, ...], sort: str | None, reverse: bool, as_csv: bool, as_json: bool) -> None:
+    """Show runs side by side: the settings that differ, values, times and goodput.
+
+    RUN is the path of a run, its name in the folder `runs`, a quoted pattern such as 'lr-*', or a folder of runs.
+    Without RUN, all runs in `runs` are compared.
+
+    A metric has its best value with the epoch in brackets, and its value after the last complete epoch. The time is
+    without the pauses between attempts. Goodput is the share of the time, including pauses, in steps that count. On a
+    terminal, columns that do not fit are left out, and named.
+    """
+    from distlaunch.jobs.batch.job_states import job_states
+    from distlaunch.runs.find import named_runs
+    from distlaunch.runs.known import read_runs
+    from distlaunch.runs.order import sort_runs
+    from distlaunch.ui.compare import comparison_csv, comparison_json, print_comparison
+    from distlaunch.ui.console import JobConsole
+    from distlaunch.ui.plain import echo
+
+    if as_csv and as_json:
+        raise click.UsageError("--csv and --json exclude each other")
+    found, warnings = read_runs(named_runs(runs), time.time(), job_states)
+    if sort is not None:
+        found = sort_runs(found, sort, reverse=reverse)
+    elif reverse:
+        found.reverse()
+    for warning in warnings:
+        echo(f"warning: {warning}", err=True)
+    if len(found) < 2:
+        only = f"only {found[0].summary.path}" if found else "none"
+        raise UsageError(f"a comparison needs at least two runs, got {only}; `distlaunch report RUN` shows one run")
+    if (number := sum(run.has_values for run in found)) < 2:
+        which = "no run has" if not number else "only one of these runs has"
+        echo(f"note: {which} completed an epoch, so there are no values to compare", err=True)
+    if as_csv:
+        click.echo(comparison_csv(found), nl=False)
+    elif as_json:
+        click.echo(comparison_json(found))
+    else:
+        print_comparison(JobConsole(), found, sort)

@@ -1,0 +1,68 @@
+"""Runs with their settings, as `runs` and `compare` show them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from distlaunch.base.errors import ConfigError
+from distlaunch.base.event_files import read_times
+from distlaunch.base.run_dir import RunDir
+from distlaunch.runs.listing import JobsOf, RunSummary, summarize_all
+from distlaunch.runs.paths import display_path
+from distlaunch.runs.settings import Settings, read_settings
+
+
+@dataclass(frozen=True)
+class KnownRun:
+    """A run with its settings, which are empty for a script or a damaged config."""
+
+    summary: RunSummary
+    settings: Settings
+
+    @property
+    def has_values(self) -> bool:
+        """Return True if the run has completed an epoch with a finite value."""
+        return bool(self.summary.best)
+
+
+def with_settings(runs: Sequence[RunSummary]) -> tuple[list[KnownRun], list[str]]:
+    """Return runs with their settings, and a warning for each run that is damaged."""
+    found, warnings = list[KnownRun](), list[str]()
+    for summary in runs:
+        settings, run = Settings(), RunDir(summary.path)
+        try:
+            settings = read_settings(run)
+        except (ConfigError, OSError) as error:
+            why = error.strerror if isinstance(error, OSError) else _first_problem(error)
+            warnings.append(f"{display_path(summary.path)}: config.yaml: {why}; its settings are not compared")
+        found.append(KnownRun(summary, settings))
+    return found, warnings
+
+
+def read_runs(runs: Sequence[RunDir], now: float, jobs_of: JobsOf) -> tuple[list[KnownRun], list[str]]:
+    """Return runs in the order of their starts, and a warning for each run that is damaged.
+
+    Args:
+        now: see `listing.summarize`.
+        jobs_of: see `listing.find_runs`.
+    """
+    readable, warnings = list[RunDir](), list[str]()
+    for run in runs:
+        if not run.events.exists() or os.access(run.events, os.R_OK):
+            readable.append(run)
+        else:
+            warnings.append(f"{display_path(run.path)}: events.jsonl: permission denied; the run is left out")
+    found, more = with_settings(summarize_all(readable, now, jobs_of))
+    for each in found:
+        path = RunDir(each.summary.path).events
+        if not each.has_values and path.exists() and path.stat().st_size and not read_times(path):
+            more.append(f"{display_path(each.summary.path)}: events.jsonl: it has no event that can be read")
+    return found, [*warnings, *more]
+
+
+def _first_problem(error: ConfigError) -> str:
+    problem = error.problems[0]
+    line = problem.source.rpartition(":")[2] if problem.source else ""
+    return f"line {line}: {problem.message}" if line.isdigit() else problem.message

@@ -1,0 +1,83 @@
+"""Reads the settings of runs from their configs, and finds those that differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from distlaunch.base.errors import ConfigError
+from distlaunch.base.run_dir import RunDir
+from distlaunch.config.differences import flat
+from distlaunch.config.read.scalars import Unfilled
+from distlaunch.config.read.text import read_text
+from distlaunch.config.read.tree import TreeBuilder
+from distlaunch.config.read.yaml_nodes import parse
+
+Settings = dict[str, Any]
+"""Values of a config by dotted key, such as `train.epochs`; a list is one value."""
+_OF_THE_RUN = ("name", "runs_dir")
+_VAGUE = frozenset(
+    {"args", "class", "every", "function", "kind", "max", "metric", "min", "mode", "name", "step", "steps"}
+)
+"""Last parts of keys that say too little alone."""
+
+
+def read_settings(run: RunDir) -> Settings:
+    """Return the settings of a run, without its name and folder; empty for a run of a script.
+
+    The config is not validated: a run of another version can be compared, too.
+
+    Raises:
+        ConfigError: the config is damaged.
+        OSError: it cannot be read.
+    """
+    if not run.has_config():
+        return {}
+    name = str(run.config)
+    builder = TreeBuilder(name, Unfilled({}), unset="")
+    root = builder.build(parse(read_text(run.config), name))
+    if builder.problems:
+        raise ConfigError(builder.problems)
+    found = {".".join(map(str, key)): json.loads(text) for key, text in flat(root.plain())}
+    return {key: value for key, value in found.items() if key not in _OF_THE_RUN}
+
+
+def differing_keys(settings: Iterable[Settings]) -> list[str]:
+    """Return the keys whose values are not the same in all settings, in the order of the config.
+
+    An empty mapping (`args: {}`) is left out if another run has entries in it, which are keys of their own. Settings
+    without any key, as of a script, are ignored.
+    """
+    known = [each for each in settings if each]
+    # a key that only a later run has stands after the key before it
+    keys = list(dict.fromkeys(key for each in known for key in each))
+    return [
+        key
+        for key in keys
+        if any(each.get(key) != known[0].get(key) or (key in each) != (key in known[0]) for each in known)
+        and not (any(each.get(key) == {} for each in known) and any(other.startswith(f"{key}.") for other in keys))
+    ]
+
+
+def short_names(keys: Sequence[str], taken: Iterable[str] = ()) -> dict[str, str]:
+    """Return a short name for each key: as many of its last parts as are needed to tell it from the others.
+
+    Args:
+        taken: names that are used for something else.
+    """
+    used, names = set(taken), dict[str, str]()
+    for key in keys:
+        parts = key.split(".")
+        last = len(parts) - (2 if parts[-1] in _VAGUE and len(parts) > 1 else 1)
+        endings = [".".join(parts[start:]) for start in range(last, -1, -1)]
+        others = [f".{other}" for other in keys if other != key]
+        names[key] = next(
+            (end for end in endings if end not in used and not any(each.endswith(f".{end}") for each in others)), key
+        )
+    return names
+
+
+def setting_text(value: Any) -> str:
+    """Return a value as it is written in YAML: strings without quotes, `true`, `null`."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
