@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -437,6 +438,15 @@ class RunDir:
                 for path in claim_files:
                     path.unlink(missing_ok=True)
                 self.path.rmdir()
+
+    def remove(self) -> None:
+        """Delete the run with everything in it. The caller must hold the lock.
+
+        The directory is renamed first, so that no half of a run is left under its name.
+        """
+        hidden = self.path.with_name(f".{self.path.name}.removed-{os.getpid()}")
+        self.path.rename(hidden)
+        shutil.rmtree(hidden)
 
     @staticmethod
     def unclaimed(runs_dir: Path | str, name: str) -> RunDir:

@@ -70,6 +70,26 @@ JUNIT = click.option(
 CHECKPOINT = click.option(
     "--checkpoint", type=CheckpointName(), metavar="STEP|best", help="Checkpoint to use. Default: the newest."
 )
+
+
+class Since(click.ParamType[float]):
+    """A date or an age, as seconds since 1970."""
+
+    name = "since"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        from distlaunch.runs.find import parse_since
+
+        if isinstance(value, float):
+            return value
+        try:
+            return parse_since(str(value))
+        except ValueError:
+            self.fail(
+                f"got {value!r}; expected a date such as 2026-11-27, or an age such as 7d, 12h or 30m", param, ctx
+            )
+
+
 SORT = click.option(
     "--sort",
     metavar="KEY",

@@ -1,22 +1,53 @@
-"""`distlaunch runs`: lists runs and their status."""
+"""`distlaunch runs`: lists runs and their status, and removes runs."""
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from distlaunch.base.errors import ExitCode, UsageError
 from distlaunch.cli.exit_codes import Command
-from distlaunch.cli.options import FOLDER
+from distlaunch.cli.options import FOLDER, REVERSE, SORT, Since
+
+if TYPE_CHECKING:
+    from distlaunch.runs.known import KnownRun
 
 _DEFAULT = "runs"
+_STATUSES = ("running", "pending", "submitted", "cancelled", "done", "failed", "stopped", "interrupted", "killed")
 
 
 @click.command("runs", cls=Command)
 @click.argument("directory", metavar="[DIR]", type=FOLDER, default=_DEFAULT)
+@click.option(
+    "--status", "statuses", multiple=True, metavar="STATUS", type=click.Choice(_STATUSES),
+    help="List only runs with this status. May be repeated.",
+)  # fmt: skip
+@click.option(
+    "--name", "names", multiple=True, metavar="PATTERN",
+    help="List only runs whose folder matches a quoted pattern such as 'lr-*'. May be repeated.",
+)  # fmt: skip
+@click.option(
+    "--since", type=Since(), metavar="DATE|AGE",
+    help="List only runs that started since a date (2026-11-27, '2026-11-27 14:30') or in the last 7d, 12h or 30m.",
+)  # fmt: skip
+@SORT
+@REVERSE
+@click.option("--follow", "-f", is_flag=True, help="Show a live table until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
-def command(directory: str, as_json: bool) -> None:
+@click.option(
+    "--remove", is_flag=True, help="Delete the listed runs with their checkpoints, after a question. Running ones stay."
+)
+@click.option("--yes", is_flag=True, help="With --remove: do not ask.")
+@click.option("--dry-run", is_flag=True, help="With --remove: only print what would be deleted.")
+def command(
+    directory: str, statuses: tuple[str, ...], names: tuple[str, ...], since: float | None, sort: str | None,
+    reverse: bool, follow: bool, as_json: bool, remove: bool, yes: bool, dry_run: bool,
+) -> int:  # fmt: skip
     """List the runs in DIR (default: runs), the newest last.
 
     \b
@@ -30,24 +61,99 @@ def command(directory: str, as_json: bool) -> None:
     interrupted  stopped in the same way by Ctrl-C
     killed       the launcher is gone; `train RUN --resume` continues from the last checkpoint, if there is one
 
-    The values are those of the last complete epoch, or the values so far in the first epoch. The time is that from the
-    run's first event to its last.
+    The last values are those of the last complete epoch, or the values so far in the first epoch; best values have
+    their epoch in brackets. Settings that differ between the listed runs have a column each. The time is that from the
+    run's first event to its last, without the pauses between attempts. On a terminal, columns that do not fit are left
+    out; `compare` shows more about values.
     """
     from distlaunch.jobs.batch.job_states import job_states
+    from distlaunch.runs.find import filter_runs
+    from distlaunch.runs.known import with_settings
     from distlaunch.runs.listing import find_runs
+    from distlaunch.runs.order import sort_runs
     from distlaunch.ui.console import JobConsole
     from distlaunch.ui.plain import echo
-    from distlaunch.ui.runs import print_runs, runs_json
+    from distlaunch.ui.runs import follow_runs, print_runs, runs_json
 
-    if as_json and directory == _DEFAULT and not Path(directory).exists():
-        runs, unreadable = [], []  # no run has been made here yet
-    else:
-        runs, unreadable = find_runs(Path(directory).absolute(), time.time(), job_states)
+    if sum((follow, as_json, remove)) > 1:
+        raise click.UsageError("--follow, --json and --remove exclude each other")
+    if (yes or dry_run) and not remove:
+        raise click.UsageError("--yes and --dry-run need --remove")
+    if remove and not (statuses or names or since is not None):
+        raise UsageError("--remove needs --status, --name or --since; --name '*' removes all runs")
+
+    def listed() -> tuple[list[KnownRun], list[str]]:
+        if (as_json or follow) and directory == _DEFAULT and not Path(directory).exists():
+            return [], []  # no run has been made here yet
+        found, unreadable = find_runs(Path(directory).absolute(), time.time(), job_states)
+        runs, _ = with_settings(filter_runs(found, statuses=statuses, names=names, since=since))
+        # no run has a key if there is none
+        if sort is not None and runs:
+            runs = sort_runs(runs, sort, reverse=reverse)
+        elif reverse:
+            runs.reverse()
+        return runs, unreadable
+
+    if follow:
+        console = JobConsole()
+        if not console.writes_to_terminal:
+            raise UsageError("--follow needs a terminal; `distlaunch runs --json` prints the state once")
+        follow_runs(console, lambda: listed()[0], sort)
+    runs, unreadable = listed()
     if unreadable:
         echo(f"permission denied: {', '.join(unreadable)}", err=True)
     if as_json:
         click.echo(runs_json(runs))
-    elif runs:
-        print_runs(JobConsole(), runs)
+    elif not runs:
+        limits = " that matches" if statuses or names or since is not None else "s"
+        echo(f"no run{limits} in {directory}", err=True)
+    elif remove:
+        return _remove(runs, asks=not yes, dry_run=dry_run)
     else:
-        echo(f"no runs in {directory}", err=True)
+        print_runs(JobConsole(), runs, sort)
+    return ExitCode.DONE
+
+
+def has_terminal() -> bool:
+    """Return True if a user can answer a question."""
+    return sys.stdin.isatty()
+
+
+def _remove(runs: Sequence[KnownRun], *, asks: bool, dry_run: bool) -> int:
+    """Remove runs, unless they are running; return the exit code."""
+    from distlaunch.base.plural import count
+    from distlaunch.base.run_dir import RunDir
+    from distlaunch.runs.paths import display_path
+    from distlaunch.runs.removal import folder_bytes, reason_to_keep, remove_run
+    from distlaunch.ui import words
+    from distlaunch.ui.plain import echo
+
+    reasons = {run.summary.path: reason_to_keep(RunDir(run.summary.path), run.summary.status) for run in runs}
+    sizes = {path: folder_bytes(Path(path)) for path, reason in reasons.items() if not reason}
+    for path, reason in reasons.items():
+        if reason:
+            echo(f"kept     {display_path(path)}: {reason}", err=True)
+    if not sizes:
+        echo("there is nothing to remove", err=True)
+        return ExitCode.DONE
+    total = f"{count(len(sizes), 'run')} ({words.size(sum(sizes.values()))})"
+    if dry_run or asks:
+        for path, size in sizes.items():
+            echo(f"{'would remove' if dry_run else 'remove'}  {display_path(path)}  ({words.size(size)})")
+    if dry_run:
+        echo(f"would remove {total}; nothing was removed")
+        return ExitCode.DONE
+    if asks:
+        if not has_terminal():
+            raise UsageError("--remove asks before it deletes, but there is no terminal to answer; add --yes")
+        if not click.confirm(f"Remove {total} for good?"):
+            echo("nothing was removed")
+            return ExitCode.DONE
+    code = ExitCode.DONE
+    for path in sizes:
+        if reason := remove_run(RunDir(path)):
+            echo(f"error: {display_path(path)}: {reason}", err=True)
+            code = ExitCode.FAILED
+        else:
+            echo(f"removed  {display_path(path)}")
+    return code

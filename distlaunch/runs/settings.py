@@ -46,18 +46,26 @@ def read_settings(run: RunDir) -> Settings:
 def differing_keys(settings: Iterable[Settings]) -> list[str]:
     """Return the keys whose values are not the same in all settings, in the order of the config.
 
-    An empty mapping (`args: {}`) is left out if another run has entries in it, which are keys of their own. Settings
-    without any key, as of a script, are ignored.
+    An empty mapping (`args: {}`) is left out if another run has entries in it, which are keys of their own. A key that
+    only some kinds of a section have (`strategy.kind`) is left out if it has the same value wherever it exists.
+    Settings without any key, as of a script, are ignored.
     """
     known = [each for each in settings if each]
-    # a key that only a later run has stands after the key before it
     keys = list(dict.fromkeys(key for each in known for key in each))
-    return [
-        key
-        for key in keys
-        if any(each.get(key) != known[0].get(key) or (key in each) != (key in known[0]) for each in known)
-        and not (any(each.get(key) == {} for each in known) and any(other.startswith(f"{key}.") for other in keys))
-    ]
+    return [key for key in keys if _differs(key, known) and not _is_explained(key, keys, known)]
+
+
+def _differs(key: str, known: Sequence[Settings]) -> bool:
+    return any((key in each) != (key in known[0]) or each.get(key) != known[0].get(key) for each in known)
+
+
+def _is_explained(key: str, keys: Iterable[str], known: Sequence[Settings]) -> bool:
+    """Return True if another key shows why a key differs."""
+    having = [each for each in known if key in each]
+    if any(each[key] == {} for each in having):
+        return any(other.startswith(f"{key}.") for other in keys)
+    kind = f"{key.split('.')[0]}.kind"
+    return key != kind and len(having) < len(known) and not _differs(key, having) and _differs(kind, known)
 
 
 def short_names(keys: Sequence[str], taken: Iterable[str] = ()) -> dict[str, str]:

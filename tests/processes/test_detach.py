@@ -332,7 +332,10 @@ def test_runs(shell: Shell) -> None:
     code, out, err = shell("runs", COLUMNS="40")
     assert (code, err) == (0, "")
     cells = [re.split(r" {3,}", line) for line in out.splitlines()]
-    assert cells[0] == ["run", "status", "strategy", "epoch", "step", "last values", "started", "time", "attempts"]
+    assert cells[0] == [
+        *("run", "status", "strategy", "epoch", "step", "last values", "best val_loss"),
+        *("strategy.kind", "workers", "started", "time", "attempts"),
+    ]
     assert [line[:2] for line in cells[1:]] == [
         ["runs/good", "done"],
         ["runs/bad", "failed"],

@@ -1,0 +1,178 @@
+"""`distlaunch runs`, on runs that were written by the test: filters, order, the live table, and removal."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from distlaunch.base.errors import UsageError
+from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_files.run_lock import lock_run
+from distlaunch.cli.main import cli
+from distlaunch.runs.find import parse_since
+from distlaunch.runs.known import KnownRun, with_settings
+from distlaunch.runs.listing import find_runs
+from distlaunch.ui.console import JobConsole
+from distlaunch.ui.runs import follow_runs, print_runs
+from tests.unit.written_runs import EPOCH_S, STARTED, write_run
+
+DAY = 86_400
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_run("lr-low", {"compile.optimizer.args.learning_rate": 0.001}, [0.9, 0.8], accuracy=[0.1, 0.2])
+    write_run(
+        "lr-high", {"compile.optimizer.args.learning_rate": 0.1}, [0.5, 0.6], accuracy=[0.5, 0.4], status="stopped"
+    )
+    write_run("old", {}, [0.7], accuracy=[0.3], started=STARTED - 2 * DAY, pause_s=3600.0, status="failed")
+    return tmp_path
+
+
+def runs(*words: str, **options: Any) -> Result:
+    return CliRunner().invoke(cli, ["runs", *words], catch_exceptions=False, **options)
+
+
+def names(*words: str) -> list[str]:
+    return [Path(each["run"]).name for each in json.loads(runs(*words, "--json").stdout)]
+
+
+def known() -> list[KnownRun]:
+    return with_settings(find_runs(Path("runs").absolute(), time.time())[0])[0]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), "old lr-low lr-high"),
+        (("--status", "done"), "lr-low"),
+        (("--status", "done", "--status", "failed"), "old lr-low"),
+        (("--name", "lr-*"), "lr-low lr-high"),
+        (("--name", "lr-*", "--name", "old", "--status", "stopped"), "lr-high"),
+        (("--name", "none"), ""),
+        (("--since", "2026-09-21"), "lr-low lr-high"),
+        (("--since", "9999d"), "old lr-low lr-high"),
+        (("--sort", "val_loss"), "lr-high old lr-low"),
+        (("--sort", "learning_rate"), "lr-low old lr-high"),
+        (("--sort", "run", "--reverse"), "old lr-low lr-high"),
+        (("--reverse",), "lr-high lr-low old"),
+    ],
+)
+def test_filters_and_order(words: tuple[str, ...], expected: str) -> None:
+    assert " ".join(names(*words)) == expected
+
+
+def test_values_and_settings_in_the_listing() -> None:
+    found = {Path(each["run"]).name: each for each in json.loads(runs("--json").stdout)}
+    assert found["lr-high"]["best"]["val_loss"] == {"value": 0.5, "epoch": 0, "step": 10}
+    assert found["lr-high"]["settings"] == {"compile.optimizer.args.learning_rate": 0.1}
+    assert (found["old"]["seconds"], found["old"]["attempts"]) == (EPOCH_S, 2), "without the pause of an hour"
+    assert found["old"]["goodput"]["seconds"]["pauses"] == 3600
+    assert found["lr-low"]["goodput"]["share"] == 0.5
+    head, *lines = runs().stdout.splitlines()
+    assert re.split(r" {3,}", head)[-7:] == [
+        *("last values", "best val_loss", "best val_accuracy", "learning_rate", "started", "time", "attempts")
+    ]
+    assert re.split(r" {3,}", lines[2])[5:8] == ["0.5000 (1)", "0.5000 (1)", "0.1"]
+
+
+def test_dates_and_ages() -> None:
+    assert parse_since("12h", 1e6) == 1e6 - 12 * 3600
+    assert parse_since("1.5 d", 1e6) == 1e6 - 1.5 * DAY
+    assert parse_since("2026-11-27 14:30") == time.mktime((2026, 11, 27, 14, 30, 0, 0, 0, -1))
+    for text in ("x", "7", "-7d", "2026-13-01", "9" * 30 + "d"):
+        with pytest.raises(ValueError, match=re.escape(text)):
+            parse_since(text)
+    assert runs("--since", "soon").exit_code == 2
+
+
+@pytest.mark.parametrize("width", [12, 40, 60, 100, 160])
+def test_it_fits_the_terminal(width: int) -> None:
+    file = Terminal()
+    print_runs(JobConsole(file=file, width=width, color_system=None), known(), "val_loss")
+    lines = file.getvalue().splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert lines[0].split()[0] == "run"
+    assert ("best val_loss" in lines[0]) == (width >= 40)
+    assert ("learning_rate" in lines[0]) == (width >= 60)
+    assert ("left out" in file.getvalue()) == (width < 160)
+
+
+def test_a_live_table_until_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    file, seen = Terminal(), list[int]()
+
+    def list_runs() -> list[KnownRun]:
+        seen.append(len(known()))
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        write_run(f"new-{len(seen)}", {}, [0.5])
+        return known()
+
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    with pytest.raises(KeyboardInterrupt):
+        follow_runs(JobConsole(file=file, width=100, height=7, color_system=None, force_terminal=True), list_runs)
+    assert seen == [3, 4, 5]
+    last = file.getvalue().rpartition("run  ")[2]
+    assert "... and 1 other run" in last
+    assert "runs/old" not in last
+    assert "runs/new-2" in last
+
+
+def test_following_needs_a_terminal() -> None:
+    with pytest.raises(UsageError, match="--follow needs a terminal"):
+        runs("-f")
+
+
+def test_removal_asks_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="--name '\\*' removes all runs"):
+        runs("--remove")
+    with pytest.raises(UsageError, match="add --yes"):
+        runs("--remove", "--name", "lr-*")
+    shown = runs("--remove", "--name", "lr-*", "--dry-run").stdout
+    assert re.findall(r"^would remove  (\S+)", shown, re.MULTILINE) == ["runs/lr-low", "runs/lr-high"]
+    assert "would remove 2 runs (" in shown
+    assert len(names()) == 3
+    for words in (("--yes",), ("--dry-run",), ("--remove", "--json", "--name", "x")):
+        assert runs(*words).exit_code == 2
+
+
+@pytest.mark.parametrize(("answer", "left"), [("y\n", ["old"]), ("n\n", ["old", "lr-low", "lr-high"]), ("\n", None)])
+def test_the_answer_decides(monkeypatch: pytest.MonkeyPatch, answer: str, left: list[str] | None) -> None:
+    monkeypatch.setattr("distlaunch.cli.runs.has_terminal", lambda: True)
+    done = runs("--remove", "--name", "lr-*", input=answer)
+    assert done.exit_code == 0
+    assert "Remove 2 runs (" in done.stdout
+    assert names() == (left or ["old", "lr-low", "lr-high"])
+
+
+def test_running_runs_are_never_removed(folder: Path) -> None:
+    elsewhere = folder / "elsewhere"
+    (folder / "runs/old").rename(elsewhere)
+    (folder / "runs/old").symlink_to(elsewhere)
+    evaluated = RunDir("runs/lr-low")
+    with RunDir("runs/lr-high").lock(), lock_run(evaluated.reader_control(0).with_name(".lock")):
+        done = runs("--remove", "--name", "*", "--yes")
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert sorted(done.stderr.splitlines()) == [
+        "kept     runs/lr-high: it is running",
+        "kept     runs/lr-low: a process works on it",
+        "kept     runs/old: it is a link; remove it with `rm`",
+        "there is nothing to remove",
+    ]
+    done = runs("--remove", "--name", "*", "--yes")
+    assert done.stdout.splitlines() == ["removed  runs/lr-low", "removed  runs/lr-high"]
+    assert sorted(path.name for path in (folder / "runs").iterdir()) == ["old"]
+    assert (elsewhere / "events.jsonl").exists()
