@@ -36,6 +36,8 @@ _STEPS_DONE = re.compile(
     % (_NUMBER, _NUMBER)
 )
 """A line of a StepsDone event as `Event.to_json` writes it."""
+_BEGINNINGS = (b'{"event":"AttemptStarted"', b'{"event":"TaskStarted"')
+_OUTLINE = (*_BEGINNINGS, b'{"event":"EpochEnded"', b'{"event":"RunEnded"')
 _VARIABLES = b'{"event":"VariablesPlaced"'
 
 
@@ -143,28 +145,62 @@ def read_events_of(path: Path, *kinds: type[E]) -> list[E]:
 
 
 def read_times(path: Path) -> list[Event]:
-    """Return all events of a file, oldest first, with the steps and times of StepsDone events only.
+    """Return the events of a file, oldest first, as far as they matter for times.
 
-    Most lines of a long run are StepsDone events. Their `logs` are empty here, because reading them takes ten times as
-    long. Large descriptions of variables are left out.
+    Most lines of a long run are StepsDone events. Of several in a row, the first is returned, and one for all others
+    together. Their `logs` are empty, because reading them takes ten times as long. Large descriptions of variables are
+    left out.
     """
     events: list[Event] = []
+    # the steps, the seconds and the last line of StepsDone events that were not added yet
+    steps, seconds, last, in_row = 0, 0.0, None, 0
+
+    def add_steps() -> None:
+        nonlocal steps, seconds, last
+        if last is not None:
+            at, attempt, task, epoch, step, in_epoch, *_ = last.groups()
+            events.append(
+                StepsDone(
+                    time=float(at), attempt=int(attempt), task=task.decode(), epoch=int(epoch), step=int(step),
+                    step_in_epoch=int(in_epoch), steps=steps, seconds=seconds, logs={},
+                )
+            )  # fmt: skip
+        steps, seconds, last = 0, 0.0, None
+
     try:
         with open_regular(path) as file:
             for line, _ in _lines(file, partial=True):
-                if match := _STEPS_DONE.match(line):
-                    at, attempt, task, epoch, step, step_in_epoch, steps, seconds = match.groups()
-                    events.append(
-                        StepsDone(
-                            time=float(at), attempt=int(attempt), task=task.decode(), epoch=int(epoch), step=int(step),
-                            step_in_epoch=int(step_in_epoch), steps=int(steps), seconds=float(seconds), logs={},
-                        )
-                    )  # fmt: skip
+                match = _STEPS_DONE.match(line) if line.endswith(b"}}") else None
+                if match:
+                    if in_row == 1 or (last is not None and last[2] != match[2]):
+                        add_steps()
+                    steps, seconds, last, in_row = steps + int(match[7]), seconds + float(match[8]), match, in_row + 1
                 elif not line.startswith(_VARIABLES):
+                    add_steps()
+                    in_row = 0
                     events += parse_events(line)
     except OSError:
         return []
+    add_steps()
     return events
+
+
+def read_outline(path: Path) -> list[Event]:
+    """Return the ends of epochs, and the first and the last events of attempts, without parsing the other lines."""
+    lines, before = list[bytes](), b""
+    try:
+        with open_regular(path) as file:
+            for line, _ in _lines(file, partial=True):
+                if line.startswith(_OUTLINE):
+                    if before and line.startswith(_BEGINNINGS):
+                        lines.append(before)  # the last event of the previous attempt
+                    lines.append(line)
+                    before = b""
+                else:
+                    before = line or before
+    except OSError:
+        return []
+    return list(parse_events(b"\n".join([*lines, before])))
 
 
 def _lines(file: IO[bytes], *, partial: bool = False) -> Iterator[tuple[bytes, int]]:

@@ -85,7 +85,8 @@ def command(
     def listed() -> tuple[list[KnownRun], list[str]]:
         if (as_json or follow) and directory == _DEFAULT and not Path(directory).exists():
             return [], []  # no run has been made here yet
-        found, unreadable = find_runs(Path(directory).absolute(), time.time(), job_states)
+        needs_goodput = as_json or sort == "goodput"
+        found, unreadable = find_runs(Path(directory).absolute(), time.time(), job_states, goodput=needs_goodput)
         runs, _ = with_settings(filter_runs(found, statuses=statuses, names=names, since=since))
         # no run has a key if there is none
         if sort is not None and runs:

@@ -54,7 +54,7 @@ def read_runs(runs: Sequence[RunDir], now: float, jobs_of: JobsOf) -> tuple[list
             readable.append(run)
         else:
             warnings.append(f"{display_path(run.path)}: events.jsonl: permission denied; the run is left out")
-    found, more = with_settings(summarize_all(readable, now, jobs_of))
+    found, more = with_settings(summarize_all(readable, now, jobs_of, goodput=True))
     for each in found:
         path = RunDir(each.summary.path).events
         if not each.has_values and path.exists() and path.stat().st_size and not read_times(path):

@@ -1,7 +1,7 @@
 """Summarizes the runs in a directory.
 
-Where a run is now is read from the beginning and the end of its events; for times and best values, the lines between
-them are read quickly.
+Where a run is now is read from the beginning and the end of its events. Of the lines between them, only those with
+values of epochs and ends of attempts are parsed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from distlaunch.base.errors import UsageError
-from distlaunch.base.event_files import parse_events, read_events, read_times
+from distlaunch.base.event_files import parse_events, read_events, read_outline, read_times
 from distlaunch.base.events import EpochEnded, Event, Logs, StepsDone
 from distlaunch.base.metric_names import falls
 from distlaunch.base.protocol import RUN_MODES
@@ -74,7 +74,7 @@ class RunSummary:
         numbers: the result of comparing the first steps with one device: the worst status of all NumbersChecked events;
             empty if there is none.
         best: the best finite value of each loss and metric over all complete epochs.
-        goodput: where the time of a training went.
+        goodput: where the time of a training went; None if that was not asked for.
     """
 
     path: str
@@ -109,11 +109,14 @@ class RunSummary:
         return {"run": self.path, **names, "best": best, "goodput": self.goodput and self.goodput.to_plain()}
 
 
-def find_runs(directory: Path, now: float, jobs_of: JobsOf = lambda jobs: {}) -> tuple[list[RunSummary], list[str]]:
+def find_runs(
+    directory: Path, now: float, jobs_of: JobsOf = lambda jobs: {}, *, goodput: bool = False
+) -> tuple[list[RunSummary], list[str]]:
     """Return all runs in a directory, in the order of their starts, and the names of folders without read permission.
 
     Args:
         jobs_of: returns the states of submitted jobs.
+        goodput: see `summarize`.
 
     Raises:
         UsageError: there is no such directory, or it is a run.
@@ -127,29 +130,35 @@ def find_runs(directory: Path, now: float, jobs_of: JobsOf = lambda jobs: {}) ->
     folders = [RunDir(path) for path in directory.iterdir() if path.is_dir() and not path.name.startswith(".")]
     unreadable = sorted(run.name for run in folders if not run.is_readable())
     runs = [run for run in folders if run.is_readable() and run.exists()]
-    return summarize_all(runs, now, jobs_of), unreadable
+    return summarize_all(runs, now, jobs_of, goodput=goodput), unreadable
 
 
-def summarize_all(runs: Sequence[RunDir], now: float, jobs_of: JobsOf = lambda jobs: {}) -> list[RunSummary]:
+def summarize_all(runs: Sequence[RunDir], now: float, jobs_of: JobsOf, *, goodput: bool) -> list[RunSummary]:
     """Return the summaries of runs, in the order of their starts.
 
     Args:
         now: see `summarize`.
         jobs_of: see `find_runs`.
+        goodput: see `summarize`.
     """
     # query the states of all jobs at once, except of those that have reported their end
     jobs = {run.path: job for run in runs if (job := run.live_submission())}
     states = jobs_of(list(jobs.values()))
-    summaries = [summarize(run, now, states.get(jobs[run.path]) if run.path in jobs else None) for run in runs]
+    summaries = [
+        summarize(run, now, states.get(jobs[run.path]) if run.path in jobs else None, goodput=goodput) for run in runs
+    ]
     return sorted(summaries, key=lambda each: (each.started, each.path))
 
 
-def summarize(run: RunDir, now: float | None = None, job: JobState | None = None) -> RunSummary:
+def summarize(
+    run: RunDir, now: float | None = None, job: JobState | None = None, *, goodput: bool = False
+) -> RunSummary:
     """Return the summary of a run.
 
     Args:
         now: the current time, for the duration of a running run.
         job: the state of its submitted job; None if there is no job or its state is unknown.
+        goodput: whether to compute the goodput, for which all events must be read.
     """
     # check the lock first: if it is free, the launcher's last events have been written
     running = run.is_busy() or (job is not None and job.phase == "running")
@@ -170,7 +179,7 @@ def summarize(run: RunDir, now: float | None = None, job: JobState | None = None
     status = status if running else (status_in_queue(run, job) or status)
     # the status stays `done` if a later attempt has failed
     status = "done" if status == "failed" and facts.finished else status
-    timeline = read_times(run.events)
+    timeline = read_times(run.events) if goodput else read_outline(run.events)
     return RunSummary(
         path=str(run.path),
         status=status,
@@ -188,7 +197,7 @@ def summarize(run: RunDir, now: float | None = None, job: JobState | None = None
         job=submission.job if (submission := run.submission()) else "",
         numbers=max((event.status for event in facts.numbers), key=_NUMBERS.index, default=""),
         best=best_values(timeline),
-        goodput=goodput_of(timeline),
+        goodput=goodput_of(timeline) if goodput else None,
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.base.event_files import read_events, read_times
+from distlaunch.base.event_files import read_events, read_outline, read_times
 from distlaunch.base.events import (
     AttemptStarted,
     CheckpointSaved,
@@ -137,23 +137,34 @@ def test_a_recorded_run() -> None:
     in_lost_steps = [0.34 + 1.09 + 0.31 + 1.08, 0.33]  # 41 to 80 of the first attempt, 81 to 86 of the second
     assert found.seconds["lost"] == pytest.approx(sum(in_lost_steps), abs=0.1)
     assert found.seconds["data"] > found.seconds["steps"], "each example takes 4 ms, on one thread"
-    assert goodput_of(read_times(RECORDED)) == found
+    quick = goodput_of(read_times(RECORDED))
+    assert quick is not None
+    assert quick.seconds == pytest.approx(found.seconds)
+    assert paused_s(read_outline(RECORDED)) == found.seconds["pauses"]
 
 
-def test_quick_reading_differs_only_in_logs(tmp_path: Path) -> None:
-    odd = [steps(1, float("inf")), dataclasses.replace(steps(2, 1e-7), task="a b")]
+def test_quick_reading_joins_steps_in_a_row(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    lines = [*RECORDED.read_text().splitlines(), *(event.to_json() for event in odd), "{}", '{"event":"StepsDone","ti']
-    path.write_text("\n".join(lines))
-    plain = [dataclasses.replace(e, logs={}) if isinstance(e, StepsDone) else e for e in read_events(path)]
-    quick = [
-        dataclasses.replace(e, logs={}, format_version=plain[0].format_version) if isinstance(e, StepsDone) else e
-        for e in read_times(path)
-    ]
-    assert quick == [
-        dataclasses.replace(e, format_version=plain[0].format_version) if isinstance(e, StepsDone) else e for e in plain
-    ]
-    assert read_times(tmp_path / "none") == []
+    rows = history(
+        0, (1.0, start()), *((float(at), steps(at, 0.25, num=1)) for at in range(2, 6)), (6.0, epoch(0, 5)),
+        (7.0, steps(6, 1e-7, num=1)), (8.0, steps(7, float("inf"), num=1)),
+    )  # fmt: skip
+    rows = [dataclasses.replace(event, task="worker:0") for event in rows]
+    lines = [event.to_json() for event in rows]
+    path.write_text("\n".join([*lines, "{}", '{"event":"StepsDone","ti']))
+    found = [(e.time, e.step, e.steps, e.seconds) for e in read_times(path) if isinstance(e, StepsDone)]
+    assert found == [(2.0, 2, 1, 0.25), (5.0, 5, 3, 0.75), (7.0, 6, 1, 1e-7)]
+    assert [e for e in read_times(path) if not isinstance(e, StepsDone)] == [rows[0], rows[5]]
+    assert read_times(tmp_path / "none") == read_outline(tmp_path / "none") == []
+
+
+def test_the_outline_has_the_ends_of_attempts(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    first = history(0, (1.0, AttemptStarted(waited_s=0.0)), (2.0, UP), (3.0, start()), (4.0, steps(1, 1.0, num=1)))
+    second = history(1, (9.0, AttemptStarted(waited_s=2.0)), (9.5, UP), (10.0, start()), (11.0, steps(1, 1.0, num=1)))
+    path.write_text("\n".join(event.to_json() for event in [*first, *second]))
+    assert [event.time for event in read_outline(path)] == [1.0, 2.0, 4.0, 9.0, 9.5, 11.0]
+    assert paused_s(read_outline(path)) == paused_s([*first, *second]) == 3.0
 
 
 _S = st.floats(allow_nan=True, allow_infinity=True) | st.floats(0, 100)
