@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import fnmatch
 import glob
+import os
 import re
 import time
 from collections.abc import Collection, Sequence
@@ -40,12 +41,10 @@ def named_runs(names: Sequence[str]) -> list[RunDir]:
 def _named(name: str) -> list[RunDir]:
     places = [Path(name), Path(RUNS_DIR) / name]
     run = next((RunDir(place) for place in places if _is_run(place)), None)
+    if run is not None and not run.is_readable():
+        raise UsageError(f"{display_path(run.path)}: permission denied")
     if run is not None:
         return [run]
-    # a folder that cannot be read may be a run
-    locked = next((place for place in places if place.is_dir() and not RunDir(place).is_readable()), None)
-    if locked is not None:
-        raise UsageError(f"{display_path(locked)}: permission denied")
     if glob.has_magic(name):
         for place in places:
             if matches := [RunDir(path) for path in sorted(glob.glob(str(place))) if _is_run(Path(path))]:
@@ -60,7 +59,10 @@ def _named(name: str) -> list[RunDir]:
 
 
 def _is_run(path: Path) -> bool:
-    return not path.name.startswith(".") and path.is_dir() and RunDir(path).is_readable() and RunDir(path).exists()
+    """Return True for a run, also for a folder that cannot be read and so may be one."""
+    if path.name.startswith(".") or not os.access(path.parent, os.X_OK) or not path.is_dir():
+        return False
+    return not RunDir(path).is_readable() or RunDir(path).exists()
 
 
 def filter_runs(

@@ -49,7 +49,9 @@ def read_runs(runs: Sequence[RunDir], now: float, jobs_of: JobsOf) -> tuple[list
         jobs_of: see `listing.find_runs`.
     """
     readable, warnings = list[RunDir](), list[str]()
-    for run in runs:
+    if locked := [display_path(run.path) for run in runs if not run.is_readable()]:
+        warnings.append(f"permission denied, so left out: {', '.join(locked)}")
+    for run in (run for run in runs if run.is_readable()):
         if not run.events.exists() or os.access(run.events, os.R_OK):
             readable.append(run)
         else:

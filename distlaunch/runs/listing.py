@@ -123,6 +123,8 @@ def find_runs(
     """
     if not directory.is_dir():
         raise UsageError(f"{display_path(directory)}: there is no such directory; give the `runs_dir` of your configs")
+    if not RunDir(directory).is_readable():
+        raise UsageError(f"{display_path(directory)}: permission denied")
     if RunDir(directory).exists():
         raise UsageError(
             f"{display_path(directory)} is a run itself; `distlaunch report {display_path(directory)}` reports on it"

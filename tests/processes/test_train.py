@@ -35,6 +35,7 @@ from distlaunch.base.events import (
     TrainingStarted,
 )
 from distlaunch.base.run_dir import RunDir
+from distlaunch.runs.goodput import run_goodput
 
 TWO_WORKERS = ("--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster.workers=2")
 SHORT = ("--set", "data.train_examples=1000", "--set", "train.epochs=3", "--set", "determinism=true")
@@ -73,6 +74,11 @@ def test_killed_and_resumed_is_as_never_killed(tmp_path: Path, strategy: tuple[s
     [restored] = [event for event in read_events(killed.events) if isinstance(event, Restored)]
     assert (restored.attempt, restored.epoch, restored.step % 5) == (1, 1, 0)
     assert restored.step >= 20, "a checkpoint of this step was there"
+    goodput = run_goodput(killed)
+    assert goodput is not None
+    assert all(
+        goodput.seconds[part] > 0 for part in ("steps", "start", "build", "compile", "restore", "lost", "pauses")
+    )
     expected, got = final_state(RunDir(tmp_path / "runs" / "whole")), final_state(killed)
     assert expected.keys() == got.keys()
     assert all(np.array_equal(expected[name], got[name]) for name in expected)

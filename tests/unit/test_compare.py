@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from distlaunch.base.errors import UsageError
+from distlaunch.base.run_dir import RunDir
 from distlaunch.cli.main import cli
 from distlaunch.runs.settings import differing_keys, short_names
 from distlaunch.ui.tables import fitting_columns, shortened
@@ -146,6 +147,22 @@ def test_damaged_runs_and_scripts(folder: Path) -> None:
     wild, slow = sorted(found.stderr.splitlines(), reverse=True)
     assert wild.startswith("warning: runs/wild: config.yaml: line ")
     assert slow == "warning: runs/slow: events.jsonl: it has no event that can be read"
+
+
+def test_runs_of_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    three()
+    locked = {str(folder / "runs/good")}
+    monkeypatch.setattr(RunDir, "is_readable", lambda run: str(run.path) not in locked)
+    found = compare()
+    assert "runs/good" not in found.stdout
+    assert found.stderr == "warning: permission denied, so left out: runs/good\n"
+    with pytest.raises(UsageError, match="runs/good: permission denied"):
+        compare("good", "slow")
+    locked.add(str(folder / "runs"))
+    with pytest.raises(UsageError, match=r"^runs: permission denied"):
+        compare()
+    with pytest.raises(UsageError, match=r"^runs: permission denied"):
+        CliRunner().invoke(cli, ["runs"], catch_exceptions=False)
 
 
 def test_one_run_with_values_is_noted() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from distlaunch.base.errors import ExitCode
-from distlaunch.base.events import EpochEnded, RunEnded, TrainingStarted
+from distlaunch.base.events import EpochEnded, RunEnded, StepsDone, TrainingStarted
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.submission import Submission
 from distlaunch.cluster.spec import Task
@@ -68,3 +68,21 @@ def test_a_failed_run_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
     assert isinstance(console.file, io.StringIO)
     told = f"fix bug.py:1, then distlaunch train {tmp_path} --resume (from the beginning: there is no checkpoint)"
     assert told in console.file.getvalue()
+
+
+def test_only_notable_losses_are_told(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+
+    def write(scale: float) -> None:
+        steps = StepsDone(epoch=0, step=10, step_in_epoch=10, steps=10, seconds=4 * scale, logs={})
+        events = [
+            (0, 0, START), (4, 0, steps), (10, 1, dataclasses.replace(START, first_step=5)), (14, 1, steps),
+        ]  # fmt: skip
+        lines = [dataclasses.replace(each, time=1e9 + at * scale, attempt=attempt) for at, attempt, each in events]
+        run.events.write_text("\n".join(line.to_json() for line in lines))
+
+    write(1.0)
+    assert "goodput" not in summary(ProgressState(), run), "two lost seconds are nothing"
+    write(10.0)
+    (line,) = [line for line in summary(ProgressState(), run).splitlines() if line.startswith("goodput")]
+    assert " ".join(line.split()) == "goodput 43 % of 2 min 20 s in steps that count; lost 14 %"
