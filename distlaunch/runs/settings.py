@@ -13,6 +13,7 @@ from distlaunch.config.read.scalars import Unfilled
 from distlaunch.config.read.text import read_text
 from distlaunch.config.read.tree import TreeBuilder
 from distlaunch.config.read.yaml_nodes import parse
+from distlaunch.config.secrets import secrets_in
 
 Settings = dict[str, Any]
 """Values of a config by dotted key, such as `train.epochs`; a list is one value."""
@@ -26,7 +27,8 @@ _VAGUE = frozenset(
 def read_settings(run: RunDir) -> Settings:
     """Return the settings of a run, without its name and folder; empty for a run of a script.
 
-    The config is not validated: a run of another version can be compared, too.
+    The config is not validated: a run of another version can be compared, too. Secrets that were written into it are
+    masked, since a comparison is made to be shown.
 
     Raises:
         ConfigError: the config is damaged.
@@ -39,7 +41,8 @@ def read_settings(run: RunDir) -> Settings:
     root = builder.build(parse(read_text(run.config), name))
     if builder.problems:
         raise ConfigError(builder.problems)
-    found = {".".join(map(str, key)): json.loads(text) for key, text in flat(root.plain())}
+    public = secrets_in(root, {}, all_references=True).public(root.plain())
+    found = {".".join(map(str, key)): json.loads(text) for key, text in flat(public)}
     return {key: value for key, value in found.items() if key not in _OF_THE_RUN}
 
 

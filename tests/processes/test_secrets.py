@@ -106,7 +106,7 @@ def test_nothing_but_the_file_of_an_unfinished_run_has_a_secret(project: Path, m
     assert shell("predict", "runs/job", "--data", "mine.py:failing") == 2
     assert shell("predict", "runs/job", "--data", "mine.py:failing", "--json") == 2
     assert shell("predict", "runs/job", "--data", "mine.py:dying") == 3
-    for words in (("logs", "runs/job"), ("report", "runs/job"), ("report", "runs/job", "--html"), ("runs",)):
+    for words in (("logs", "runs/job"), ("report", "runs/job"), ("report", "runs/job", "--html"), ("runs", "--json")):
         shell(*words)
     assert shell("train", "job.yaml", "--name", "other", "--set", "data.args.fail=true") == 2
     assert_clean(project, unfinished=False)

@@ -173,6 +173,17 @@ def test_one_run_with_values_is_noted() -> None:
     )
 
 
+def test_secrets_in_configs_are_masked() -> None:
+    write_run("a", {"model.args.api_key": "sk-Zq81xW0pTtY", "data.args.url": "https://me:hunter22x@host/a"}, [0.5])
+    write_run("b", {"model.args.api_key": "${API_KEY}", "data.args.url": "https://me:hunter22x@host/b"}, [0.5])
+    for words in ((), ("--csv",), ("--json",)):
+        text = compare(*words).stdout
+        assert "Zq81" not in text
+        assert "hunter22x" not in text
+        assert "${API_KEY}" in text
+    assert "Zq81" not in CliRunner().invoke(cli, ["runs"]).stdout + CliRunner().invoke(cli, ["runs", "--json"]).stdout
+
+
 def test_differing_keys() -> None:
     settings = [{"a.args": {}, "b": 1, "c": [1]}, {"a.args.units": 3, "b": 1, "c": [1, 2]}, {}]
     assert differing_keys(settings) == ["c", "a.args.units"]
