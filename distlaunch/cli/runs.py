@@ -88,8 +88,8 @@ def command(
         needs_goodput = as_json or sort == "goodput"
         found, unreadable = find_runs(Path(directory).absolute(), time.time(), job_states, goodput=needs_goodput)
         runs, _ = with_settings(filter_runs(found, statuses=statuses, names=names, since=since))
-        # no run has a key if there is none
-        if sort is not None and runs:
+        # a live table waits for the first values instead of refusing the name of a metric
+        if sort is not None and runs and (not follow or any(run.has_values for run in runs)):
             runs = sort_runs(runs, sort, reverse=reverse)
         elif reverse:
             runs.reverse()
