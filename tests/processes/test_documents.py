@@ -179,6 +179,7 @@ SNIPPETS = {
     "numbers.md": ("compile:",),
     "parameter_servers.md": ("strategy:",),
     "performance.md": ("settings of the tasks",),
+    "tracking.md": ("tracking: [mlflow]",),
 }
 """The first words of the code that the documents show. Those that no test of this file uses are run by others
 (`test_automation.py`, `tests/cluster/test_slurm.py`), or are pictures."""
