@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +69,10 @@ def make_run(run: RunDir) -> RunDir:
     for attempt in (0, 1):
         run.write_json(run.attempt_plan(attempt), {"mode": "train"})
     return run
+
+
+def data_of(text: str) -> dict[str, Any]:
+    """Return the data in a page."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    return json.loads(found.group(1))

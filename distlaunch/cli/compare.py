@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import click
 
@@ -17,7 +18,15 @@ from distlaunch.cli.options import REVERSE, SORT, RunPath
 @REVERSE
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV with all columns.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(runs: tuple[str, ...], sort: str | None, reverse: bool, as_csv: bool, as_json: bool) -> None:
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Write a page with table and curves to FILE.",
+)
+def command(
+    runs: tuple[str, ...], sort: str | None, reverse: bool, as_csv: bool, as_json: bool, html: str | None
+) -> None:
     """Show runs side by side: the settings that differ, values, times and goodput.
 
     RUN is the path of a run, its name in the folder `runs`, a quoted pattern such as 'lr-*', or a folder of runs.
@@ -27,16 +36,17 @@ def command(runs: tuple[str, ...], sort: str | None, reverse: bool, as_csv: bool
     without the pauses between attempts. Goodput is the share of the time, including pauses, in steps that count. On a
     terminal, columns that do not fit are left out, and named.
     """
+    from distlaunch.base.run_dir import write_atomically
     from distlaunch.jobs.batch.job_states import job_states
     from distlaunch.runs.find import named_runs
     from distlaunch.runs.known import read_runs
     from distlaunch.runs.order import sort_runs
-    from distlaunch.ui.compare import comparison_csv, comparison_json, print_comparison
+    from distlaunch.ui.compare import comparison_csv, comparison_json, comparison_page, print_comparison
     from distlaunch.ui.console import JobConsole
     from distlaunch.ui.plain import echo
 
-    if as_csv and as_json:
-        raise click.UsageError("--csv and --json exclude each other")
+    if as_csv + as_json + (html is not None) > 1:
+        raise click.UsageError("--csv, --json and --html exclude each other")
     found, warnings = read_runs(named_runs(runs), time.time(), job_states)
     if sort is not None:
         found = sort_runs(found, sort, reverse=reverse)
@@ -50,7 +60,10 @@ def command(runs: tuple[str, ...], sort: str | None, reverse: bool, as_csv: bool
     if (number := sum(run.has_values for run in found)) < 2:
         which = "no run has" if not number else "only one of these runs has"
         echo(f"note: {which} completed an epoch, so there are no values to compare", err=True)
-    if as_csv:
+    if html is not None:
+        write_atomically(Path(html), comparison_page(found, sort))
+        echo(html)
+    elif as_csv:
         click.echo(comparison_csv(found), nl=False)
     elif as_json:
         click.echo(comparison_json(found))

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from distlaunch.base import strict_json
 from distlaunch.base.metric_names import falls
+from distlaunch.base.run_dir import RunDir
 from distlaunch.runs.known import KnownRun
 from distlaunch.runs.listing import BestValue
 from distlaunch.runs.paths import display_path
@@ -55,6 +56,29 @@ def print_comparison(console: JobConsole, runs: Sequence[KnownRun], sorted_by: s
     if left_out:
         text = f"left out, since the terminal has {width} columns: {', '.join(left_out)}; --csv and --json have all"
         console.print(Text(text, style="dim"), highlight=False)
+
+
+def comparison_page(runs: Sequence[KnownRun], sorted_by: str | None = None) -> str:
+    """Return a page with the table of all columns, and the curves of all runs over each other."""
+    # imported here, since it takes as long as the rest of the command
+    import distlaunch
+    from distlaunch.ui.html_report.data import curves_of
+    from distlaunch.ui.html_report.page import document
+
+    table = _columns(runs, sorted_by)
+    names = [display_path(run.summary.path) for run in runs]
+    curves = [{"name": name, **curves_of(RunDir(run.summary.path))} for name, run in zip(names, runs, strict=True)]
+    return document(
+        "comparison",
+        {
+            "name": f"{len(runs)} runs",
+            "version": distlaunch.__version__,
+            "heads": [column.head for column in table],
+            "rows": list(zip(*(column.cells for column in table), strict=True)),
+            "best": _best_lines(runs),
+            "runs": curves,
+        },
+    )
 
 
 def comparison_csv(runs: Sequence[KnownRun]) -> str:

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from distlaunch.base.events import StepsDone, TrainingStarted
 from distlaunch.base.run_dir import RunDir
+from distlaunch.cli.main import cli
 from distlaunch.ui.html_report.page import page
 from tests.recorded_run import START, make_run, record, timed
+from tests.unit.written_runs import write_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")]
@@ -38,7 +41,7 @@ addEventListener("load", () => {
     found.sections = [...document.querySelectorAll("section")].map((each) => each.id);
     found.values = [...document.querySelectorAll(".chart")].map((chart) => [
       chart.getAttribute("aria-label"),
-      [...chart.querySelectorAll("tbody tr")].map((row) => [...row.children].map((cell) => cell.textContent)),
+      [...chart.querySelectorAll("details tbody tr")].map((row) => [...row.children].map((cell) => cell.textContent)),
     ]);
     found.unnamed = [...document.querySelectorAll("button, input")].filter(
       (each) => !each.textContent && !each.closest("label")).length;
@@ -53,12 +56,12 @@ addEventListener("load", () => {
 """
 
 
-def look_at(run: RunDir, folder: Path, *, width: int = 1200) -> dict[str, Any]:
+def look_at(html: str, folder: Path, *, width: int = 1200) -> dict[str, Any]:
     """Open a page, press its keys, and return what a script in it has found."""
     assert CHROMIUM is not None
     file = folder / "page.html"
     # before the page's own script, so that errors of that are seen
-    file.write_text(page(run).replace("<noscript>", PROBE + "<noscript>", 1))
+    file.write_text(html.replace("<noscript>", PROBE + "<noscript>", 1))
     words = [
         CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}",
         f"--window-size={width},900", "--enable-logging=stderr", "--virtual-time-budget=5000", "--dump-dom",
@@ -71,7 +74,7 @@ def look_at(run: RunDir, folder: Path, *, width: int = 1200) -> dict[str, Any]:
 
 
 def test_a_page_shows_the_values_of_the_events(tmp_path: Path) -> None:
-    found = look_at(make_run(RunDir(tmp_path / "job")), tmp_path)
+    found = look_at(page(make_run(RunDir(tmp_path / "job"))), tmp_path)
     assert found["errors"] == []
     assert found["charts"] == found["after"] == 1 + 5
     assert found["theme"] == "dark"
@@ -99,7 +102,7 @@ def test_a_long_run_fits_the_screen(width: int, tmp_path: Path) -> None:
         for task in range(4):
             times = [timed(number, number / 100, 64.0 * number) for number in range(500, last - first, 500)]
             record(run.task(attempt, f"worker:{task}").events, attempt, f"worker:{task}", *times)
-    found = look_at(run, tmp_path, width=width)
+    found = look_at(page(run), tmp_path, width=width)
     assert found["errors"] == []
     assert found["width"] <= found["window"]
     assert dict(found["values"])["loss"][-1][1] == "200,000"
@@ -109,5 +112,19 @@ def test_a_run_without_any_event_has_a_page(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "job")
     run.path.mkdir()
     run.config.write_text("")
-    found = look_at(run, tmp_path)
+    found = look_at(page(run), tmp_path)
     assert (found["errors"], found["charts"]) == ([], 0)
+
+
+def test_a_comparison_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run("slow", {"compile.optimizer.args.learning_rate": 0.001}, [0.9, 0.8, 0.7])
+    write_run("good", {"compile.optimizer.args.learning_rate": 0.01}, [0.5, 0.25])
+    assert CliRunner().invoke(cli, ["compare", "--html", "all.html"]).exit_code == 0
+    found = look_at((tmp_path / "all.html").read_text(), tmp_path)
+    assert found["errors"] == []
+    assert found["sections"] == ["runs", "curves"]
+    assert dict(found["values"])["loss, validation"] == [
+        ["runs/slow", "10", "0.9"], ["runs/slow", "20", "0.8"], ["runs/slow", "30", "0.7"],
+        ["runs/good", "10", "0.5"], ["runs/good", "20", "0.25"],
+    ]  # fmt: skip

@@ -16,6 +16,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.cli.main import cli
 from distlaunch.runs.settings import differing_keys, short_names
 from distlaunch.ui.tables import fitting_columns, shortened
+from tests.recorded_run import data_of
 from tests.unit.written_runs import EPOCH_S, write_run, write_script
 
 
@@ -41,6 +42,21 @@ def three() -> None:
     write_run("slow", {"compile.optimizer.args.learning_rate": 0.001}, [0.9, 0.8, 0.7], accuracy=[0.1, 0.2, 0.3])
     write_run("good", {"compile.optimizer.args.learning_rate": 0.01}, [0.5, 0.25, 0.375], accuracy=[0.5, 0.9, 0.8])
     write_run("wild", {"compile.optimizer.args.learning_rate": 1.0}, [0.6, 8.0, float("nan")], accuracy=[0.4, 0.1, 0.1])
+
+
+def test_a_page_has_the_table_and_the_curves_of_all_runs(folder: Path) -> None:
+    three()
+    write_script("other")
+    assert compare("--html", "all.html", "--sort", "val_loss").stdout == "all.html\n"
+    data = data_of((folder / "all.html").read_text())
+    assert [row[0] for row in data["rows"]] == ["runs/good", "runs/wild", "runs/slow", "runs/other"]
+    assert "learning_rate" in data["heads"]
+    assert data["best"][1] == "best val_loss: runs/good, 0.2500 in epoch 2"
+    wild = data["runs"][1]
+    assert wild["curves"]["loss"]["validation"] == {"x": [10, 20, 30], "y": [0.6, 8.0, "nan"]}
+    assert wild["epochs"][-1] == {"epoch": 3, "step": 30}
+    assert data["runs"][3]["curves"] == {}
+    assert compare("--html", "all.html", "--csv").exit_code == 2
 
 
 def test_the_table() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -20,19 +18,13 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.cli.main import cli
 from distlaunch.ui.html_report.data import MAX_POINTS, thinned
 from distlaunch.ui.html_report.page import page
-from tests.recorded_run import ended, make_run, record
+from tests.recorded_run import data_of, ended, make_run, record
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     monkeypatch.chdir(tmp_path)
     return make_run(RunDir("runs/job"))
-
-
-def data_of(text: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
-    assert found is not None
-    return json.loads(found.group(1))
 
 
 def test_curves_are_those_of_the_events(run: RunDir) -> None:

@@ -89,6 +89,18 @@ def page_data(run: RunDir, report: RunReport) -> dict[str, Any]:
     }
 
 
+def curves_of(run: RunDir) -> dict[str, Any]:
+    """Return the curves of a run's metrics by epoch, and the steps at which its epochs ended, for a comparison."""
+    history = _History()
+    ends: dict[int, int] = {}
+    for event in read_events_of(run.events, TrainingStarted, EpochEnded):
+        history.add(event)
+        if isinstance(event, EpochEnded):
+            ends[event.epoch] = event.step
+    epochs = [{"epoch": epoch + 1, "step": step} for epoch, step in sorted(ends.items())]
+    return {"curves": history.curves(), "epochs": epochs}
+
+
 class _History:
     """Curves of the metrics over all attempts. A step that was trained again has its last values only."""
 

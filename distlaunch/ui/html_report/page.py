@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from distlaunch.base import strict_json
 from distlaunch.base.run_dir import RunDir, write_atomically
@@ -27,21 +29,26 @@ def write_page(run: RunDir, file: Path) -> None:
 def page(run: RunDir) -> str:
     """Return the page of a run as HTML."""
     report = read_report(run)
+    return document(report.name, page_data(run, report))
+
+
+def document(title: str, data: Mapping[str, Any]) -> str:
+    """Return a page with this data, which the script draws."""
     # `<` could end the script element
-    data = strict_json.dumps(page_data(run, report), separators=(",", ":")).replace("<", "\\u003c")
+    text = strict_json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<title>{html.escape(report.name)}: distlaunch</title>
+<title>{html.escape(title)}: distlaunch</title>
 <style>{_asset("uplot.min.css")}
 {_asset("page.css")}</style>
 </head>
 <body>
 <noscript>This page draws its tables and curves with JavaScript.</noscript>
-<script type="application/json" id="data">{data}</script>
+<script type="application/json" id="data">{text}</script>
 <script>/* uPlot
 {_asset("uplot.LICENSE")}*/
 {_asset("uplot.min.js")}</script>

@@ -56,21 +56,18 @@
     });
   }
 
-  const epochOf = new Map(data.epochs.map(({ epoch, step }) => [step, epoch]));
-
-  function epochAt(step) {
+  // the number of epochs until a step
+  function epochAt(step, epochs) {
     let before = 0, epoch = 0;
-    for (const ended of data.epochs) {
-      if (step <= ended.step) return epoch + (step - before) / Math.max(ended.step - before, 1);
+    for (const ended of epochs) {
+      if (step <= ended.step) return epoch + ((step - before) / Math.max(ended.step - before, 1)) * (ended.epoch - epoch);
       [before, epoch] = [ended.step, ended.epoch];
     }
-    const last = data.epochs.at(-1);
-    if (!last) return step;
-    const length = last.step / last.epoch;
-    return last.epoch + (step - last.step) / Math.max(length, 1);
+    const last = epochs.at(-1);
+    return last ? last.epoch + (step - last.step) / Math.max(last.step / last.epoch, 1) : step;
   }
 
-  const place = (step) => (state.axis === "step" ? step : epochOf.get(step) ?? epochAt(step));
+  const place = (step, epochs = data.epochs) => (state.axis === "step" ? step : epochAt(step, epochs));
 
   // vertical lines where the run was continued after a restart
   function marks(chart) {
@@ -78,7 +75,7 @@
     ctx.save();
     ctx.strokeStyle = color("warn");
     ctx.setLineDash([4, 4]);
-    for (const { step } of data.restarts) {
+    for (const { step } of data.restarts ?? []) {
       const x = Math.round(chart.valToPos(place(step), "x", true));
       if (x < bbox.left || x > bbox.left + bbox.width) continue;
       ctx.beginPath();
@@ -110,9 +107,9 @@
     draw() {
       if (this.plot) this.plot.destroy();
       const logs = state.log && !this.options.linear;
-      const tables = this.lines.map(({ curve, smooth }) => {
+      const tables = this.lines.map(({ curve, smooth, epochs }) => {
         const y = curve.y.map(finite).map((value) => (logs && value !== null && value <= 0 ? null : value));
-        return [curve.x.map(place), smooth ? smoothed(y) : y];
+        return [curve.x.map((step) => place(step, epochs)), smooth ? smoothed(y) : y];
       });
       const width = Math.max(this.host.clientWidth, 200);
       const axis = { stroke: color("dim"), grid: { stroke: color("line"), width: 1 }, ticks: { stroke: color("line") } };
@@ -161,17 +158,17 @@
   dark.addEventListener("change", () => theme(dark.matches ? "dark" : "light"));
   document.body.append(
     element("header", {},
-      element("h1", {}, data.name), element("span", { class: `status ${data.status}` }, data.status),
+      element("h1", {}, data.name), data.status && element("span", { class: `status ${data.status}` }, data.status),
       toggle(() => "dark", "d", () => root.dataset.theme === "dark",
         () => theme(root.dataset.theme === "dark" ? "light" : "dark"))),
     element("nav", { id: "contents", "aria-label": "contents" }));
 
-  section("summary", "Summary", element("dl", {},
-    ...data.facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])));
+  const hues = [210, 25, 140, 280, 50, 330, 180, 0];
+  const hue = (at) => `hsl(${hues[at % hues.length]} 65% ${at < hues.length ? 50 : 35}%)`;
 
-  // curves
-  const metrics = Object.entries(data.curves).filter(([, parts]) => Object.keys(parts).length);
-  if (metrics.length) {
+  // curves with what changes how they are drawn
+  function curves(drawn) {
+    if (!drawn.length) return;
     const slider = element("input", {
       type: "range", min: "0", max: "0.99", step: "0.01", value: "0",
       oninput: (event) => { state.smoothing = Number(event.target.value); redraw(); },
@@ -182,60 +179,78 @@
       toggle(() => "log scale", "l", () => state.log, () => { state.log = !state.log; }),
       element("label", {}, "smoothing", slider),
       element("span", {}, "drag over a chart to zoom in, double-click to show all",
-        data.restarts.length ? "; a dashed line marks a restart" : ""));
-    const drawn = metrics.map(([name, { steps, epochs, validation }]) => new Chart(name, [
+        data.restarts?.length ? "; a dashed line marks a restart" : ""));
+    section("curves", "Curves", tools, element("div", { class: "charts" }, ...drawn.map((chart) => chart.frame)));
+  }
+
+  function comparison() {
+    section("runs", "Runs", table(data.heads, data.rows), ...data.best.map((text) => element("p", {}, text)));
+    const names = [...new Set(data.runs.flatMap((run) => Object.keys(run.curves)))];
+    curves(names.flatMap((name) => ["epochs", "validation"].flatMap((kind) => {
+      const lines = data.runs.map((run, at) => ({ run, at })).filter(({ run }) => run.curves[name]?.[kind]).map(
+        ({ run, at }) => ({ label: run.name, curve: run.curves[name][kind], epochs: run.epochs, color: hue(at), smooth: true }));
+      return lines.length ? [new Chart(kind === "epochs" ? name : `${name}, validation`, lines)] : [];
+    })));
+  }
+
+  function report() {
+    section("summary", "Summary", element("dl", {},
+      ...data.facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])));
+    const metrics = Object.entries(data.curves).filter(([, parts]) => Object.keys(parts).length);
+    curves(metrics.map(([name, { steps, epochs, validation }]) => new Chart(name, [
       steps && { label: "within epochs", curve: steps, role: "train", thin: true, smooth: true },
       epochs && { label: "train", curve: epochs, role: "train" },
       validation && { label: "validation", curve: validation, role: "validation", dash: [6, 3] },
-    ].filter(Boolean)).frame);
-    section("curves", "Curves", tools, element("div", { class: "charts" }, ...drawn));
+    ].filter(Boolean))));
+
+    // speed
+    const kinds = {
+      step_ms: "time of a step (ms)", examples_per_s: "examples per second", input_percent: "waiting for input (%)",
+      cores: "busy cores", memory_mib: "memory (MiB)",
+    };
+    const tasks = Object.entries(data.speed);
+    const speed = Object.entries(kinds).map(([kind, title]) => {
+      const lines = tasks.filter(([, own]) => own[kind]).map(([task, own]) => {
+        const at = tasks.findIndex(([name]) => name === task);
+        return { label: task, curve: own[kind], color: hue(at) };
+      });
+      return lines.length ? new Chart(title, lines, { linear: true }).frame : null;
+    }).filter(Boolean);
+    if (speed.length) section("speed", "Speed", element("div", { class: "charts" }, ...speed));
+
+    // tables
+    section("results", "Evaluations", data.evaluations.length && table(["step", "split", "values"], data.evaluations.map(
+      (one) => [one.step, one.split, Object.entries(one.logs).map(([name, value]) => `${name} ${number(value)}`).join(", ")])));
+    section("checkpoints", "Checkpoints and exports",
+      data.checkpoints.length && table(["step", "size", "written in (s)", "training waited (s)", "path"], data.checkpoints.map(
+        (one) => [one.step, one.size, one.seconds, one.stalled ?? "", one.path + (one.best ? " (best)" : "")])),
+      Object.keys(data.exports).length && table(["export", "path"], Object.entries(data.exports)));
+    section("attempts", "Attempts and restarts",
+      data.attempts.length && table(["attempt", "ended", "from step", "to step", "seconds", "failed first"], data.attempts.map(
+        (one) => [one.attempt, one.mode === "train" || one.mode === "run" ? one.status : `${one.mode}: ${one.status}`,
+          one.first_step ?? "", one.first_step === null ? "" : one.last_step, one.seconds ?? "",
+          one.culprit ? `${one.culprit}${one.host ? ` on ${one.host}` : ""}: ${one.reason}` : ""])),
+      ...data.attempts.filter((one) => one.lines.length).map((one) => element("details", { open: data.status === "failed" },
+        element("summary", {}, `end of ${one.log}`), element("pre", { tabindex: "0" }, one.lines.join("\n")))));
+    section("model", "Model",
+      data.parameters && element("p", {}, `${number(data.parameters)} parameters`),
+      data.layers.length && table(["layer", "class", "output", "parameters", "trainable"], data.layers.map(
+        (one) => [one.name, one.kind, one.output, one.parameters, one.trainable ? "yes" : "no"])),
+      ...data.placement.map((text) => element("pre", { tabindex: "0" }, text)));
+    section("config", "Config", data.config.length && element("p", {}, "Highlighted lines differ from the defaults."),
+      data.config.length && element("pre", { tabindex: "0" }, ...data.config.flatMap(
+        ({ text, differs }) => [differs ? element("span", { class: "differs" }, text) : text, "\n"])));
+    const { git, packages, ...others } = data.environment;
+    const plain = (value) => (Array.isArray(value) ? value.join(" ") : typeof value === "object" ? JSON.stringify(value) : String(value));
+    const known = [...Object.entries(others), ...Object.entries(packages ?? {})].filter(([, value]) => plain(value));
+    section("environment", "Environment", known.length && element("dl", {},
+      ...known.flatMap(([name, value]) => [element("dt", {}, name.replaceAll("_", " ")), element("dd", {}, plain(value))])));
+    section("code", "Code", git && element("p", {}, `commit ${git.commit}${git.diff ? ", with these changes:" : ""}`),
+      git && git.diff && element("pre", { tabindex: "0" }, git.diff));
   }
 
-  // speed
-  const hues = [210, 25, 140, 280, 50, 330, 180, 0];
-  const kinds = {
-    step_ms: "time of a step (ms)", examples_per_s: "examples per second", input_percent: "waiting for input (%)",
-    cores: "busy cores", memory_mib: "memory (MiB)",
-  };
-  const tasks = Object.entries(data.speed);
-  const speed = Object.entries(kinds).map(([kind, title]) => {
-    const lines = tasks.filter(([, own]) => own[kind]).map(([task, own]) => {
-      const at = tasks.findIndex(([name]) => name === task);
-      return { label: task, curve: own[kind], color: `hsl(${hues[at % hues.length]} 65% 50%)` };
-    });
-    return lines.length ? new Chart(title, lines, { linear: true }).frame : null;
-  }).filter(Boolean);
-  if (speed.length) section("speed", "Speed", element("div", { class: "charts" }, ...speed));
-
-  // tables
-  section("results", "Evaluations", data.evaluations.length && table(["step", "split", "values"], data.evaluations.map(
-    (one) => [one.step, one.split, Object.entries(one.logs).map(([name, value]) => `${name} ${number(value)}`).join(", ")])));
-  section("checkpoints", "Checkpoints and exports",
-    data.checkpoints.length && table(["step", "size", "written in (s)", "training waited (s)", "path"], data.checkpoints.map(
-      (one) => [one.step, one.size, one.seconds, one.stalled ?? "", one.path + (one.best ? " (best)" : "")])),
-    Object.keys(data.exports).length && table(["export", "path"], Object.entries(data.exports)));
-  section("attempts", "Attempts and restarts",
-    data.attempts.length && table(["attempt", "ended", "from step", "to step", "seconds", "failed first"], data.attempts.map(
-      (one) => [one.attempt, one.mode === "train" || one.mode === "run" ? one.status : `${one.mode}: ${one.status}`,
-        one.first_step ?? "", one.first_step === null ? "" : one.last_step, one.seconds ?? "",
-        one.culprit ? `${one.culprit}${one.host ? ` on ${one.host}` : ""}: ${one.reason}` : ""])),
-    ...data.attempts.filter((one) => one.lines.length).map((one) => element("details", { open: data.status === "failed" },
-      element("summary", {}, `end of ${one.log}`), element("pre", { tabindex: "0" }, one.lines.join("\n")))));
-  section("model", "Model",
-    data.parameters && element("p", {}, `${number(data.parameters)} parameters`),
-    data.layers.length && table(["layer", "class", "output", "parameters", "trainable"], data.layers.map(
-      (one) => [one.name, one.kind, one.output, one.parameters, one.trainable ? "yes" : "no"])),
-    ...data.placement.map((text) => element("pre", { tabindex: "0" }, text)));
-  section("config", "Config", data.config.length && element("p", {}, "Highlighted lines differ from the defaults."),
-    data.config.length && element("pre", { tabindex: "0" }, ...data.config.flatMap(
-      ({ text, differs }) => [differs ? element("span", { class: "differs" }, text) : text, "\n"])));
-  const { git, packages, ...others } = data.environment;
-  const plain = (value) => (Array.isArray(value) ? value.join(" ") : typeof value === "object" ? JSON.stringify(value) : String(value));
-  const known = [...Object.entries(others), ...Object.entries(packages ?? {})].filter(([, value]) => plain(value));
-  section("environment", "Environment", known.length && element("dl", {},
-    ...known.flatMap(([name, value]) => [element("dt", {}, name.replaceAll("_", " ")), element("dd", {}, plain(value))])));
-  section("code", "Code", git && element("p", {}, `commit ${git.commit}${git.diff ? ", with these changes:" : ""}`),
-    git && git.diff && element("pre", { tabindex: "0" }, git.diff));
+  if (data.runs) comparison();
+  else report();
   document.body.append(element("footer", {}, `distlaunch ${data.version}`));
 
   redraw();
