@@ -13,7 +13,7 @@ GIT = ("git", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}"
 """git with options that keep it from running programs named in the repository's settings."""
 _MAX_DIFF = 200_000
 """Number of characters of the changes that are recorded."""
-_TIMEOUT_S = 5.0
+_TIMEOUT_S = 2.0
 
 
 def describe_code(folder: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str] | None:
