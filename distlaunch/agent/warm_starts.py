@@ -13,6 +13,7 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
@@ -24,6 +25,8 @@ from distlaunch.base.socket_messages import receive_message, send_message
 
 _FORK_S = 15.0  # time for an answer, although a fork takes hundredths of a second
 _END_S = 2.0  # time for the process to end after its socket was closed
+_subreaper_lock = threading.Lock()
+"""Held while this process is a subreaper, which only one thread at a time may change."""
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37  # linux/prctl.h
 
 
@@ -45,6 +48,7 @@ class WarmProcess:
 
     def __init__(self, connection: socket.socket, process: subprocess.Popen[Any]) -> None:
         self._connection, self._process = connection, process
+        self._lock = threading.RLock()
         self.unfit: str | None = None
         self.was_fit = False
 
@@ -76,9 +80,10 @@ class WarmProcess:
 
     def is_ready(self, timeout_s: float = 0.0) -> bool:
         """Return True if the imports are done."""
-        if self.unfit is None and select.select([self._connection], [], [], timeout_s)[0]:
-            self._read_answer()
-        return self.unfit is not None
+        with self._lock:
+            if self.unfit is None and select.select([self._connection], [], [], timeout_s)[0]:
+                self._read_answer()
+            return self.unfit is not None
 
     def fork(self, spec: TaskSpec, lifeline: Lifeline) -> Child:
         """Start a task as a child of this process. Raise WarmStartError if that fails; no task is left then."""
@@ -86,7 +91,7 @@ class WarmProcess:
         try:
             # be the subreaper only now: otherwise the orphaned children of all tasks would become children of this
             # process
-            with _subreaper():
+            with self._lock, _subreaper():
                 pid = self._request_fork(spec, (out[1], err[1], lifeline.read_fd, gate[0]))
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 # reap it here, since no `Child` will
@@ -150,21 +155,28 @@ class _ImportKey(NamedTuple):
 
 
 class WarmStarts:
-    """The warm processes of this host, one for each combination of interpreter, imports and environment."""
+    """The warm processes of this host, one for each combination of interpreter, imports and environment.
+
+    Several threads may use it at the same time, each for its own tasks.
+    """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._processes: dict[_ImportKey, WarmProcess] = {}
         self._users = 0
 
     @contextlib.contextmanager
     def kept(self) -> Generator[WarmStarts]:
         """Keep the processes until all `with` blocks of this context manager have ended."""
-        self._users += 1
+        with self._lock:
+            self._users += 1
         try:
             yield self
         finally:
-            self._users -= 1
-            if not self._users:
+            with self._lock:
+                self._users -= 1
+                is_over = not self._users
+            if is_over:
                 for process in self._processes.values():
                     process.close()
                 self._processes.clear()
@@ -179,10 +191,11 @@ class WarmStarts:
         if spec.preload is None or tuple(spec.argv[1:3]) != SAFE_MODULE or sys.platform != "linux":
             return None
         kind = _ImportKey.of(spec.argv[0], spec.preload, spec.env)
-        process = self._processes.get(kind)
-        if process is None or (process.unfit and process.was_fit):  # it was killed from outside
-            with contextlib.suppress(OSError):  # the task is started as a fresh process, which reports the error
-                process = self._processes[kind] = WarmProcess.spawn(spec.argv[0], spec.preload, dict(kind.env))
+        with self._lock:
+            process = self._processes.get(kind)
+            if process is None or (process.unfit and process.was_fit):  # it was killed from outside
+                with contextlib.suppress(OSError):  # the task is started as a fresh process, which reports the error
+                    process = self._processes[kind] = WarmProcess.spawn(spec.argv[0], spec.preload, dict(kind.env))
         return None if process is None or process.unfit else process
 
 
@@ -190,14 +203,15 @@ class WarmStarts:
 def _subreaper() -> Generator[None]:
     """Make orphaned descendants of this process its children within the block."""
     libc, before = ctypes.CDLL(None), ctypes.c_int()
-    libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-        raise WarmStartError("this system has no subreapers")
-    try:
-        yield
-    finally:
-        # restore the setting: in a container, the launcher may already be a subreaper
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
+    with _subreaper_lock:
+        libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+        if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+            raise WarmStartError("this system has no subreapers")
+        try:
+            yield
+        finally:
+            # restore the setting: in a container, the launcher may already be a subreaper
+            libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
 
 def _reap(pid: int) -> int:

@@ -217,6 +217,14 @@ class RunDir:
         """Return the path of the record of a trial of `verify`."""
         return self._attempts / str(attempt) / "record.json"
 
+    def round_order(self, attempt: int) -> Path:
+        """Return the path of the latest order to a timed trial."""
+        return self._attempts / str(attempt) / "round-order.json"
+
+    def round_result(self, attempt: int) -> Path:
+        """Return the path of the latest result of a timed trial."""
+        return self._attempts / str(attempt) / "round-result.json"
+
     def attempts(self) -> list[int]:
         """Return the numbers of all attempts, in order."""
         return sorted(int(path.name) for path in self._attempts.glob("*") if path.name.isdigit())

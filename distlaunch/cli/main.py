@@ -41,6 +41,7 @@ COMMANDS = {
     "submit": "Submit a config as a batch job, which resumes when it is preempted.",
     "plan": "Show what `train` would start, without starting it.",
     "verify": "Compare each strategy with one device, on your model and data.",
+    "tune": "Measure strategies and settings on your model and data, and name the fastest.",
     "validate": "Check configs and report every error.",
     "doctor": "Check the hosts of a config, and show their versions and resources.",
     "evaluate": "Evaluate a checkpoint of a run.",

@@ -33,7 +33,8 @@ _answered: list[socket.socket] = []
 class SignalPipe:
     """A pipe from which signals are read. While this object is entered, a signal makes `fd` readable.
 
-    Use it in the main thread. A signal that was ignored before (`nohup`) stays ignored.
+    Use it in the main thread. A signal that was ignored before (`nohup`) stays ignored. A pipe that is never entered may
+    be used in any thread: it only gets the signals of `put_back`.
 
     Args:
         control: path of the socket on which other processes may request the effect of a signal: to stop, or to write
@@ -133,6 +134,10 @@ class SignalPipe:
                 # a handler that was not set from Python is None
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         signal.set_wakeup_fd(self._wakeup_before)
+        self.close()
+
+    def close(self) -> None:
+        """Close the pipe. Call it only for a pipe that is never entered, and only gets signals from `put_back`."""
         os.close(self.fd)
         os.close(self._write_fd)
 

@@ -118,7 +118,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--wait-for-chief", action="store_true", help="a server: end when the coordinator is gone")
     parser.add_argument("--formats", type=lambda text: text.split(","), help="default: those of the config")
     parser.add_argument("--unchecked", action="store_true", help="do not check the exports after training")
-    parser.add_argument("--trial", type=TrialOrder.from_json, help="what a trial of `verify` does")
+    parser.add_argument("--trial", type=TrialOrder.from_json, help="what a trial of `verify` or `tune` does")
     return parser.parse_args(argv)
 
 
@@ -247,6 +247,10 @@ def _run_trial(arguments: argparse.Namespace, config: RunConfig, run: RunDir, pr
     session = Session.build(config, run, arguments.task, process, on_built=trial.prepare)
     try:
         trial.run(session, run.record(arguments.attempt))
+        if arguments.trial.timed:
+            from distlaunch.training.trials.rounds import Rounds
+
+            Rounds.of(trial, arguments.trial, session, arguments.attempt, str(arguments.task), process).follow()
     except Stopped:
         return ExitCode.PREEMPTED
     session.leave()

@@ -173,11 +173,19 @@ def _failed(planned: PlannedTrial, result: AttemptResult, *, keeps: bool) -> Row
     if result.outcome.problems:
         return Row(planned, CANNOT_RUN, tuple(map(str, result.outcome.problems)))
     failure = result.outcome.failure
+    where = f" (its log: {failure.log})" if failure is not None and failure.log and keeps else ""
+    return Row(planned, FAILED, (f"{failure_text(result)}{where}",))
+
+
+def failure_text(result: AttemptResult) -> str:
+    """Return which task of a failed attempt failed and why, with the last line of its error."""
+    if result.outcome.problems:
+        return "; ".join(map(str, result.outcome.problems))
+    failure = result.outcome.failure
     assert failure is not None, "an attempt that is not done has problems or a failure"
-    where = f" (its log: {failure.log})" if failure.log and keeps else ""
     last = failure.detail[-1].strip() if failure.detail else ""
     reason = failure.reason if not last or last in failure.reason else f"{failure.reason}: {last}"
-    return Row(planned, FAILED, (f"{failure.task} {reason}{where}",))
+    return f"{failure.task} {reason}"
 
 
 def _row(runner: TrialRunner, planned: PlannedTrial, order: TrialOrder, found: Compared) -> Row:

@@ -1,4 +1,4 @@
-"""Runs the trials of `distlaunch verify`, and the references that they are compared with."""
+"""Runs the trials of `distlaunch verify` and `tune`, and the references that they are compared with."""
 
 from __future__ import annotations
 
@@ -55,20 +55,24 @@ class TrialRunner:
 
     Args:
         folder: where the run directories are created.
+        config: the config of the references; None for that of `verify`, in float32.
 
     Attributes:
         reference: the record of the unchanged model.
+        reference_run: the run directory with its checkpoints: step 0 has the initial weights of all trials.
     """
 
-    def __init__(self, choice: Choice, order: TrialOrder, folder: Path, signals: SignalPipe) -> None:
+    def __init__(self, choice: Choice, order: TrialOrder, folder: Path, signals: SignalPipe,
+                 config: RunConfig | None = None) -> None:  # fmt: skip
         self._choice, self._folder, self._signals = choice, folder, signals
+        self._config = config or reference_config(choice.config)
         self._references: dict[TrialOrder, _Reference | AttemptResult] = {}
         found = self._reference(order)
         if isinstance(found, AttemptResult):
             # raises errors in the config, with their lines
             checked(found, choice.locate)
             raise Ended(found, None)
-        self.reference = found.record
+        self.reference, self.reference_run = found.record, found.run
 
     def compare(self, planned: PlannedTrial, order: TrialOrder) -> Compared | AttemptResult:
         """Run a trial and return its judgement, or the attempt that has failed, which may be the reference's.
@@ -96,8 +100,7 @@ class TrialRunner:
         # each order has its own reference: what a trial leaves out, its reference leaves out too
         if order not in self._references:
             run = RunDir.claim(self._folder, "verify")
-            config = reference_config(self._choice.config)
-            result = self._attempt(config, run, dataclasses.replace(order, reference=True))
+            result = self._attempt(self._config, run, dataclasses.replace(order, reference=True))
             done = result.outcome.status == "done"
             self._references[order] = _Reference(run, Record.read(run.record(result.plan.attempt))) if done else result
         return self._references[order]

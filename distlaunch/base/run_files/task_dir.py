@@ -17,6 +17,8 @@ class TaskDir:
         self.error_json = path / "error.json"
         self.events = path / EVENTS
         self.heartbeat = path / HEARTBEAT
+        self.memory = path / "memory"
+        """Resident memory in bytes after the latest round of a timed trial."""
 
     def archive_error(self) -> None:
         """Rename error.json to error-N.json before the task's next process may write another."""

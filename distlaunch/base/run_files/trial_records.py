@@ -1,6 +1,7 @@
-"""The orders of `distlaunch verify` to a worker, and the records that the worker returns.
+"""The orders of `distlaunch verify` and `tune` to a worker, and the records that the worker returns.
 
-A trial trains a config's model for a few steps under one strategy, from given weights, and records each step.
+A trial trains a config's model for a few steps under one strategy, from given weights, and records each step. A timed
+trial then waits for orders to run rounds of steps.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class TrialOrder:
         without: names of layers, classes or variables. Their layers are called with `training=False`, in the trial and
             in its reference, to find out whether a deviation comes from them.
         layers: whether to record the output of each layer and the gradient of each variable at each step.
+        timed: whether the trial leaves the model as it is, without recording gradients, and then runs rounds.
     """
 
     steps: int
@@ -35,6 +37,7 @@ class TrialOrder:
     synchronized: bool = False
     without: tuple[str, ...] = ()
     layers: bool = False
+    timed: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -137,3 +140,56 @@ class Record:
         plain["dense"] = plain["dense"] and Series(**plain["dense"])
         plain["noise"] = tuple(Series(**each) for each in plain["noise"])
         return Record(**plain)
+
+
+@dataclass(frozen=True)
+class RoundOrder:
+    """The order for a round of a timed trial. Every task of the trial reads the same file.
+
+    Attributes:
+        number: the number of the round, from 1; a task runs each number once.
+        num_steps: number of timed steps. One untimed call comes before them.
+        steps_per_call: number of steps in each graph call.
+        checks_calls: whether to train the steps of the record again first, with calls of this length, so that the
+            final weights of the record are those of such calls.
+    """
+
+    number: int
+    num_steps: int
+    steps_per_call: int
+    checks_calls: bool = False
+
+    def write(self, path: Path) -> None:
+        write_atomically(path, json.dumps(asdict(self)) + "\n")
+
+    @staticmethod
+    def read(path: Path) -> RoundOrder | None:
+        """Return the latest order, or None if there is none yet."""
+        try:
+            return RoundOrder(**read_json(path))
+        except FileNotFoundError:
+            return None
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """The result of a round, which the chief writes.
+
+    Attributes:
+        number: the number of the round; 0 for the steps of the record, in calls of one step.
+        step_s: mean duration of a step in seconds.
+    """
+
+    number: int
+    step_s: float
+
+    def write(self, path: Path) -> None:
+        write_atomically(path, json.dumps(asdict(self)) + "\n")
+
+    @staticmethod
+    def read(path: Path) -> RoundResult | None:
+        """Return the latest result, or None if there is none yet."""
+        try:
+            return RoundResult(**read_json(path))
+        except FileNotFoundError:
+            return None

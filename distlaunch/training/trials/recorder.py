@@ -66,11 +66,18 @@ class Stopped(Exception):  # noqa: N818 (no error)
 
 
 class Trial:
-    """The part of one task in a trial."""
+    """The part of one task in a trial.
+
+    Attributes:
+        initial: the state from which a timed trial has trained.
+        step_s: the duration of each recorded step, in order.
+    """
 
     def __init__(self, order: TrialOrder, config: RunConfig, emit: Callable[[Event], None],
                  should_stop: Callable[[], bool]) -> None:  # fmt: skip
         self._order, self._config, self._emit, self._should_stop = order, config, emit, should_stop
+        self.initial: State | None = None
+        self.step_s: list[float] = []
         self._rows: list[int] = []  # number of rows of each step's batch
         self._layers: LayerFacts | None = None
         self._row_indices: tf.Variable | None = None
@@ -78,7 +85,8 @@ class Trial:
 
     def prepare(self, model: keras.Model) -> None:
         """Prepare a built model for recording, before its steps are made."""
-        watch_gradients(model)
+        if not self._order.timed:
+            watch_gradients(model)
         if self._order.synchronized:
             synchronize_batch_norm(model)
         stop_training_of(model, self._order.without)
@@ -98,16 +106,17 @@ class Trial:
             with draw_for_rows(RowOrder(self._row_indices)):
                 record = self._reference(session, store)
         else:
-            source = _source(session)
+            source = training_source(session)
             # every task starts from the reference's initial state
             session.restorer.find(0)
             initial = session.restorer.take_state()
             series, final = self._train(session, initial, source)
+            self.initial = initial if self._order.timed else None
             if not is_chief:
                 return
             steps = self._order.steps
-            dense = _with_deviations(series, final, store.load(steps + 1).state) if self._order.dense else None
-            series = _with_deviations(series, final, store.load(steps).state)
+            dense = with_deviations(series, final, store.load(steps + 1).state) if self._order.dense else None
+            series = with_deviations(series, final, store.load(steps).state)
             record = Record(
                 session.strategy.num_replicas,
                 series,
@@ -119,7 +128,7 @@ class Trial:
         record.write(path)
 
     def _reference(self, session: Session, store: CheckpointStore) -> Record:
-        source, plain = _source(session), self._config.to_public()
+        source, plain = training_source(session), self._config.to_public()
         initial = session.program.snapshot()
         # step 0: the other trials start from it
         store.save(initial, Progress(), plain)
@@ -155,12 +164,12 @@ class Trial:
         limit_of_order = min(limit, _MAX_OF_ORDER) if facts.random else limit
         seeds = range(1, NOISE_RUNS + 1)
         nudged = [
-            _with_deviations(*self._train(session, nudge_weights(initial, seed), source), final) for seed in seeds
+            with_deviations(*self._train(session, nudge_weights(initial, seed), source), final) for seed in seeds
         ]
         kinds = {"rounded": (nudged, limit)}
         # `tf.gather` does not take sparse tensors
         if not _is_sparse(source):
-            permuted = [_with_deviations(*self._train(session, initial, source, seed), final) for seed in seeds]
+            permuted = [with_deviations(*self._train(session, initial, source, seed), final) for seed in seeds]
             kinds = {"permuted": (permuted, limit_of_order), **kinds}
         kept = {name: runs for name, (runs, allowed) in kinds.items() if _is_rounding(runs, series, allowed)}
         return [run for runs in kept.values() for run in runs], " and ".join(kept) or "none"
@@ -200,20 +209,23 @@ class Trial:
                     f"the training data ended before step {step}; it must be possible to read it more than once"
                 )
             series.logs.append(scalars(result.logs))
-            series.gradients.append(gradient_norms(session.model))
-            if step == 1:
+            if not self._order.timed:
+                series.gradients.append(gradient_norms(session.model))
+            if step == 1 and not self._order.timed:
                 series.first_gradients.update(norms_by_variable(session.model))
             if self._layers is not None:
                 series.outputs.append(self._layers.read(program.snapshot()))
                 series.variables.append(norms_by_variable(session.model))
             seconds = time.monotonic() - began
+            self.step_s.append(seconds)
             self._emit(
                 StepsDone(epoch=0, step=step, step_in_epoch=step, steps=1, seconds=seconds, logs=series.logs[-1])
             )
         return series, program.snapshot()
 
 
-def _source(session: Session) -> Source:
+def training_source(session: Session) -> Source:
+    """Return the endless source of the first pass over the training data."""
     return session.train.training_source(0, 0, ends_visible=False)
 
 
@@ -273,7 +285,7 @@ def _is_rounding(noise: list[Series], series: Series, limit: float) -> bool:
     return all(abs(own - expected) <= allowed * max(abs(expected), 1e-6) for own, expected, allowed in known)
 
 
-def _with_deviations(series: Series, final: State, reference: State) -> Series:
+def with_deviations(series: Series, final: State, reference: State) -> Series:
     """Return the series with the deviations of its final weights from the reference's."""
     weights = {}
     for name, expected in reference.items():

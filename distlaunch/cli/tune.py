@@ -1,0 +1,71 @@
+"""`distlaunch tune`: measures strategies and settings on your model and data, and names the fastest."""
+
+from __future__ import annotations
+
+import click
+
+from distlaunch.base.errors import ExitCode
+from distlaunch.cli.exit_codes import Command
+from distlaunch.cli.options import FILE, OVERRIDES, Seconds
+
+
+@click.command("tune", cls=Command)
+@click.argument("config", metavar="CONFIG", type=FILE)
+@click.option(
+    "--seconds",
+    type=Seconds(min=1),
+    default=60.0,
+    show_default=True,
+    help="Budget. What does not fit into it is listed as not tried.",
+)
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="TEXT",
+    help="Try only candidates whose names contain TEXT, such as oneDNN or jax. May be repeated.",
+)
+@click.option("--allow-16-bit", is_flag=True, help="Let 16-bit precision win, although its numbers differ.")
+@click.option("--write", metavar="FILE", type=FILE, help="Write a copy of the config with the winner's settings.")
+@OVERRIDES
+@click.option("--json", "as_json", is_flag=True, help="Print only the result, as JSON.")
+def command(
+    config: str, seconds: float, only: tuple[str, ...], allow_16_bit: bool, write: str | None,
+    overrides: tuple[str, ...], as_json: bool,
+) -> int:  # fmt: skip
+    """Measure the config's model and data under other strategies and settings on this machine.
+
+    First the strategies that fit are measured, then settings of the fastest: XLA, oneDNN, threads, steps per call.
+    Candidates take turns in short rounds, so that other work on the machine slows all of them, and the slower half is
+    dropped again and again. Global batch, seed, model and data stay the same.
+
+    A candidate wins only if its range of rounds is below that of the untuned config, and its losses equal those of the
+    untuned config by the noise rule of `verify`. Callbacks, validation and checkpoints do not run, and no files are
+    left.
+
+    The exit code is 0 even if nothing is faster, 2 if the config cannot be tuned, and 3 if it cannot be trained.
+    """
+    from distlaunch.cluster.machine import Machine
+    from distlaunch.tune.tuning import TuneRequest, tune
+    from distlaunch.tune.write import check_target, write_winner
+    from distlaunch.ui import tune as shown
+    from distlaunch.ui.progress.view import QuietView
+
+    def echo(text: str) -> None:
+        if not as_json:
+            click.echo(text, err=True)
+
+    if write is not None:
+        check_target(write)
+    request = TuneRequest(config, overrides, seconds, allow_16_bit, only)
+    result, choice = tune(request, Machine.here(), echo)
+    if result.failed is not None:
+        QuietView().report(result.failed)
+        return int(result.exit_code)
+    if as_json:
+        click.echo(shown.as_json(result))
+    else:
+        click.echo("\n".join(["", *shown.table_lines(result)]))
+    if write is not None and result.winner is not None and result.interrupted is None:
+        write_winner(config, write, choice, result, shown.export_lines(result.winner.candidate))
+        echo(f"wrote {write}")
+    return int(result.exit_code) if result.exit_code else int(ExitCode.DONE)

@@ -1,0 +1,105 @@
+"""Rounds of a timed trial: the task waits for orders of `distlaunch tune`, and runs and times some steps for each.
+
+All candidates are kept ready at the same time and take turns, so that other work on the machine slows all of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from distlaunch.base.errors import CheckpointError
+from distlaunch.base.process import Process
+from distlaunch.base.run_dir import RunDir, write_atomically
+from distlaunch.base.run_files.trial_records import Record, RoundOrder, RoundResult, TrialOrder
+from distlaunch.strategies.coordination import Vote
+from distlaunch.strategies.state import State
+from distlaunch.training.session import Session
+from distlaunch.training.step_reports import scalars
+from distlaunch.training.trials.recorder import Stopped, Trial, training_source, with_deviations
+
+_POLL_S = 0.02  # short beside a round, and long enough to leave the cores to the candidate that is measured
+
+
+class Rounds:
+    """The part of one task in the rounds of a trial that has been recorded.
+
+    Args:
+        attempt: the number of the trial's attempt.
+        memory: the file for the memory of this task.
+    """
+
+    def __init__(self, trial: Trial, order: TrialOrder, session: Session, attempt: int, process: Process,
+                 memory: Path) -> None:  # fmt: skip
+        run = session.run
+        self._trial, self._order, self._session, self._process = trial, order, session, process
+        self._orders, self._results, self._record = (
+            run.round_order(attempt), run.round_result(attempt), run.record(attempt)
+        )  # fmt: skip
+        self._memory = memory
+        self._is_chief = session.strategy.is_chief
+
+    @classmethod
+    def of(cls, trial: Trial, order: TrialOrder, session: Session, attempt: int, task: str, process: Process) -> Rounds:
+        """Return the rounds of a task of the trial's run."""
+        return cls(trial, order, session, attempt, process, RunDir(session.run.path).task(attempt, task).memory)
+
+    def follow(self) -> None:
+        """Run rounds until asked to stop; every task calls this.
+
+        Raises:
+            Stopped: on request, which is the only end.
+        """
+        # the first step compiles, and the second may still allocate
+        step_s = self._trial.step_s[2:] or self._trial.step_s
+        self._report(RoundResult(0, statistics.median(step_s)))
+        done = 0
+        while True:
+            order = RoundOrder.read(self._orders)
+            if order is None or order.number <= done:
+                if self._process.should_stop():
+                    raise Stopped
+                time.sleep(_POLL_S)
+                continue
+            if order.checks_calls:
+                self._check_calls(order.steps_per_call)
+            self._run(order.steps_per_call, order.steps_per_call)
+            began = time.perf_counter()
+            self._run(order.num_steps, order.steps_per_call)
+            done = order.number
+            self._report(RoundResult(done, (time.perf_counter() - began) / order.num_steps))
+
+    def _report(self, result: RoundResult) -> None:
+        write_atomically(self._memory, str(psutil.Process().memory_info().rss))
+        if self._is_chief:
+            result.write(self._results)
+
+    def _check_calls(self, steps_per_call: int) -> None:
+        """Train the steps of the record again in longer calls, and record the deviations of these final weights."""
+        initial, self._trial.initial = self._trial.initial, None  # not needed again: frees the memory
+        assert initial is not None, "the trial has been recorded, and calls are checked once"
+        program = self._session.program
+        program.set_train_data(training_source(self._session))
+        program.restore(initial)
+        self._run(self._order.steps, steps_per_call)
+        final: State = program.snapshot()
+        if self._is_chief:
+            record, expected = Record.read(self._record), self._session.store.load(self._order.steps).state
+            replace(record, series=with_deviations(record.series, final, expected)).write(self._record)
+
+    def _run(self, num_steps: int, steps_per_call: int) -> None:
+        """Run steps in calls of a given length, as the training loop does."""
+        program, left = self._session.program, num_steps
+        program.reset_metrics()
+        while left:
+            result = program.run_steps(min(steps_per_call, left), Vote(stop=self._process.should_stop()))
+            if result.vote.stop:
+                raise Stopped
+            if not result.steps:
+                raise CheckpointError("the training data ended; it must be possible to read it more than once")
+            scalars(result.logs)
+            left -= result.steps

@@ -1,0 +1,1 @@
+"""The candidates of `distlaunch tune`, their measurement and the choice of the fastest."""

@@ -1,0 +1,245 @@
+"""The candidates of `distlaunch tune`: the strategies that fit this machine, and settings of the best of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from distlaunch.base.plural import count
+from distlaunch.cluster.hardware import ONEDNN, POOL_SIZES, Hardware
+from distlaunch.cluster.settings import kept_variables
+from distlaunch.config.backend import missing_backend
+from distlaunch.config.checks.config import cross_check
+from distlaunch.config.read.tree import Key
+from distlaunch.config.run import RunConfig
+from distlaunch.config.strategies import MODELS, REFERENCE
+from distlaunch.verify.trials import trial_config
+
+UNTUNED = "untuned"
+_MOST_DEVICES = 8
+"""More parts of a CPU than this, or more processes, have never been the fastest."""
+_LONGER_CALL = 16
+"""Steps per call that is tried beside `auto`."""
+SIXTEEN_BITS = "mixed_bfloat16"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting that differs from the user's config.
+
+    Attributes:
+        label: its name in the table, such as `XLA`.
+        keys: the values of config keys.
+        environ: environment variables of the tasks, for settings without a key.
+        is_16_bit: whether it changes the numbers as documented, by computing in 16 bits.
+    """
+
+    label: str
+    keys: Mapping[Key, Any] = field(default_factory=dict[Key, Any])
+    environ: Mapping[str, str] = field(default_factory=dict[str, str])
+    is_16_bit: bool = False
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A strategy with its cluster, and settings.
+
+    Attributes:
+        base: the user's config.
+        label: the strategy in words, such as `mirrored, 2 replicas`; `untuned` for the user's config.
+        strategy, cluster: the values of these sections; None for those of the user's config.
+    """
+
+    base: RunConfig
+    label: str
+    strategy: Mapping[str, Any] | None = None
+    cluster: Mapping[str, Any] | None = None
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The label with the changes, which is different for each candidate."""
+        return ", ".join([self.label, *(change.label for change in self.changes)])
+
+    @property
+    def num_changes(self) -> int:
+        return len(self.changes) + (self.strategy is not None)
+
+    @property
+    def is_16_bit(self) -> bool:
+        return any(change.is_16_bit for change in self.changes)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment variables that the candidate needs, and for which there are no config keys."""
+        return {name: value for change in self.changes for name, value in change.environ.items()}
+
+    @property
+    def keys(self) -> dict[Key, Any]:
+        """The config keys that differ from the user's config, with their values."""
+        found: dict[Key, Any] = {}
+        if self.strategy is not None:
+            found["strategy",] = dict(self.strategy)
+            if "workers" in (self.cluster or {}):
+                found["cluster", "workers"] = (self.cluster or {})["workers"]
+        return found | {key: value for change in self.changes for key, value in change.keys.items()}
+
+    @property
+    def steps_per_call(self) -> int | str:
+        return self.keys.get(("train", "steps_per_call"), self.base.train.steps_per_call)
+
+    @property
+    def config(self) -> RunConfig:
+        """The user's config with the changes."""
+        plain = self.base.to_plain()
+        if self.strategy is not None:
+            # keys of the old cluster, such as `ps`, may not fit the new strategy
+            kept = {name: plain["cluster"][name] for name in ("start_timeout_s", "stop_timeout_s", "stall_timeout_s")}
+            plain["cluster"] = {**kept, **(self.cluster or {})}
+        for key, value in self.keys.items():
+            section = plain
+            for name in key[:-1]:
+                section[name] = section[name] or {}
+                section = section[name]
+            section[key[-1]] = value
+        return self.base.changed(plain)
+
+    @property
+    def trial_config(self) -> RunConfig:
+        """The config of the candidate's timed trial."""
+        config = self.config
+        cluster = {**config.cluster.model_dump(), "stall_timeout_s": None}  # it waits while others are measured
+        found = trial_config(config, config.strategy.model_dump(), cluster)
+        return found.model_copy(update={"precision": config.precision})
+
+    def with_change(self, *changes: Change) -> Candidate:
+        return replace(self, changes=(*self.changes, *changes))
+
+
+@dataclass(frozen=True)
+class NotTried:
+    """A candidate, or a setting of some, that is not measured, and why."""
+
+    name: str
+    reason: str
+
+
+def untuned(config: RunConfig) -> Candidate:
+    """Return the candidate with the user's own settings."""
+    return Candidate(config, UNTUNED)
+
+
+def strategies(config: RunConfig, num_cores: int, num_gpus: int) -> Iterator[Candidate | NotTried]:
+    """Yield the strategies that this machine can host, the most promising first."""
+    devices = num_gpus or min(num_cores, _MOST_DEVICES)
+    numbers = sorted({number for number in (2, 4, 8, devices) if 1 < number <= devices}, reverse=True)
+    own = _identity(config, num_gpus)
+    found: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = [({"kind": REFERENCE}, {}),
+                                                                ({"kind": "jax", "mesh": {"batch": 1}}, {})]  # fmt: skip
+    for number in numbers:
+        for kind in ("multi_worker_mirrored", "mirrored", "jax", "dtensor"):
+            found += MODELS[kind].trials([number], num_gpus)
+    if not numbers:
+        yield NotTried("several replicas or processes", f"this machine has {_devices(num_cores, num_gpus)}")
+    for strategy, cluster in found:
+        candidate = Candidate(config, "", strategy, cluster)
+        try:
+            changed = candidate.config
+        except ValueError as error:
+            yield NotTried(str(strategy["kind"]), f"does not fit: {error}")
+            continue
+        candidate = replace(candidate, label=label_of(changed, num_gpus))
+        if _identity(changed, num_gpus) == own:
+            continue  # the untuned config
+        if missing := missing_backend(changed.strategy.backend):
+            yield NotTried(candidate.name, missing)
+        elif problems := cross_check(changed, num_gpus):
+            yield NotTried(candidate.name, "does not fit: " + "; ".join(problem.message for problem in problems))
+        else:
+            yield candidate
+    yield NotTried("parameter_server", "its tasks share this machine's cores with no gain; it is for several hosts")
+
+
+def _devices(num_cores: int, num_gpus: int) -> str:
+    return count(num_gpus, "GPU") if num_gpus else count(num_cores, "core")
+
+
+def label_of(config: RunConfig, num_gpus: int) -> str:
+    """Return a strategy in words, such as `multi_worker_mirrored, 2 workers, 2 replicas`."""
+    return ", ".join([config.strategy.label(config.cluster), *config.strategy.words(config.cluster, num_gpus)])
+
+
+def _identity(config: RunConfig, num_gpus: int) -> tuple[Any, ...]:
+    """Return a value that is the same for two configs if the same devices do the same work."""
+    rest = config.strategy.model_dump(exclude={"replicas", "replicas_per_worker"})
+    parts = config.strategy.num_parts(config.cluster, num_gpus)
+    return str(rest), parts, config.strategy.processes(config.cluster)
+
+
+def settings(candidate: Candidate, hardware: Hardware, num_gpus: int) -> Iterator[Candidate | NotTried]:
+    """Yield a candidate with each single setting changed, the most promising first."""
+    for found in _changes(candidate.config, hardware, num_gpus):
+        if isinstance(found, Change):
+            changed = candidate.with_change(found)
+            problems = cross_check(changed.config, num_gpus)
+            if problems:
+                yield NotTried(changed.name, "does not fit: " + "; ".join(each.message for each in problems))
+            else:
+                yield changed
+        else:
+            yield NotTried(f"{candidate.name}, {found.name}", found.reason)
+
+
+def _changes(config: RunConfig, hardware: Hardware, num_gpus: int) -> Iterator[Change | NotTried]:
+    strategy, cluster = config.strategy, config.cluster
+    is_tensorflow = strategy.backend == "tensorflow"
+    parts = strategy.num_parts(cluster, num_gpus)
+    # XLA
+    compiles = config.compile is not None and config.compile.jit_compile is True
+    if not is_tensorflow:
+        yield NotTried("XLA", "no effect: JAX always uses it")
+    elif strategy.refuses_jit_compile or parts != 1:
+        yield NotTried("XLA", "no effect: jit_compile is for a single replica")
+    elif compiles:
+        yield Change("no XLA", {("compile", "jit_compile"): False})
+    else:
+        yield Change("XLA", {("compile", "jit_compile"): True})
+    # oneDNN
+    onednn = kept_variables(hardware).get(ONEDNN, "").lower()
+    if not is_tensorflow:
+        yield NotTried("oneDNN", "no effect on JAX")
+    elif num_gpus:
+        yield NotTried("oneDNN", "no effect on GPUs")
+    elif onednn in ("1", "true"):
+        yield Change("oneDNN off", environ={ONEDNN: "0"})
+    elif onednn:
+        yield Change("oneDNN on", environ={ONEDNN: "1"})
+    else:
+        yield NotTried("oneDNN", "TensorFlow's builds for this system have no such choice")
+    yield from _thread_changes(config, hardware, num_gpus)
+    # steps per call
+    length = config.train.steps_per_call
+    if config.train.callbacks:
+        yield NotTried("steps per call", "the callbacks of the config, which do not run here, may need each step")
+    else:
+        for other in ("auto", 1, _LONGER_CALL):
+            if other != length:
+                yield Change(f"steps_per_call {other}", {("train", "steps_per_call"): other})
+    if config.precision in (None, "float32"):
+        yield Change(f"{SIXTEEN_BITS} (16 bits)", {("precision",): SIXTEEN_BITS}, is_16_bit=True)
+
+
+def _thread_changes(config: RunConfig, hardware: Hardware, num_gpus: int) -> Iterator[Change | NotTried]:
+    cores, tasks = hardware.num_cores, config.strategy.processes(config.cluster).get("worker", 1)
+    if num_gpus:
+        yield NotTried("threads", "no effect: GPUs compute")
+    elif any(name in hardware.environ for name in POOL_SIZES):
+        yield NotTried("threads", "your environment sets them")
+    else:
+        share = max(1, cores // tasks)
+        others: Sequence[int] = sorted({1, share // 2, min(cores, 2 * share)} - {0, share})
+        if not others:
+            yield NotTried("threads", f"this machine has {count(cores, 'core')}")
+        for number in others:
+            yield Change(count(number, "thread"), environ=dict.fromkeys(POOL_SIZES, str(number)))

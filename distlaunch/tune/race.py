@@ -1,0 +1,138 @@
+"""Successive halving: candidates take turns in rounds, and the slower half is dropped after every few rounds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+ROUNDS_PER_STAGE = 2
+_OUTLIERS_FROM = 10
+"""Number of rounds from which the fastest and the slowest tenth do not count to the range."""
+_SAME = 1.02
+"""Candidates within 2 % of the fastest are as good: the one with the fewest changes wins."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The durations of a step in several rounds, in seconds.
+
+    Attributes:
+        low, high: the range of the rounds; of the middle 80 % if there are at least ten.
+    """
+
+    median: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(rounds: Sequence[float]) -> Spread:
+        ordered = sorted(rounds)
+        cut = len(ordered) // _OUTLIERS_FROM
+        return Spread(statistics.median(ordered), ordered[cut], ordered[-1 - cut])
+
+    def is_below(self, other: Spread) -> bool:
+        """Return True if this range is below the other range without an overlap."""
+        return self.high < other.low
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A candidate in the choice of the winner.
+
+    Attributes:
+        spread: the durations of its steps.
+        may_win: whether its losses equal those of the untuned config.
+        num_changes: the number of changes of the config.
+    """
+
+    name: str
+    spread: Spread
+    may_win: bool
+    num_changes: int
+
+
+class Race:
+    """Measures candidates in rounds.
+
+    Args:
+        measure: runs a round of a candidate and returns the duration of a step; None if the candidate has failed.
+        drop: called with a candidate that will not be measured again, and the number of its rounds.
+        is_last: returns True for candidates that are dropped before all others, such as those with other losses.
+        clock: returns monotonic seconds.
+        protected: candidates that are never dropped.
+
+    Attributes:
+        rounds: the durations of a step of each candidate in each of its rounds.
+        running: the candidates that are still measured.
+    """
+
+    def __init__(
+        self,
+        measure: Callable[[str], float | None],
+        drop: Callable[[str, int], None],
+        is_last: Callable[[str], bool],
+        clock: Callable[[], float],
+        protected: Collection[str] = (),
+    ) -> None:
+        self._measure, self._drop, self._is_last, self._clock = measure, drop, is_last, clock
+        self._protected = protected
+        self.rounds: dict[str, list[float]] = {}
+        self.running: list[str] = []
+
+    def enter(self, name: str) -> None:
+        """Add a candidate that is ready to be measured."""
+        self.running.append(name)
+        self.rounds[name] = []
+
+    def run(self, num_rounds: int, until: float, *, at_least: int = 1) -> None:
+        """Measure all candidates in up to `num_rounds` rounds, and in at least some even if the time is over."""
+        for number in range(num_rounds):
+            if number >= at_least and self._clock() >= until:
+                return
+            for name in list(self.running):
+                duration = self._measure(name)
+                if duration is None:
+                    self.running.remove(name)
+                else:
+                    self.rounds[name].append(duration)
+
+    def halve(self, keep: int, until: float) -> None:
+        """Measure candidates and drop the slower half, until `keep` of those that may be dropped are left."""
+        while len(candidates := self._droppable()) > keep:
+            self.run(ROUNDS_PER_STAGE, until)
+            ranked = [name for name in self.ranking() if name in candidates and name in self.running]
+            for name in ranked[max(keep, (len(ranked) + 1) // 2) :]:
+                self.running.remove(name)
+                self._drop(name, len(self.rounds[name]))
+
+    def _droppable(self) -> list[str]:
+        return [name for name in self.running if name not in self._protected]
+
+    def ranking(self) -> list[str]:
+        """Return the running candidates that were measured, the fastest first."""
+        measured = [name for name in self.running if self.rounds[name]]
+        return sorted(measured, key=lambda name: (self._is_last(name), statistics.median(self.rounds[name])))
+
+
+def choose(entries: Sequence[Entry], untuned: Entry) -> Entry:
+    """Return the winner: the fastest entry that may win and whose range is below that of the untuned config."""
+    faster = [entry for entry in entries if entry.may_win and entry.spread.is_below(untuned.spread)]
+    if not faster:
+        return untuned
+    limit = _SAME * min(entry.spread.median for entry in faster)
+    near = [entry for entry in faster if entry.spread.median <= limit]
+    return min(near, key=lambda entry: (entry.num_changes, entry.spread.median))
+
+
+def call_length(wanted: int | str, step_s: float, *, target_s: float, longest: int = 64) -> int:
+    """Return the number of steps in a call; `auto` fills the target duration."""
+    if isinstance(wanted, int):
+        return wanted
+    return max(1, min(longest, int(target_s / max(step_s, 1e-6))))
+
+
+def steps_of_round(step_s: float, steps_per_call: int, round_s: float) -> int:
+    """Return a whole number of calls that fills a round, in steps."""
+    calls = max(1, round(round_s / max(step_s * steps_per_call, 1e-6)))
+    return calls * steps_per_call

@@ -1,0 +1,447 @@
+"""`distlaunch tune`: finds the fastest strategy and settings for a config on this machine, within a budget of time."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from distlaunch.base.compat import frameworks, untested
+from distlaunch.base.errors import DistlaunchError, ExitCode, UsageError
+from distlaunch.base.judge import Judgement, first_not_a_number
+from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_files.trial_records import Record, TrialOrder
+from distlaunch.cluster.machine import Machine
+from distlaunch.config.engines.local import Local
+from distlaunch.config.run import RunConfig
+from distlaunch.engines.context import LaunchContext
+from distlaunch.jobs.attempt import AttemptResult, checked
+from distlaunch.jobs.choose_run import Choice, JobRequest, choose
+from distlaunch.jobs.isolation import isolate_if_configured
+from distlaunch.plan.train import REMOVED_ENV
+from distlaunch.supervise.requests import SignalPipe
+from distlaunch.tune.candidates import (
+    UNTUNED,
+    Candidate,
+    Change,
+    NotTried,
+    label_of,
+    settings,
+    strategies,
+    untuned,
+)
+from distlaunch.tune.contestant import Contestant, ContestantFailed
+from distlaunch.tune.equality import judge_candidate
+from distlaunch.tune.race import Entry, Race, Spread, choose as choose_winner
+from distlaunch.verify.comparison import failure_text
+from distlaunch.verify.run_trials import Ended, TrialRunner
+from distlaunch.verify.trials import trial_config
+
+RECORDED_STEPS = 10
+"""Steps that are compared with the untuned config, one by one."""
+_STARTS_AT_ONCE = 2
+"""Candidates that start at the same time. More would only wait for each other on a small machine."""
+_STRATEGIES_SHARE, _SETTINGS_SHARE = 0.5, 0.85
+"""Fractions of the budget after which no more strategies, and no more settings, are started."""
+_BEST = 2
+"""Strategies whose settings are tried."""
+_FINALISTS = 3
+_FINAL_ROUNDS, _FEWEST_ROUNDS = 30, 4
+_ROUNDS_IN_BUDGET, _SHORTEST_ROUND_S, _LONGEST_ROUND_S = 150, 0.15, 1.0
+_HELPS = 0.98
+"""A setting is combined with others if it reduces the duration of a step to this fraction or less."""
+_MEMORY_SPARE = 1.5
+_POLL_S = 0.01
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """A request to tune a config.
+
+    Attributes:
+        seconds: the budget of time.
+        allows_16_bit: whether 16-bit precision may win, although its numbers differ.
+        only: texts, of which the name of each candidate must contain one; empty for all candidates.
+    """
+
+    target: str
+    overrides: tuple[str, ...] = ()
+    seconds: float = 60.0
+    allows_16_bit: bool = False
+    only: Sequence[str] = ()
+
+
+@dataclass
+class Row:
+    """A candidate that was started.
+
+    Attributes:
+        failed: why it has failed; empty if it has not.
+        dropped: whether it was dropped, as slower or with other losses, before the last rounds.
+        rounds: the duration of a step in each round, in seconds.
+        judgement: the comparison with the untuned config; None if it was not compared.
+    """
+
+    candidate: Candidate
+    failed: str = ""
+    dropped: bool = False
+    rounds: list[float] = field(default_factory=list[float])
+    judgement: Judgement | None = None
+    memory_bytes: int = 0
+
+    @property
+    def spread(self) -> Spread | None:
+        return Spread.of(self.rounds) if self.rounds else None
+
+    @property
+    def is_equal(self) -> bool:
+        return self.judgement is not None and self.judgement.equal
+
+
+@dataclass
+class TuneResult:
+    """The result of all measurements.
+
+    Attributes:
+        label: the strategy of the untuned config.
+        rows: the candidates that were started, the untuned config first.
+        winner: the winner, which is the untuned config if nothing is proven to be faster; None if nothing was measured.
+        batch: the mean number of examples in a step.
+        failed: the result of the reference or the untuned config if it has failed.
+        interrupted: the exit code if the user has interrupted the command.
+        not_a_number: which values of the untuned config are not numbers, so that nothing can be compared.
+    """
+
+    label: str = ""
+    rows: list[Row] = field(default_factory=list[Row])
+    not_tried: list[NotTried] = field(default_factory=list[NotTried])
+    winner: Row | None = None
+    batch: float = 0.0
+    seconds: float = 0.0
+    failed: AttemptResult | None = None
+    interrupted: int | None = None
+    not_a_number: str = ""
+
+    @property
+    def untuned(self) -> Row | None:
+        return next((row for row in self.rows if row.candidate.label == UNTUNED and not row.candidate.changes), None)
+
+    @property
+    def exit_code(self) -> int:
+        if self.interrupted is not None:
+            return self.interrupted
+        return ExitCode.DONE if self.failed is None else self.failed.outcome.exit_code
+
+
+def tune(request: TuneRequest, machine: Machine, note: Callable[[str], None]) -> tuple[TuneResult, Choice]:
+    """Measure candidates until the budget is spent, and choose the fastest.
+
+    Args:
+        note: called with messages about the progress.
+
+    Raises:
+        ConfigError: the config is wrong, even if this shows only when it is trained.
+        UsageError: the request cannot be fulfilled.
+    """
+    began = time.monotonic()
+    machine = machine.without_variables(REMOVED_ENV)
+    if Path(request.target).is_dir():
+        raise UsageError(f"{request.target} is a directory; expected a config file")
+    choice = choose(JobRequest(request.target, (*request.overrides, "resume=never"), makes_run_dir=False), machine)
+    _check(choice)
+    isolate_if_configured(choice.config, choice.context)
+    for warning in untested(frameworks(choice.config.strategy.backend)):
+        note(f"warning: {warning}")
+    result = TuneResult(label_of(choice.config, len(machine.gpus)))
+    with (
+        tempfile.TemporaryDirectory(prefix="distlaunch-tune-") as folder,
+        SignalPipe() as signals,
+        _Tuning(request, choice, Path(folder), signals, result, note, began) as tuning,
+    ):
+        try:
+            tuning.run()
+        except Ended as ended:
+            result.failed, result.interrupted = ended.result, ended.code
+        finally:
+            tuning.conclude()
+    result.seconds = time.monotonic() - began
+    return result, choice
+
+
+def _check(choice: Choice) -> None:
+    """Raise UsageError if the config cannot be tuned."""
+    config, context = choice.config, choice.context
+    if not isinstance(context.settings, Local):
+        kind = context.settings.kind
+        message = f"tune measures on this machine only, but the engine is '{kind}'"
+        raise UsageError(f"{message}; to tune on this machine alone, add --set engine.kind=local")
+    if config.data.sharding == "function":
+        message = "data.sharding: got 'function': each worker trains on its own examples, so that another number of "
+        raise UsageError(f"{message}workers would train on other data. Use 'rows' to tune the model")
+    if config.strategy.is_asynchronous(config.cluster):
+        message = f"strategy.kind: got '{config.strategy.kind}' with several workers, which update the variables "
+        raise UsageError(
+            f"{message}asynchronously: no two runs have the same losses, so nothing can be compared. "
+            "Use another strategy, or one worker"
+        )
+
+
+class _Tuning:
+    """The state of a running `tune`; a context manager that ends all candidates."""
+
+    def __init__(
+        self, request: TuneRequest, choice: Choice, folder: Path, signals: SignalPipe, result: TuneResult,
+        note: Callable[[str], None], began: float,
+    ) -> None:  # fmt: skip
+        self._request, self._choice, self._folder, self._signals = request, choice, folder, signals
+        self._result, self._note, self._began = result, note, began
+        self._machine = choice.context.machine
+        self._round_s = min(_LONGEST_ROUND_S, max(_SHORTEST_ROUND_S, request.seconds / _ROUNDS_IN_BUDGET))
+        self._contexts: dict[tuple[tuple[str, str], ...], LaunchContext] = {}
+        self._entered = contextlib.ExitStack()
+        self._running: dict[str, Contestant] = {}
+        self._stopping: list[Contestant] = []
+        self._rows: dict[str, Row] = {}
+        self._start_s: list[float] = []
+        self._reference: Record | None = None
+        self._reference_run: RunDir | None = None
+        self._untuned: Record | None = None
+        self._race = Race(self._measure, self._drop, self._differs, time.monotonic, (UNTUNED,))
+
+    def __enter__(self) -> _Tuning:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stopping += self._running.values()
+        for contestant in self._stopping:
+            contestant.ask_to_stop()
+        for contestant in self._stopping:
+            contestant.close()
+        self._entered.close()
+
+    def run(self) -> None:
+        config, num_gpus = self._choice.config, len(self._machine.gpus)
+        self._note(f"one device, {RECORDED_STEPS} steps: the reference and its rounding noise")
+        order = TrialOrder(RECORDED_STEPS)
+        runner = TrialRunner(
+            dataclasses.replace(self._choice, context=self._context({})), order, self._folder, self._signals,
+            _reference_config(config),
+        )  # fmt: skip
+        self._reference, self._reference_run = runner.reference, runner.reference_run
+        self._result.batch = sum(self._reference.rows) / len(self._reference.rows)
+        if (found := first_not_a_number(self._reference.series)) is not None:
+            self._result.not_a_number = f"in step {found[0]}: {', '.join(found[1])}"
+
+        own = untuned(config)
+        self._start([own], math.inf)
+        if self._rows[own.name].failed:
+            return  # `_fail` has raised
+        self._start(self._wanted(strategies(config, self._machine.hardware.num_cores, num_gpus)), self._time_of(_STRATEGIES_SHARE))
+        self._race.halve(_BEST, self._time_of(_STRATEGIES_SHARE + 0.1))
+        # the untuned config may be among the best strategies
+        best = [self._rows[name].candidate for name in self._race.ranking() if not self._differs(name)][:_BEST]
+        hardware = self._machine.hardware
+        lists = [list(settings(candidate, hardware, num_gpus)) for candidate in best]
+        mixed = [each[index] for index in range(max(map(len, lists), default=0)) for each in lists if index < len(each)]
+        self._start(self._wanted(mixed), self._time_of(_SETTINGS_SHARE))
+        self._race.run(_FEWEST_ROUNDS, self._time_of(1.0), at_least=2)
+        self._start(self._wanted(self._combinations(best)), self._time_of(1.0))
+        self._race.halve(_FINALISTS, self._time_of(1.0))
+        self._race.run(_FINAL_ROUNDS, self._time_of(1.0), at_least=_FEWEST_ROUNDS)
+
+    def _time_of(self, fraction: float) -> float:
+        return self._began + fraction * self._request.seconds
+
+    def _wanted(self, found: Iterable[Candidate | NotTried]) -> list[Candidate]:
+        wanted: list[Candidate] = []
+        for each in found:
+            if isinstance(each, NotTried):
+                self._result.not_tried.append(each)
+            elif self._request.only and not any(text in each.name for text in self._request.only):
+                self._result.not_tried.append(NotTried(each.name, "not named by --only"))
+            else:
+                wanted.append(each)
+        return wanted
+
+    def _combinations(self, best: Sequence[Candidate]) -> list[Candidate]:
+        """Return, for each of the best strategies, the settings together that help alone."""
+        found: list[Candidate] = []
+        for candidate in best:
+            base = self._rows[candidate.name].spread
+            if base is None:
+                continue
+            helping: list[Change] = []
+            for row in self._rows.values():
+                changes = row.candidate.changes
+                if row.candidate.label != candidate.label or len(changes) != 1 or row.spread is None:
+                    continue
+                may_help = row.is_equal and not row.candidate.is_16_bit
+                # of two values of the same setting, the first one is taken
+                taken = {name for change in helping for name in (*change.keys, *change.environ)}
+                if may_help and row.spread.median <= _HELPS * base.median and not taken & {*changes[0].keys, *changes[0].environ}:
+                    helping.append(changes[0])
+            if len(helping) > 1:
+                found.append(candidate.with_change(*helping))
+        return found
+
+    def _context(self, environ: dict[str, str]) -> LaunchContext:
+        """Return a context whose tasks inherit more variables. Its engine stays entered, so that it keeps processes."""
+        key = tuple(sorted(environ.items()))
+        if key not in self._contexts:
+            context = self._choice.context
+            if environ:
+                context = dataclasses.replace(context, machine=context.machine.with_variables(environ))
+            self._entered.enter_context(context.engine)
+            self._contexts[key] = context
+        return self._contexts[key]
+
+    def _start(self, candidates: Sequence[Candidate], until: float) -> None:
+        """Start candidates, a few at the same time, until the time is over; enter those that are ready in the race."""
+        waiting, starting = list(candidates), dict[str, float]()
+        while waiting or starting:
+            while waiting and len(starting) < _STARTS_AT_ONCE:
+                candidate = waiting.pop(0)
+                reason = self._why_not(until)
+                if reason:
+                    self._result.not_tried += [NotTried(each.name, reason) for each in (candidate, *waiting)]
+                    waiting.clear()
+                    break
+                self._note(f"starting {candidate.name}")
+                self._begin(candidate)
+                starting[candidate.name] = time.monotonic()
+            ready: list[str] = []
+            for name in list(starting):
+                try:
+                    if name in self._running and not self._running[name].is_ready():
+                        continue
+                    ready.append(name)
+                except ContestantFailed as failed:
+                    self._fail(name, failed)
+                self._start_s.append(time.monotonic() - starting.pop(name))
+            # numbers are checked while others start; only measurements need a quiet machine
+            for name in ready:
+                self._prepare(name)
+            if starting and not ready:
+                self._poll()
+                time.sleep(_POLL_S)
+
+    def _why_not(self, until: float) -> str:
+        """Return why no more candidates are started, or an empty string."""
+        import psutil  # imported here, since it takes 20 ms
+
+        expected_s = sum(self._start_s) / len(self._start_s) if self._start_s else 0.0
+        if time.monotonic() + expected_s > until:
+            return f"the budget of {self._request.seconds:g} s"
+        largest = max((row.memory_bytes for row in self._rows.values()), default=0)
+        if psutil.virtual_memory().available < _MEMORY_SPARE * largest:
+            return "too little memory beside the other candidates"
+        return ""
+
+    def _begin(self, candidate: Candidate) -> None:
+        assert self._reference_run is not None, "the reference is trained first"
+        row = self._rows[candidate.name] = Row(candidate)
+        self._result.rows.append(row)
+        run = Contestant.run_dir(self._folder, self._reference_run)
+        context = self._context(candidate.environ)
+        contestant = Contestant(candidate, run, context, RECORDED_STEPS, self._round_s, self._poll)
+        self._running[candidate.name] = contestant
+        contestant.start()
+
+    def _prepare(self, name: str) -> None:
+        row, contestant = self._rows[name], self._running[name]
+        try:
+            contestant.prepare()
+        except ContestantFailed as failed:
+            self._fail(name, failed)
+            return
+        record = contestant.record()
+        if self._untuned is None:
+            self._untuned = record
+        assert self._reference is not None, "the reference is trained first"
+        row.judgement = judge_candidate(record, self._untuned, self._reference)
+        if name == UNTUNED:
+            # its losses are the expected ones, even if they are not those of one device
+            row.judgement = dataclasses.replace(
+                row.judgement, first_step=None, gradients_differ=False, weights_differ=False, losses=(), metrics=()
+            )
+        row.memory_bytes = contestant.memory_bytes()
+        self._race.enter(name)
+        row.rounds = self._race.rounds[name]
+
+    def _fail(self, name: str, failed: ContestantFailed) -> None:
+        """Record that a candidate has failed.
+
+        Raises:
+            ConfigError: it is the untuned config, and the config is wrong.
+            Ended: it is the untuned config.
+        """
+        self._stopping.append(self._running.pop(name))
+        found = failed.result
+        if isinstance(found, BaseException) and not isinstance(found, DistlaunchError):
+            raise found
+        if name == UNTUNED:
+            if isinstance(found, BaseException):
+                raise found
+            checked(found, self._choice.locate)
+            raise Ended(found, None)
+        text = str(found) if isinstance(found, BaseException) else failure_text(found)
+        self._rows[name].failed = " ".join(text.split())
+        self._note(f"{name}: failed")
+
+    def _measure(self, name: str) -> float | None:
+        self._poll()
+        try:
+            duration = self._running[name].measure()
+        except ContestantFailed as failed:
+            self._fail(name, failed)
+            return None
+        self._rows[name].memory_bytes = self._running[name].memory_bytes()
+        return duration
+
+    def _drop(self, name: str, num_rounds: int) -> None:
+        self._rows[name].dropped = True
+        contestant = self._running.pop(name)
+        contestant.ask_to_stop()
+        self._stopping.append(contestant)
+
+    def _differs(self, name: str) -> bool:
+        row = self._rows[name]
+        return not row.is_equal and not row.candidate.is_16_bit
+
+    def _poll(self) -> None:
+        """Raise Ended if the user asks this command to stop."""
+        asked = [number for number in self._signals.read() if number != signal.SIGCHLD]
+        if asked:
+            raise Ended(None, 128 + (signal.SIGINT if signal.SIGINT in asked else asked[0]))
+
+    def conclude(self) -> None:
+        """Choose the winner among the candidates that were measured."""
+        own = self._result.untuned
+        if own is None or own.spread is None:
+            return
+        entries = [
+            Entry(row.candidate.name, row.spread, self._may_win(row), row.candidate.num_changes)
+            for row in self._result.rows
+            if row.spread is not None and not row.failed and row is not own
+        ]
+        untuned_entry = Entry(own.candidate.name, own.spread, may_win=True, num_changes=0)
+        self._result.winner = self._rows[choose_winner(entries, untuned_entry).name]
+
+    def _may_win(self, row: Row) -> bool:
+        if self._result.not_a_number or len(row.rounds) < _FEWEST_ROUNDS:
+            return False
+        return self._request.allows_16_bit if row.candidate.is_16_bit else row.is_equal
+
+
+def _reference_config(config: RunConfig) -> RunConfig:
+    """Return the config on one device, in the precision of the config."""
+    found = trial_config(config, {"kind": "one_device"}, {})
+    return found.model_copy(update={"precision": config.precision})
+
+

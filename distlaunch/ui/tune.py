@@ -1,0 +1,158 @@
+"""Formats the result of `distlaunch tune` as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import Any
+
+from distlaunch.base.judge import log_in_words
+from distlaunch.base.plural import joined
+from distlaunch.tune.candidates import UNTUNED, Candidate
+from distlaunch.tune.tuning import Row, TuneResult
+from distlaunch.ui.tables import columns
+from distlaunch.ui.words import size
+
+_HEAD = ("candidate", "ms per step", "range", "rounds", "examples/s", "memory", "losses")
+_RIGHT = frozenset(range(1, 6))
+_WIDTH = 110  # columns
+
+
+def table_lines(result: TuneResult) -> list[str]:
+    """Return the lines of the table, of what was not tried and why, and the conclusion."""
+    measured = sorted((row for row in result.rows if row.spread), key=lambda row: row.spread.median if row.spread else 0)
+    lines = columns(_HEAD, [_cells(row, result) for row in measured], right=_RIGHT) if measured else []
+    for row in result.rows:
+        if row.failed:
+            lines += ["", *_wrap(f"{_name(row.candidate, result)}: failed, and dropped: {row.failed}")]
+    if result.not_tried:
+        lines += ["", "not tried:"]
+        reasons: dict[str, list[str]] = {}
+        for each in result.not_tried:
+            reasons.setdefault(each.reason, []).append(each.name)
+        for reason, names in reasons.items():
+            lines += _wrap(f"  {'; '.join(dict.fromkeys(names))}: {reason}", "    ")
+    return [*lines, *(["", *conclusion(result)] if measured else [])]
+
+
+def _wrap(text: str, indent: str = "  ") -> list[str]:
+    return textwrap.wrap(text, _WIDTH, subsequent_indent=indent, break_long_words=False)
+
+
+def _name(candidate: Candidate, result: TuneResult) -> str:
+    if candidate.label != UNTUNED:
+        return candidate.name
+    return ", ".join([f"{UNTUNED} ({result.label})", *(change.label for change in candidate.changes)])
+
+
+def _cells(row: Row, result: TuneResult) -> tuple[str, ...]:
+    spread = row.spread
+    assert spread is not None, "the row is measured"
+    name = _name(row.candidate, result)
+    mark = " *" if row is result.winner else ""
+    return (
+        f"{name}{mark}",
+        _ms(spread.median),
+        f"{_ms(spread.low)} to {_ms(spread.high)}",
+        str(len(row.rounds)),
+        f"{result.batch / spread.median:,.0f}",
+        size(row.memory_bytes),
+        _losses(row, result),
+    )
+
+
+def _ms(seconds: float) -> str:
+    value = seconds * 1000
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def _losses(row: Row, result: TuneResult) -> str:
+    if row is result.untuned:
+        return "expected"
+    found = row.judgement
+    if found is None:
+        return "not compared"
+    if row.candidate.is_16_bit:
+        return "16 bits" if found.loss is None else f"16 bits, off by {found.loss:.0e}"
+    if found.equal:
+        return "equal"
+    what = [log_in_words([name for name, _ in found.losses])] if found.losses else []
+    what += ["the weights"] if found.weights_differ and not what else []
+    what += [log_in_words([name for name, _ in found.metrics])] if found.metrics and not what else []
+    where = f" from step {found.first_step}" if found.first_step is not None else ""
+    return f"differ{where} ({joined(what)})" if what else f"differ{where}"
+
+
+def conclusion(result: TuneResult) -> list[str]:
+    """Return sentences about the winner, its keys and its variables."""
+    own, winner = result.untuned, result.winner
+    if own is None or own.spread is None or winner is None or winner.spread is None:
+        return []
+    if result.not_a_number:
+        return _wrap(f"Even on one device, values are not numbers {result.not_a_number}. Nothing could be compared.")
+    if winner is own:
+        faster = [row for row in result.rows if row is not own and row.spread and row.spread.is_below(own.spread)]
+        but = ""
+        if any(row.candidate.is_16_bit for row in faster):
+            but = " 16-bit precision is faster, with other numbers; --allow-16-bit lets it win."
+        return _wrap(f"Nothing with the same losses is faster than the config as it is, beyond noise.{but}")
+    ratio = winner.spread.median / own.spread.median
+    lines = _wrap(f"* {_name(winner.candidate, result)} is the fastest: {ratio:.2f} of the untuned time of a step.")
+    if winner.candidate.is_16_bit:
+        lines += _wrap("Its losses differ as far as the table says, since it computes in 16 bits.")
+    for key, value in settings_of(winner.candidate).items():
+        lines.append(f"  {key}: {value}")
+    lines += [f"  {line}" for line in export_lines(winner.candidate)]
+    return lines
+
+
+def settings_of(candidate: Candidate) -> dict[str, str]:
+    """Return the config keys that a candidate changes, with their values as one-line YAML."""
+    return {".".join(map(str, key)): _yaml(value) for key, value in candidate.keys.items()}
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {_yaml(inner)}" for name, inner in value.items()) + "}"
+    return json.dumps(value) if not isinstance(value, str) else value
+
+
+def export_lines(candidate: Candidate) -> list[str]:
+    """Return the shell commands that set the variables of a candidate."""
+    environ = candidate.environ
+    return ["export " + " ".join(f"{name}={value}" for name, value in environ.items())] if environ else []
+
+
+def as_json(result: TuneResult) -> str:
+    """Return the result as one JSON object."""
+    winner = result.winner
+    facts = {
+        "seconds": round(result.seconds, 2),
+        "strategy": result.label,
+        "examples_per_step": result.batch,
+        "winner": winner.candidate.name if winner else None,
+        "is_faster": winner is not None and winner is not result.untuned,
+        "rows": [_plain(row, result) for row in result.rows],
+        "not_tried": [{"candidate": each.name, "reason": each.reason} for each in result.not_tried],
+        "interrupted": result.interrupted is not None,
+    }
+    return json.dumps(facts, indent=2, allow_nan=False)
+
+
+def _plain(row: Row, result: TuneResult) -> dict[str, Any]:
+    spread, candidate = row.spread, row.candidate
+    return {
+        "candidate": candidate.name,
+        "keys": {".".join(map(str, key)): value for key, value in candidate.keys.items()},
+        "environment": candidate.environ,
+        "step_ms": round(spread.median * 1000, 4) if spread else None,
+        "range_ms": [round(spread.low * 1000, 4), round(spread.high * 1000, 4)] if spread else None,
+        "rounds_ms": [round(each * 1000, 4) for each in row.rounds],
+        "examples_per_s": round(result.batch / spread.median, 1) if spread else None,
+        "memory_bytes": row.memory_bytes or None,
+        "losses": None if row.judgement is None else _losses(row, result),
+        "equal": None if row.judgement is None else row.is_equal,
+        "is_16_bit": candidate.is_16_bit,
+        "dropped": row.dropped,
+        "failed": row.failed or None,
+    }
