@@ -98,11 +98,11 @@ class Candidate:
             kept = {name: plain["cluster"][name] for name in ("start_timeout_s", "stop_timeout_s", "stall_timeout_s")}
             plain["cluster"] = {**kept, **(self.cluster or {})}
         for key, value in self.keys.items():
-            section = plain
-            for name in key[:-1]:
+            section, names = plain, [str(name) for name in key]
+            for name in names[:-1]:
                 section[name] = section[name] or {}
                 section = section[name]
-            section[key[-1]] = value
+            section[names[-1]] = value
         return self.base.changed(plain)
 
     @property
@@ -167,7 +167,10 @@ def _devices(num_cores: int, num_gpus: int) -> str:
 
 def label_of(config: RunConfig, num_gpus: int) -> str:
     """Return a strategy in words, such as `multi_worker_mirrored, 2 workers, 2 replicas`."""
-    return ", ".join([config.strategy.label(config.cluster), *config.strategy.words(config.cluster, num_gpus)])
+    label = config.strategy.label(config.cluster)
+    # the label of a mesh has its sizes
+    words = config.strategy.words(config.cluster, num_gpus) if label == config.strategy.kind else []
+    return ", ".join([label, *words])
 
 
 def _identity(config: RunConfig, num_gpus: int) -> tuple[Any, ...]:

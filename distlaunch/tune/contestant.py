@@ -20,6 +20,7 @@ from distlaunch.tune.candidates import Candidate
 from distlaunch.tune.race import call_length, steps_of_round
 
 _POLL_S = 0.01
+_CALLS_IN_ROUND = 4
 _ATTEMPT = 0
 """Each contestant has its own run directory, with one attempt."""
 
@@ -109,7 +110,7 @@ class Contestant:
     def _set_call_length(self) -> None:
         # a call of `auto` takes half a second in training; shorter ones differ little, and allow more rounds
         wanted = self.candidate.steps_per_call
-        self._steps_per_call = call_length(wanted, self._step_s, target_s=self._round_s / 2)
+        self._steps_per_call = call_length(wanted, self._step_s, target_s=self._round_s / _CALLS_IN_ROUND)
 
     def _run_round(self, num_steps: int, *, checks_calls: bool = False) -> float:
         self._number += 1

@@ -88,7 +88,8 @@ class Race:
     def run(self, num_rounds: int, until: float, *, at_least: int = 1) -> None:
         """Measure all candidates in up to `num_rounds` rounds, and in at least some even if the time is over."""
         for number in range(num_rounds):
-            if number >= at_least and self._clock() >= until:
+            is_alone = len(self.running) < 2 and all(map(self.rounds.get, self.running))
+            if number >= at_least and (is_alone or self._clock() >= until):
                 return
             for name in list(self.running):
                 duration = self._measure(name)
@@ -100,7 +101,8 @@ class Race:
     def halve(self, keep: int, until: float) -> None:
         """Measure candidates and drop the slower half, until `keep` of those that may be dropped are left."""
         while len(candidates := self._droppable()) > keep:
-            self.run(ROUNDS_PER_STAGE, until)
+            is_known = all(self.rounds[name] for name in self.running)
+            self.run(ROUNDS_PER_STAGE, until, at_least=0 if is_known else 1)
             ranked = [name for name in self.ranking() if name in candidates and name in self.running]
             for name in ranked[max(keep, (len(ranked) + 1) // 2) :]:
                 self.running.remove(name)

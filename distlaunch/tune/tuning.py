@@ -21,11 +21,12 @@ from distlaunch.cluster.machine import Machine
 from distlaunch.config.engines.local import Local
 from distlaunch.config.run import RunConfig
 from distlaunch.engines.context import LaunchContext
-from distlaunch.jobs.attempt import AttemptResult, checked
+from distlaunch.jobs.attempt import AttemptResult, checked, import_ahead
 from distlaunch.jobs.choose_run import Choice, JobRequest, choose
 from distlaunch.jobs.isolation import isolate_if_configured
 from distlaunch.plan.train import REMOVED_ENV
 from distlaunch.supervise.requests import SignalPipe
+from distlaunch.tune import race
 from distlaunch.tune.candidates import (
     UNTUNED,
     Candidate,
@@ -38,7 +39,7 @@ from distlaunch.tune.candidates import (
 )
 from distlaunch.tune.contestant import Contestant, ContestantFailed
 from distlaunch.tune.equality import judge_candidate
-from distlaunch.tune.race import Entry, Race, Spread, choose as choose_winner
+from distlaunch.tune.race import Entry, Race, Spread
 from distlaunch.verify.comparison import failure_text
 from distlaunch.verify.run_trials import Ended, TrialRunner
 from distlaunch.verify.trials import trial_config
@@ -47,12 +48,13 @@ RECORDED_STEPS = 10
 """Steps that are compared with the untuned config, one by one."""
 _STARTS_AT_ONCE = 2
 """Candidates that start at the same time. More would only wait for each other on a small machine."""
-_STRATEGIES_SHARE, _SETTINGS_SHARE = 0.5, 0.85
-"""Fractions of the budget after which no more strategies, and no more settings, are started."""
+_STRATEGIES, _BEST_STRATEGIES, _SETTINGS, _BEST_SETTINGS, _COMBINATIONS, _FINALS = 0.35, 0.45, 0.8, 0.85, 0.9, 0.93
+"""Fractions, of the time that is left once the untuned config is ready, at which each part of the search ends. The last
+rounds take the rest."""
 _BEST = 2
 """Strategies whose settings are tried."""
 _FINALISTS = 3
-_FINAL_ROUNDS, _FEWEST_ROUNDS = 30, 4
+_FINAL_ROUNDS, _FEWEST_ROUNDS = 30, 3
 _ROUNDS_IN_BUDGET, _SHORTEST_ROUND_S, _LONGEST_ROUND_S = 150, 0.15, 1.0
 _HELPS = 0.98
 """A setting is combined with others if it reduces the duration of a step to this fraction or less."""
@@ -209,6 +211,7 @@ class _Tuning:
         self._stopping: list[Contestant] = []
         self._rows: dict[str, Row] = {}
         self._start_s: list[float] = []
+        self._searching_from = began
         self._reference: Record | None = None
         self._reference_run: RunDir | None = None
         self._untuned: Record | None = None
@@ -228,6 +231,8 @@ class _Tuning:
     def run(self) -> None:
         config, num_gpus = self._choice.config, len(self._machine.gpus)
         self._note(f"one device, {RECORDED_STEPS} steps: the reference and its rounding noise")
+        self._import_ahead(each for each in strategies(config, self._machine.hardware.num_cores, num_gpus)
+                           if isinstance(each, Candidate))  # fmt: skip
         order = TrialOrder(RECORDED_STEPS)
         runner = TrialRunner(
             dataclasses.replace(self._choice, context=self._context({})), order, self._folder, self._signals,
@@ -238,32 +243,40 @@ class _Tuning:
         if (found := first_not_a_number(self._reference.series)) is not None:
             self._result.not_a_number = f"in step {found[0]}: {', '.join(found[1])}"
 
-        own = untuned(config)
-        self._start([own], math.inf)
-        if self._rows[own.name].failed:
-            return  # `_fail` has raised
-        self._start(self._wanted(strategies(config, self._machine.hardware.num_cores, num_gpus)), self._time_of(_STRATEGIES_SHARE))
-        self._race.halve(_BEST, self._time_of(_STRATEGIES_SHARE + 0.1))
+        self._start([untuned(config)], math.inf)
+        self._searching_from = time.monotonic()
+        found = strategies(config, self._machine.hardware.num_cores, num_gpus)
+        self._start(self._wanted(found), self._time_of(_STRATEGIES))
+        self._race.halve(_BEST, self._time_of(_BEST_STRATEGIES))
         # the untuned config may be among the best strategies
         best = [self._rows[name].candidate for name in self._race.ranking() if not self._differs(name)][:_BEST]
-        hardware = self._machine.hardware
-        lists = [list(settings(candidate, hardware, num_gpus)) for candidate in best]
+        lists = [list(settings(candidate, self._machine.hardware, num_gpus)) for candidate in best]
         mixed = [each[index] for index in range(max(map(len, lists), default=0)) for each in lists if index < len(each)]
-        self._start(self._wanted(mixed), self._time_of(_SETTINGS_SHARE))
-        self._race.run(_FEWEST_ROUNDS, self._time_of(1.0), at_least=2)
-        self._start(self._wanted(self._combinations(best)), self._time_of(1.0))
-        self._race.halve(_FINALISTS, self._time_of(1.0))
-        self._race.run(_FINAL_ROUNDS, self._time_of(1.0), at_least=_FEWEST_ROUNDS)
+        self._start(self._wanted(mixed), self._time_of(_SETTINGS))
+        self._race.run(_FEWEST_ROUNDS, self._time_of(_BEST_SETTINGS))
+        self._start(self._wanted(self._combinations(best)), self._time_of(_COMBINATIONS))
+        self._race.halve(_FINALISTS, self._time_of(_FINALS))
+        self._race.run(_FINAL_ROUNDS, self._time_of(1.0), at_least=2)
+
+    def _import_ahead(self, candidates: Iterable[Candidate]) -> None:
+        """Let the processes of other backends import while the reference is trained."""
+        for candidate in {each.config.strategy.backend: each for each in candidates if self._is_named(each)}.values():
+            import_ahead(candidate.trial_config, RunDir(self._folder), "verify", self._context(candidate.environ))
+
+    def _is_named(self, candidate: Candidate) -> bool:
+        return not self._request.only or any(text in candidate.name for text in self._request.only)
 
     def _time_of(self, fraction: float) -> float:
-        return self._began + fraction * self._request.seconds
+        """Return the time at which a part of the search ends."""
+        end = self._began + self._request.seconds
+        return end - (1 - fraction) * max(0.0, end - self._searching_from)
 
     def _wanted(self, found: Iterable[Candidate | NotTried]) -> list[Candidate]:
         wanted: list[Candidate] = []
         for each in found:
             if isinstance(each, NotTried):
                 self._result.not_tried.append(each)
-            elif self._request.only and not any(text in each.name for text in self._request.only):
+            elif not self._is_named(each):
                 self._result.not_tried.append(NotTried(each.name, "not named by --only"))
             else:
                 wanted.append(each)
@@ -284,7 +297,8 @@ class _Tuning:
                 may_help = row.is_equal and not row.candidate.is_16_bit
                 # of two values of the same setting, the first one is taken
                 taken = {name for change in helping for name in (*change.keys, *change.environ)}
-                if may_help and row.spread.median <= _HELPS * base.median and not taken & {*changes[0].keys, *changes[0].environ}:
+                is_new = not taken & {*changes[0].keys, *changes[0].environ}
+                if may_help and is_new and row.spread.median <= _HELPS * base.median:
                     helping.append(changes[0])
             if len(helping) > 1:
                 found.append(candidate.with_change(*helping))
@@ -337,7 +351,7 @@ class _Tuning:
 
         expected_s = sum(self._start_s) / len(self._start_s) if self._start_s else 0.0
         if time.monotonic() + expected_s > until:
-            return f"the budget of {self._request.seconds:g} s"
+            return f"no time is left in the budget of {self._request.seconds:g} s"
         largest = max((row.memory_bytes for row in self._rows.values()), default=0)
         if psutil.virtual_memory().available < _MEMORY_SPARE * largest:
             return "too little memory beside the other candidates"
@@ -431,7 +445,7 @@ class _Tuning:
             if row.spread is not None and not row.failed and row is not own
         ]
         untuned_entry = Entry(own.candidate.name, own.spread, may_win=True, num_changes=0)
-        self._result.winner = self._rows[choose_winner(entries, untuned_entry).name]
+        self._result.winner = self._rows[race.choose(entries, untuned_entry).name]
 
     def _may_win(self, row: Row) -> bool:
         if self._result.not_a_number or len(row.rounds) < _FEWEST_ROUNDS:
@@ -443,5 +457,3 @@ def _reference_config(config: RunConfig) -> RunConfig:
     """Return the config on one device, in the precision of the config."""
     found = trial_config(config, {"kind": "one_device"}, {})
     return found.model_copy(update={"precision": config.precision})
-
-

@@ -112,7 +112,7 @@ def _with_replaced(text: str, key: yaml.Node, node: yaml.Node, value: Any) -> st
 
 
 def _last_scalar(node: yaml.Node) -> yaml.Node:
-    while not isinstance(node, yaml.ScalarNode) and node.value and not node.flow_style:
+    while isinstance(node, yaml.CollectionNode) and node.value and not node.flow_style:
         last = node.value[-1]
         node = last[1] if isinstance(last, tuple) else last
     return node

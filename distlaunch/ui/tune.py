@@ -7,6 +7,7 @@ import textwrap
 from typing import Any
 
 from distlaunch.base.judge import log_in_words
+from distlaunch.base.plain_types import is_dict
 from distlaunch.base.plural import joined
 from distlaunch.tune.candidates import UNTUNED, Candidate
 from distlaunch.tune.tuning import Row, TuneResult
@@ -20,7 +21,9 @@ _WIDTH = 110  # columns
 
 def table_lines(result: TuneResult) -> list[str]:
     """Return the lines of the table, of what was not tried and why, and the conclusion."""
-    measured = sorted((row for row in result.rows if row.spread), key=lambda row: row.spread.median if row.spread else 0)
+    measured = sorted(
+        (row for row in result.rows if row.spread), key=lambda row: row.spread.median if row.spread else 0
+    )
     lines = columns(_HEAD, [_cells(row, result) for row in measured], right=_RIGHT) if measured else []
     for row in result.rows:
         if row.failed:
@@ -112,7 +115,7 @@ def settings_of(candidate: Candidate) -> dict[str, str]:
 
 
 def _yaml(value: Any) -> str:
-    if isinstance(value, dict):
+    if is_dict(value):
         return "{" + ", ".join(f"{name}: {_yaml(inner)}" for name, inner in value.items()) + "}"
     return json.dumps(value) if not isinstance(value, str) else value
 

@@ -163,9 +163,7 @@ class Trial:
         limit = _MAX_ROUNDING.get(session.model.dtype_policy.name, _MAX_ROUNDING_IF_MIXED)
         limit_of_order = min(limit, _MAX_OF_ORDER) if facts.random else limit
         seeds = range(1, NOISE_RUNS + 1)
-        nudged = [
-            with_deviations(*self._train(session, nudge_weights(initial, seed), source), final) for seed in seeds
-        ]
+        nudged = [with_deviations(*self._train(session, nudge_weights(initial, seed), source), final) for seed in seeds]
         kinds = {"rounded": (nudged, limit)}
         # `tf.gather` does not take sparse tensors
         if not _is_sparse(source):
