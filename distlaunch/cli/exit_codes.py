@@ -16,6 +16,7 @@ CODES = {
     "wait": (*_JOB_COMMAND, ExitCode.INTERRUPTED),
     "plan": _HOST_COMMAND,
     "verify": (ExitCode.DONE, ExitCode.DIFFERS, *_HOST_COMMAND[1:]),
+    "tune": _HOST_COMMAND,
     "validate": _LOCAL_COMMAND,
     "doctor": _HOST_COMMAND,
     "evaluate": _HOST_COMMAND,

@@ -33,8 +33,8 @@ _answered: list[socket.socket] = []
 class SignalPipe:
     """A pipe from which signals are read. While this object is entered, a signal makes `fd` readable.
 
-    Use it in the main thread. A signal that was ignored before (`nohup`) stays ignored. A pipe that is never entered may
-    be used in any thread: it only gets the signals of `put_back`.
+    Use it in the main thread. A signal that was ignored before (`nohup`) stays ignored. A pipe that is never entered
+    may be used in any thread: it only gets the signals of `put_back`.
 
     Args:
         control: path of the socket on which other processes may request the effect of a signal: to stop, or to write

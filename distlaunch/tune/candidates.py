@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from distlaunch.base.errors import Problem
 from distlaunch.base.plural import count
 from distlaunch.cluster.hardware import ONEDNN, POOL_SIZES, Hardware
 from distlaunch.cluster.settings import kept_variables
@@ -135,8 +136,8 @@ def strategies(config: RunConfig, num_cores: int, num_gpus: int) -> Iterator[Can
     devices = num_gpus or min(num_cores, _MOST_DEVICES)
     numbers = sorted({number for number in (2, 4, 8, devices) if 1 < number <= devices}, reverse=True)
     own = _identity(config, num_gpus)
-    found: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = [({"kind": REFERENCE}, {}),
-                                                                ({"kind": "jax", "mesh": {"batch": 1}}, {})]  # fmt: skip
+    found: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
+    found += [({"kind": REFERENCE}, {}), ({"kind": "jax", "mesh": {"batch": 1}}, {})]
     for number in numbers:
         for kind in ("multi_worker_mirrored", "mirrored", "jax", "dtensor"):
             found += MODELS[kind].trials([number], num_gpus)
@@ -155,10 +156,14 @@ def strategies(config: RunConfig, num_cores: int, num_gpus: int) -> Iterator[Can
         if missing := missing_backend(changed.strategy.backend):
             yield NotTried(candidate.name, missing)
         elif problems := cross_check(changed, num_gpus):
-            yield NotTried(candidate.name, "does not fit: " + "; ".join(problem.message for problem in problems))
+            yield NotTried(candidate.name, _why_unfit(problems))
         else:
             yield candidate
     yield NotTried("parameter_server", "its tasks share this machine's cores with no gain; it is for several hosts")
+
+
+def _why_unfit(problems: Iterable[Problem]) -> str:
+    return "does not fit: " + "; ".join(f"{each.dotted}: {each.message}" for each in problems)
 
 
 def _devices(num_cores: int, num_gpus: int) -> str:
@@ -187,7 +192,7 @@ def settings(candidate: Candidate, hardware: Hardware, num_gpus: int) -> Iterato
             changed = candidate.with_change(found)
             problems = cross_check(changed.config, num_gpus)
             if problems:
-                yield NotTried(changed.name, "does not fit: " + "; ".join(each.message for each in problems))
+                yield NotTried(changed.name, _why_unfit(problems))
             else:
                 yield changed
         else:

@@ -48,7 +48,7 @@ RECORDED_STEPS = 10
 """Steps that are compared with the untuned config, one by one."""
 _STARTS_AT_ONCE = 2
 """Candidates that start at the same time. More would only wait for each other on a small machine."""
-_STRATEGIES, _BEST_STRATEGIES, _SETTINGS, _BEST_SETTINGS, _COMBINATIONS, _FINALS = 0.35, 0.45, 0.8, 0.85, 0.9, 0.93
+_STRATEGIES, _BEST_STRATEGIES, _SETTINGS, _BEST_SETTINGS, _COMBINATIONS, _FINALS = 0.35, 0.45, 0.7, 0.76, 0.82, 0.87
 """Fractions, of the time that is left once the untuned config is ready, at which each part of the search ends. The last
 rounds take the rest."""
 _BEST = 2
@@ -349,6 +349,8 @@ class _Tuning:
         """Return why no more candidates are started, or an empty string."""
         import psutil  # imported here, since it takes 20 ms
 
+        if len(self._rows) < 2:
+            return ""  # without a second candidate, there is nothing to compare
         expected_s = sum(self._start_s) / len(self._start_s) if self._start_s else 0.0
         if time.monotonic() + expected_s > until:
             return f"no time is left in the budget of {self._request.seconds:g} s"
@@ -436,6 +438,9 @@ class _Tuning:
 
     def conclude(self) -> None:
         """Choose the winner among the candidates that were measured."""
+        for row in self._result.rows:
+            if row.spread is None and not row.failed:
+                self._result.not_tried.append(NotTried(row.candidate.name, "the search was interrupted"))
         own = self._result.untuned
         if own is None or own.spread is None:
             return

@@ -76,6 +76,7 @@ ELSEWHERE = {
     "distlaunch doctor config.yaml": "../cluster/test_start.py::test_the_doctor_shows_each_host",
     "distlaunch submit config.yaml": "test_submit.py::test_a_pending_job",
     "distlaunch submit RUN --resume": "../cluster/test_batch_jobs.py::test_stop_from_the_login_host",
+    "distlaunch tune mine.yaml": "test_tune.py::test_a_short_search_proves_its_winner",
     "distlaunch plan CONFIG": "test_plan_pictures.py::test_plan_draws_the_mesh",
     "distlaunch COMMAND --help": "test_documents.py::test_every_command_has_its_help_and_its_line",
     "distlaunch evaluate RUN": "test_documents.py::test_the_first_commands_of_the_readme",
@@ -178,7 +179,7 @@ SNIPPETS = {
     "models_and_data.md": ("def step(context, batch):",),
     "numbers.md": ("compile:",),
     "parameter_servers.md": ("strategy:",),
-    "performance.md": ("settings of the tasks",),
+    "performance.md": ("settings of the tasks", "candidate  "),
     "tracking.md": ("tracking: [mlflow]",),
 }
 """The first words of the code that the documents show. Those that no test of this file uses are run by others

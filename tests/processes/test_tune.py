@@ -1,0 +1,120 @@
+"""`distlaunch tune` on real processes: measures, proves the losses, writes the winner, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real import finish, run, start
+from supervised import processes_of, wait_until
+
+MINE = """
+import os
+import keras
+import numpy as np
+
+
+def mlp(fails_in_processes=False):
+    if fails_in_processes and "TF_CONFIG" in os.environ:
+        raise ValueError("not for several processes")
+    return keras.Sequential([keras.layers.Input((12,)), keras.layers.Dense(32, "relu"), keras.layers.Dense(3)])
+
+
+def norm():
+    layers = [keras.layers.Dense(16), keras.layers.BatchNormalization(), keras.layers.Dense(3)]
+    return keras.Sequential([keras.layers.Input((12,)), *layers])
+
+
+def data():
+    random = np.random.default_rng(0)
+    return random.normal(size=(480, 12)).astype("float32"), random.integers(0, 3, 480)
+"""
+CONFIG = """
+# mine
+model: {function: "mine.py:mlp"}  # small
+data: {function: "mine.py:data", global_batch: 24}
+compile:
+  optimizer: {name: SGD, args: {learning_rate: 0.1}}
+  loss: {name: SparseCategoricalCrossentropy, args: {from_logits: true}}
+  metrics: [accuracy]
+strategy: {kind: mirrored, replicas: 2}  # slower than one device
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "mine.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+def tune(project: Path, *words: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the result and its rows by name."""
+    code, out, err = run("tune", "mine.yaml", "--json", *words, cwd=project, limit_s=600)
+    assert code == 0, err
+    assert "Traceback" not in out + err
+    assert {path.name for path in project.iterdir()} <= {"mine.py", "mine.yaml", "tuned.yaml", "__pycache__"}
+    found = json.loads(out)
+    return found, {row["candidate"]: row for row in found["rows"]}
+
+
+def test_a_short_search_proves_its_winner(project: Path) -> None:
+    found, rows = tune(project, "--seconds", "3", "--only", "one_device", "--write", "tuned.yaml")
+    assert rows.keys() == {"untuned", "one_device"}, "at least one candidate is measured in any budget"
+    assert all(row["equal"] and len(row["rounds_ms"]) >= 3 and row["memory_bytes"] > 10**7 for row in rows.values())
+    # a step of this model on two replicas takes several times as long, also on a busy machine
+    assert rows["one_device"]["step_ms"] < rows["untuned"]["step_ms"]
+    assert rows["one_device"]["examples_per_s"] == pytest.approx(24_000 / rows["one_device"]["step_ms"], rel=1e-2)
+    text = (project / "tuned.yaml").read_text()
+    kind = "one_device" if found["winner"] == "one_device" else "mirrored, replicas: 2"
+    assert f"strategy: {{kind: {kind}}}  # slower than one device" in text
+    assert "# small" in text
+    assert {each["candidate"] for each in found["not_tried"]} >= {"parameter_server", "jax, batch 1"}
+
+
+@pytest.mark.slow  # in CI test_a_short_search_proves_its_winner, and the judgement in tests/unit/test_tune.py
+def test_settings_and_other_backends_have_the_same_losses(project: Path) -> None:
+    found, rows = tune(project, "--seconds", "150")
+    compared = {name: row["losses"] for name, row in rows.items() if not row["is_16_bit"] and name != "untuned"}
+    assert len(compared) >= 5
+    assert set(compared.values()) == {"equal"}
+    assert rows[found["winner"]]["step_ms"] <= rows["untuned"]["step_ms"]
+
+
+@pytest.mark.slow  # in CI test_candidates_with_other_losses_are_dropped_first and the judgement
+def test_a_winner_does_not_change_batch_norm_of_replicas(project: Path) -> None:
+    found, rows = tune(project, "--set", "model.function=mine.py:norm", "--seconds", "10", "--only", "one_device")
+    assert not rows["one_device"]["equal"]
+    assert rows["one_device"]["losses"].startswith("differ from step 1")
+    assert found["winner"] == "untuned"
+
+
+@pytest.mark.slow  # in CI test_a_candidate_that_fails_leaves_the_race
+def test_a_candidate_that_fails_is_dropped_with_its_reason(project: Path) -> None:
+    words = ("--set", "model.args.fails_in_processes=true", "--seconds", "10", "--only", "multi_worker")
+    found, rows = tune(project, *words)
+    (failed,) = (row for name, row in rows.items() if name != "untuned")
+    assert "not for several processes" in failed["failed"]
+    assert found["winner"] == "untuned"
+
+
+@pytest.mark.slow  # in CI the same for train and verify
+def test_errors_of_the_config_have_their_lines(project: Path) -> None:
+    (project / "mine.py").write_text(MINE.replace("(480, 12)", "(480, 11)"))
+    code, out, err = run("tune", "mine.yaml", cwd=project, limit_s=300)
+    assert code in (2, 3)
+    assert "Traceback" not in out + err
+    assert "mine.py" in out + err
+
+
+@pytest.mark.slow  # in CI the same for verify
+def test_ctrl_c_shows_the_table_so_far_and_leaves_nothing(project: Path) -> None:
+    process = start("tune", "mine.yaml", "--seconds", "300", "--json", cwd=project)
+    wait_until(lambda: len(processes_of(project)) > 0 or process.poll() is not None, timeout_s=60)
+    process.send_signal(signal.SIGINT)
+    code, out, err = finish(process, 60)
+    assert code == 130, err
+    assert json.loads(out)["interrupted"] is True

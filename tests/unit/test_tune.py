@@ -1,0 +1,398 @@
+"""The parts of `distlaunch tune` that need no tasks: candidates, halving, the winner, the table, and the written file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from distlaunch.base.errors import UsageError
+from distlaunch.base.judge import Judgement
+from distlaunch.base.run_files.trial_records import Record, RoundOrder, RoundResult, Series
+from distlaunch.cli.main import cli
+from distlaunch.cluster.hardware import ONEDNN, POOL_SIZES, Hardware
+from distlaunch.config.read.load import load_config, load_mapping
+from distlaunch.config.run import RunConfig
+from distlaunch.tune.candidates import UNTUNED, Candidate, Change, NotTried, settings, strategies, untuned
+from distlaunch.tune.equality import judge_candidate
+from distlaunch.tune.race import Entry, Race, Spread, call_length, choose, steps_of_round
+from distlaunch.tune.tuning import Row, TuneResult
+from distlaunch.tune.write import changed_text
+from distlaunch.ui.tune import as_json, table_lines
+
+PLAIN = {
+    "name": "mine",
+    "model": {"function": "distlaunch.workloads.images:cnn"},
+    "data": {"function": "distlaunch.workloads.images:fashion_mnist", "global_batch": 24},
+    "compile": {"optimizer": "sgd", "loss": "mse"},
+}
+CPU = Hardware("linux", "x86_64", "some CPU", ("avx2",), logical_cores=4, usable_cores=(0, 1, 2, 3))
+
+
+def config(**sections: object) -> RunConfig:
+    return load_mapping(PLAIN | sections, (), {}).config
+
+
+# candidates
+
+
+def tried(found: RunConfig, cores: int = 4, gpus: int = 0) -> list[str]:
+    return [each.name for each in strategies(found, cores, gpus) if isinstance(each, Candidate)]
+
+
+def not_tried(found: RunConfig, cores: int = 4, gpus: int = 0) -> dict[str, str]:
+    return {each.name: each.reason for each in strategies(found, cores, gpus) if isinstance(each, NotTried)}
+
+
+def test_strategies_fit_the_machine_and_leave_out_the_untuned_one() -> None:
+    on_one = tried(config())
+    assert on_one[0] == "jax, batch 1"
+    assert "one_device" not in on_one
+    assert {"mirrored, 2 replicas", "mirrored, 4 replicas", "jax, batch 4", "dtensor, batch 2"} <= {*on_one}
+    assert not any("8" in name for name in on_one)
+    mirrored = tried(config(strategy={"kind": "mirrored"}), cores=2)
+    assert mirrored[0] == "one_device"
+    assert "mirrored, 2 replicas" not in mirrored, "two CPU devices are the default"
+    assert tried(config(), cores=1) == ["jax, batch 1"]
+    assert "1 core" in not_tried(config(), cores=1)["several replicas or processes"]
+    assert "parameter_server" in not_tried(config())
+
+
+def test_a_strategy_that_does_not_fit_is_listed_with_the_reason() -> None:
+    listed = not_tried(config(compile={"optimizer": "sgd", "loss": "mse", "jit_compile": True}))
+    names = {name for name, reason in listed.items() if reason.startswith("does not fit: ") and "jit_compile" in reason}
+    assert names == {"dtensor, batch 2", "dtensor, batch 4"}
+
+
+def changes(found: RunConfig, hardware: Hardware = CPU, gpus: int = 0) -> tuple[list[str], dict[str, str]]:
+    """Return the names of the changes that are tried, and the reasons of the others."""
+    all_of = list(settings(untuned(found), hardware, gpus))
+    names = [each.changes[-1].label for each in all_of if isinstance(each, Candidate)]
+    return names, {each.name.removeprefix("untuned, "): each.reason for each in all_of if isinstance(each, NotTried)}
+
+
+def test_settings_that_have_an_effect() -> None:
+    names, reasons = changes(config())
+    assert names == ["XLA", "oneDNN off", "1 thread", "2 threads", "steps_per_call 1", "steps_per_call 16",
+                     "mixed_bfloat16 (16 bits)"]  # fmt: skip
+    assert not reasons
+    names, reasons = changes(config(strategy={"kind": "mirrored", "replicas": 2}))
+    assert "XLA" not in names
+    assert reasons["XLA"].startswith("no effect")
+    names, reasons = changes(config(strategy={"kind": "jax", "mesh": {"batch": 1}}))
+    assert {"XLA", "oneDNN"} <= reasons.keys()
+    names, reasons = changes(config(strategy={"kind": "dtensor", "mesh": {"batch": 1}}))
+    assert "XLA" in reasons
+    names, reasons = changes(config(), gpus=1)
+    assert {"oneDNN", "threads"} <= reasons.keys()
+
+
+def test_settings_start_from_those_of_the_config_and_the_environment() -> None:
+    own = config(compile={"optimizer": "sgd", "loss": "mse", "jit_compile": True}, precision="mixed_bfloat16",
+                 train={"steps_per_call": 16})  # fmt: skip
+    names, _ = changes(own, CPU._replace(environ={ONEDNN: "0", "OMP_NUM_THREADS": "2"}))
+    assert names == ["no XLA", "oneDNN on", "steps_per_call auto", "steps_per_call 1"]
+    names, reasons = changes(config(train={"callbacks": [{"name": "TerminateOnNaN"}]}))
+    assert "callbacks" in reasons["steps per call"]
+
+
+def test_threads_are_those_of_each_task() -> None:
+    two = config(strategy={"kind": "multi_worker_mirrored"}, cluster={"workers": 2})
+    found = [each for each in settings(untuned(two), CPU, 0) if isinstance(each, Candidate)]
+    assert [each.environ for each in found if each.environ and ONEDNN not in each.environ] == [
+        dict.fromkeys(POOL_SIZES, "1"), dict.fromkeys(POOL_SIZES, "4"),
+    ]  # fmt: skip
+
+
+def test_a_candidate_changes_only_its_own_keys() -> None:
+    own = config(strategy={"kind": "multi_worker_mirrored"}, cluster={"workers": 3, "stop_timeout_s": 7}, seed=5)
+    found = Candidate(own, "one_device", {"kind": "one_device"}, {}).with_change(
+        Change("XLA", {("compile", "jit_compile"): True})
+    )
+    changed = found.config
+    assert (changed.strategy.kind, changed.cluster.num_workers, changed.cluster.stop_timeout_s) == ("one_device", 1, 7)
+    assert changed.compile is not None
+    assert changed.compile.jit_compile is True
+    assert (changed.seed, changed.data, changed.model, changed.train) == (5, own.data, own.model, own.train)
+    assert untuned(own).config == own
+    trial = untuned(config(precision="mixed_bfloat16")).trial_config
+    assert (trial.precision, trial.validation, trial.cluster.stall_timeout_s) == ("mixed_bfloat16", None, None)
+
+
+# halving
+
+
+class FakeMachine:
+    """A clock and candidates, of which each round takes a second and returns given durations."""
+
+    def __init__(self, durations: Mapping[str, float | list[float | None]], *, differing: tuple[str, ...] = ()) -> None:
+        self.now, self.order, self.dropped = 0.0, list[str](), dict[str, int]()
+        self._durations = durations
+        self.race = Race(
+            self.measure, self.dropped.__setitem__, lambda name: name in differing, lambda: self.now, (UNTUNED,)
+        )
+        for name in durations:
+            self.race.enter(name)
+
+    def measure(self, name: str) -> float | None:
+        self.now += 1
+        self.order.append(name)
+        found = self._durations[name]
+        return found if isinstance(found, float) else found[self.order.count(name) - 1]
+
+
+def test_candidates_take_turns_and_the_slower_half_is_dropped() -> None:
+    machine = FakeMachine({UNTUNED: 9.0, "a": 4.0, "b": 3.0, "c": 2.0, "d": 1.0, "e": 5.0})
+    machine.race.halve(1, until=1e9)
+    assert machine.order[:6] == machine.order[6:12] == [UNTUNED, "a", "b", "c", "d", "e"]
+    assert machine.dropped == {"a": 2, "e": 2, "b": 4, "c": 6}
+    assert machine.race.running == [UNTUNED, "d"], "the untuned config is never dropped"
+
+
+def test_candidates_with_other_losses_are_dropped_first() -> None:
+    machine = FakeMachine({UNTUNED: 9.0, "wrong": 1.0, "slow": 8.0, "slower": 8.5}, differing=("wrong",))
+    machine.race.halve(1, until=1e9)
+    assert machine.race.running == [UNTUNED, "slow"]
+
+
+def test_the_time_ends_the_rounds_but_each_candidate_has_one() -> None:
+    machine = FakeMachine({UNTUNED: 9.0, "a": 4.0, "b": 3.0})
+    machine.now = 100.0
+    machine.race.halve(1, until=50.0)
+    assert machine.order == [UNTUNED, "a", "b"]
+    machine.race.run(10, until=50.0, at_least=3)
+    assert machine.order[3:] == [UNTUNED, "b"] * 3
+
+
+def test_a_candidate_that_fails_leaves_the_race() -> None:
+    machine = FakeMachine({UNTUNED: 9.0, "a": [4.0, None], "b": 5.0})
+    machine.race.run(3, until=1e9)
+    assert machine.race.running == [UNTUNED, "b"]
+    assert machine.race.rounds["a"] == [4.0]
+    alone = FakeMachine({UNTUNED: 9.0})
+    alone.race.run(30, until=1e9)
+    assert alone.order == [UNTUNED], "more rounds would compare it with nothing"
+
+
+def entry(name: str, low: float, high: float, *, may_win: bool = True, changes: int = 1) -> Entry:
+    return Entry(name, Spread((low + high) / 2, low, high), may_win, changes)
+
+
+OWN = entry(UNTUNED, 10, 12, changes=0)
+
+
+@pytest.mark.parametrize(
+    ("entries", "winner"),
+    [
+        ([], UNTUNED),
+        ([entry("overlaps", 7, 10.5)], UNTUNED),
+        ([entry("fast", 7, 8), entry("faster", 5, 6)], "faster"),
+        ([entry("faster, other losses", 5, 6, may_win=False), entry("fast", 7, 8)], "fast"),
+        ([entry("other losses", 5, 6, may_win=False)], UNTUNED),
+        ([entry("many", 5, 6, changes=3), entry("few", 5.1, 6.1)], "few"),
+        ([entry("wide but best", 1, 10.5), entry("narrow", 7, 9)], "narrow"),
+    ],
+)
+def test_the_winner(entries: list[Entry], winner: str) -> None:
+    assert choose(entries, OWN).name == winner
+
+
+def test_the_range_leaves_out_outliers_if_there_are_many_rounds() -> None:
+    assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
+    assert Spread.of([1.0, *[2.0] * 9, 50.0]) == Spread(2.0, 2.0, 2.0)
+
+
+def test_lengths_of_calls_and_rounds() -> None:
+    assert call_length("auto", 0.01, target_s=0.1) == 10
+    assert call_length("auto", 1.0, target_s=0.1) == 1
+    assert call_length("auto", 1e-9, target_s=0.1) == 64
+    assert call_length(7, 1.0, target_s=0.1) == 7
+    assert steps_of_round(0.01, 10, 0.4) == 40
+    assert steps_of_round(0.01, 7, 0.4) == 42
+    assert steps_of_round(3.0, 1, 0.4) == 1
+
+
+def test_orders_and_results_of_rounds_in_files(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    assert RoundOrder.read(path) is None
+    assert RoundResult.read(path) is None
+    order = RoundOrder(3, 20, 10, checks_calls=True)
+    order.write(path)
+    assert RoundOrder.read(path) == order
+    RoundResult(3, 0.25).write(path)
+    assert RoundResult.read(path) == RoundResult(3, 0.25)
+
+
+# equality
+
+
+def series(losses: list[float], weight: float | None = 1e-7) -> Series:
+    return Series([{"loss": loss} for loss in losses], [], None if weight is None else {"kernel": weight})
+
+
+ONE_DEVICE = Record(1, series([1.0, 0.9, 0.8], None), rows=(8, 8, 8), noise=(series([1.0, 0.9, 0.8 + 1e-7]),))
+
+
+@pytest.mark.parametrize(
+    ("losses", "weight", "equal"),
+    [([1.0, 0.9, 0.8], 1e-7, True), ([1.0, 0.9, 0.8], 1e-2, False), ([1.0, 0.9, 0.81], 1e-7, False)],
+)
+def test_losses_and_weights_are_those_of_one_device(losses: list[float], weight: float, equal: bool) -> None:  # noqa: FBT001
+    own = Record(2, series([1.0, 0.9, 0.8]))
+    assert judge_candidate(Record(1, series(losses, weight)), own, ONE_DEVICE).equal is equal
+
+
+@pytest.mark.parametrize(("losses", "equal"), [([1.0, 0.8, 0.6], True), ([1.0, 0.9, 0.8], False)])
+def test_an_untuned_config_with_other_numbers_than_one_device_is_the_rule(losses: list[float], equal: bool) -> None:  # noqa: FBT001
+    """As with BatchNormalization on replicas: one device would change what is trained."""
+    own = Record(2, series([1.0, 0.8, 0.6], 0.5))
+    assert judge_candidate(Record(2, series(losses, 0.5)), own, ONE_DEVICE).equal is equal
+
+
+# the table
+
+EQUAL = Judgement(None, 1e-7, None, 1e-7)
+OTHER = dataclasses.replace(EQUAL, first_step=2, losses=(("loss", 0.1),))
+
+
+def result(**given: object) -> TuneResult:
+    own = config()
+    fast = Candidate(own, "jax, batch 1", {"kind": "jax", "mesh": {"batch": 1}}, {})
+    xla = untuned(own).with_change(Change("XLA", {("compile", "jit_compile"): True}))
+    off = untuned(own).with_change(Change("oneDNN off", environ={ONEDNN: "0"}))
+    half = untuned(own).with_change(Change("bf16", {("precision",): "mixed_bfloat16"}, is_16_bit=True))
+    rows = [
+        Row(untuned(own), rounds=[0.010, 0.012, 0.011], judgement=EQUAL, memory_bytes=10**9),
+        Row(fast, rounds=[0.005, 0.006, 0.0055], judgement=EQUAL, memory_bytes=10**8),
+        Row(xla, rounds=[0.001], judgement=OTHER),
+        Row(half, rounds=[0.002], judgement=OTHER),
+        Row(off, failed="worker:0 failed: ValueError: no"),
+    ]
+    found = TuneResult("one_device", rows, [NotTried("dtensor, batch 2", "no time")], rows[1], batch=24.0)
+    return dataclasses.replace(found, **given)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_table_names_the_winner_and_what_was_not_tried() -> None:
+    text = "\n".join(table_lines(result()))
+    assert "jax, batch 1 *" in text
+    assert "11.0" in text
+    assert "10.0 to 12.0" in text
+    assert "4,364" in text  # 24 examples in 5.5 ms
+    assert "differ from step 2 (the loss)" in text
+    assert "16 bits, off by 1e-07" in text
+    assert "untuned (one_device), oneDNN off: failed, and dropped: worker:0 failed: ValueError: no" in text
+    assert "dtensor, batch 2: no time" in text
+    assert "* jax, batch 1 is the fastest: 0.50 of the untuned time of a step." in text
+    assert "strategy: {kind: jax, mesh: {batch: 1}}" in text
+
+
+def test_no_difference_beyond_noise() -> None:
+    found = result()
+    text = " ".join(table_lines(dataclasses.replace(found, winner=found.rows[0])))
+    assert "Nothing with the same losses is faster than the config as it is, beyond noise." in text
+    assert "--allow-16-bit" in text
+
+
+def test_a_winner_with_variables_prints_them() -> None:
+    found = result()
+    off = Row(
+        untuned(config()).with_change(Change("oneDNN off", environ={ONEDNN: "0"})), rounds=[0.001] * 3, judgement=EQUAL
+    )
+    text = "\n".join(table_lines(dataclasses.replace(found, rows=[*found.rows[:4], off], winner=off)))
+    assert f"export {ONEDNN}=0" in text
+
+
+def test_json() -> None:
+    plain = json.loads(as_json(result()))
+    assert (plain["winner"], plain["is_faster"]) == ("jax, batch 1", True)
+    assert [row["equal"] for row in plain["rows"]] == [True, True, False, False, None]
+    assert plain["rows"][1]["keys"] == {"strategy": {"kind": "jax", "mesh": {"batch": 1}}}
+    assert plain["rows"][1]["step_ms"] == 5.5
+    assert plain["not_tried"] == [{"candidate": "dtensor, batch 2", "reason": "no time"}]
+
+
+# the written file
+
+TEXT = """\
+# mine
+model: {function: "distlaunch.workloads.images:cnn"}  # a model
+data:
+  function: distlaunch.workloads.images:fashion_mnist  # data
+  global_batch: 24
+compile: {optimizer: sgd, loss: mse}
+strategy:
+  kind: multi_worker_mirrored   # processes
+# the number of them
+cluster:
+  workers: 2  # two
+# the end
+"""
+
+
+@pytest.mark.parametrize(
+    ("keys", "values"),
+    [
+        ({("strategy",): {"kind": "jax", "mesh": {"batch": 2}}}, {"strategy": {"kind": "jax", "mesh": {"batch": 2}}}),
+        ({("cluster", "workers"): 4}, {"cluster": {"workers": 4}}),
+        ({("train", "steps_per_call"): 16}, {"train": {"steps_per_call": 16}}),
+        ({("train", "steps_per_call"): "auto", ("precision",): "mixed_bfloat16"},
+         {"train": {"steps_per_call": "auto"}, "precision": "mixed_bfloat16"}),
+        ({("compile", "jit_compile"): True}, {"compile": {"optimizer": "sgd", "loss": "mse", "jit_compile": True}}),
+        ({("cluster", "stop_timeout_s"): 3.5}, {"cluster": {"workers": 2, "stop_timeout_s": 3.5}}),
+    ],
+)  # fmt: skip
+def test_keys_are_changed_in_place_and_comments_stay(
+    keys: dict[tuple[str, ...], object], values: dict[str, object]
+) -> None:
+    found = changed_text(TEXT, keys)
+    assert found is not None
+    assert yaml.safe_load(found) == {**yaml.safe_load(TEXT), **values}
+    for comment in ("# mine", "# a model", "# data", "# the number of them", "# the end"):
+        assert comment in found
+    assert changed_text(TEXT, {}) == TEXT
+
+
+def test_a_changed_file_of_a_real_config_is_valid(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "configs/fashion_mnist.yaml").read_text()
+    found = changed_text(text, {("strategy",): {"kind": "one_device"}, ("train", "steps_per_call"): 4})
+    assert found is not None
+    (tmp_path / "new.yaml").write_text(found)
+    loaded = load_config(tmp_path / "new.yaml", ("cluster.workers=1",), {}).config
+    assert (loaded.strategy.kind, loaded.train.steps_per_call) == ("one_device", 4)
+
+
+# refusals
+
+
+@pytest.mark.parametrize(
+    ("settings_of", "expected"),
+    [
+        (["engine.kind=ssh", "engine.hosts=[a]", "data.sharding=function"], "--set engine.kind=local"),
+        (["data.sharding=function", "train.steps_per_epoch=2"], "data.sharding"),
+        (
+            ["strategy={kind: parameter_server}", "cluster={workers: 2, ps: 1}", "train.steps_per_epoch=2"],
+            "asynchronously",
+        ),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(settings_of: list[str], expected: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def data(context=None):\n    return [0]\n")
+    (tmp_path / "mine.yaml").write_text(
+        "model: {function: distlaunch.workloads.images:cnn}\ndata: {function: mine.py:data, global_batch: 8}\n"
+    )
+    words = [word for each in settings_of for word in ("--set", each)]
+    found = CliRunner().invoke(cli, ["tune", str(tmp_path / "mine.yaml"), *words])
+    assert isinstance(found.exception, UsageError)
+    assert expected in str(found.exception)
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_measuring(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(TEXT)
+    found = CliRunner().invoke(cli, ["tune", str(tmp_path / "mine.yaml"), "--write", str(tmp_path / "no/new.yaml")])
+    assert isinstance(found.exception, UsageError)
+    assert "--write" in str(found.exception)
