@@ -1,4 +1,4 @@
-"""The parts of `distlaunch tune` that need no tasks: candidates, halving, the winner, the table, and the written file."""
+"""The parts of `tune` that need no tasks: candidates, halving, the winner, the table, and the written file."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class FakeMachine:
         self.now += 1
         self.order.append(name)
         found = self._durations[name]
-        return found if isinstance(found, float) else found[self.order.count(name) - 1]
+        return found[self.order.count(name) - 1] if isinstance(found, list) else found
 
 
 def test_candidates_take_turns_and_the_slower_half_is_dropped() -> None:
@@ -242,13 +242,13 @@ ONE_DEVICE = Record(1, series([1.0, 0.9, 0.8], None), rows=(8, 8, 8), noise=(ser
     ("losses", "weight", "equal"),
     [([1.0, 0.9, 0.8], 1e-7, True), ([1.0, 0.9, 0.8], 1e-2, False), ([1.0, 0.9, 0.81], 1e-7, False)],
 )
-def test_losses_and_weights_are_those_of_one_device(losses: list[float], weight: float, equal: bool) -> None:  # noqa: FBT001
+def test_losses_and_weights_are_those_of_one_device(losses: list[float], weight: float, equal: bool) -> None:
     own = Record(2, series([1.0, 0.9, 0.8]))
     assert judge_candidate(Record(1, series(losses, weight)), own, ONE_DEVICE).equal is equal
 
 
 @pytest.mark.parametrize(("losses", "equal"), [([1.0, 0.8, 0.6], True), ([1.0, 0.9, 0.8], False)])
-def test_an_untuned_config_with_other_numbers_than_one_device_is_the_rule(losses: list[float], equal: bool) -> None:  # noqa: FBT001
+def test_an_untuned_config_with_other_numbers_than_one_device_is_the_rule(losses: list[float], equal: bool) -> None:
     """As with BatchNormalization on replicas: one device would change what is trained."""
     own = Record(2, series([1.0, 0.8, 0.6], 0.5))
     assert judge_candidate(Record(2, series(losses, 0.5)), own, ONE_DEVICE).equal is equal
