@@ -55,7 +55,7 @@ def command(
             click.echo(text, err=True)
 
     if write is not None:
-        check_target(write)
+        check_target(write, config)
     request = TuneRequest(config, overrides, seconds, allow_16_bit, only)
     result, choice = tune(request, Machine.here(), echo)
     if result.failed is not None:

@@ -59,6 +59,9 @@ _ROUNDS_IN_BUDGET, _SHORTEST_ROUND_S, _LONGEST_ROUND_S = 150, 0.15, 1.0
 _HELPS = 0.98
 """A setting is combined with others if it reduces the duration of a step to this fraction or less."""
 _MEMORY_SPARE = 1.5
+"""Memory that must be free to start another candidate, as a factor of the largest one so far."""
+_PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+"""With `false`, JAX leaves the memory of a GPU to the candidates that are ready beside it."""
 _POLL_S = 0.01
 
 
@@ -153,6 +156,8 @@ def tune(request: TuneRequest, machine: Machine, note: Callable[[str], None]) ->
     """
     began = time.monotonic()
     machine = machine.without_variables(REMOVED_ENV)
+    if machine.gpus and _PREALLOCATE not in machine.environ:
+        machine = machine.with_variables({_PREALLOCATE: "false"})
     if Path(request.target).is_dir():
         raise UsageError(f"{request.target} is a directory; expected a config file")
     choice = choose(JobRequest(request.target, (*request.overrides, "resume=never"), makes_run_dir=False), machine)

@@ -21,9 +21,15 @@ from distlaunch.tune.candidates import Candidate
 from distlaunch.tune.tuning import TuneResult
 
 
-def check_target(file: str) -> None:
-    """Raise UsageError if a file cannot be written, before anything is measured."""
+def check_target(file: str, source: str) -> None:
+    """Raise UsageError if a file cannot be written, before anything is measured.
+
+    Args:
+        source: the user's config file, which is never overwritten.
+    """
     path = Path(file)
+    if path.exists() and Path(source).exists() and path.samefile(source):
+        raise UsageError(f"--write: got {file}, which is the config itself; expected another file")
     if path.is_dir():
         raise UsageError(f"--write: got {file}, which is a directory; expected a file name")
     if not path.absolute().parent.is_dir():
@@ -41,7 +47,8 @@ def write_winner(source: str, target: str, choice: Choice, result: TuneResult, e
     candidate = result.winner.candidate
     environ = choice.context.machine.environ
     text = None if is_stream(Path(source)) else changed_text(read_text(Path(source)), candidate.keys, source)
-    comments = [f"# tuned by distlaunch: {candidate.name}"]
+    is_changed = result.winner is not result.untuned
+    comments = [f"# tuned by distlaunch: {candidate.name if is_changed else 'nothing faster was found'}"]
     if exports:
         comments += ["# this file does not contain the following setting; set it before you train:"]
         comments += [f"#   {line}" for line in exports]

@@ -391,8 +391,9 @@ def test_what_cannot_be_tuned_is_refused(settings_of: list[str], expected: str, 
     assert expected in str(found.exception)
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_measuring(tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["no/new.yaml", ".", "mine.yaml"])
+def test_a_file_that_cannot_be_written_is_refused_before_measuring(target: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(TEXT)
-    found = CliRunner().invoke(cli, ["tune", str(tmp_path / "mine.yaml"), "--write", str(tmp_path / "no/new.yaml")])
+    found = CliRunner().invoke(cli, ["tune", str(tmp_path / "mine.yaml"), "--write", str(tmp_path / target)])
     assert isinstance(found.exception, UsageError)
-    assert "--write" in str(found.exception)
+    assert "--write: got " in str(found.exception)
