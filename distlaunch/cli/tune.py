@@ -60,6 +60,7 @@ def command(
     result, choice = tune(request, Machine.here(), echo)
     if result.failed is not None:
         QuietView().report(result.failed)
+        echo("(this log has been deleted; `distlaunch verify CONFIG --keep DIR` keeps the logs of such a trial)")
         return int(result.exit_code)
     if as_json:
         click.echo(shown.as_json(result))

@@ -46,8 +46,8 @@ from distlaunch.verify.trials import trial_config
 
 RECORDED_STEPS = 10
 """Steps that are compared with the untuned config, one by one."""
-_STARTS_AT_ONCE = 2
-"""Candidates that start at the same time. More would only wait for each other on a small machine."""
+_FEWEST_STARTS, _MOST_STARTS, _CORES_PER_START = 2, 8, 4
+"""Candidates that start at the same time, by cores. More would only wait for each other."""
 _STRATEGIES, _BEST_STRATEGIES, _SETTINGS, _BEST_SETTINGS, _COMBINATIONS, _FINALS = 0.35, 0.45, 0.7, 0.76, 0.82, 0.87
 """Fractions, of the time that is left once the untuned config is ready, at which each part of the search ends. The last
 rounds take the rest."""
@@ -215,6 +215,8 @@ class _Tuning:
         self._running: dict[str, Contestant] = {}
         self._stopping: list[Contestant] = []
         self._rows: dict[str, Row] = {}
+        wanted = self._machine.hardware.num_cores // _CORES_PER_START
+        self._starts_at_once = max(_FEWEST_STARTS, min(_MOST_STARTS, wanted))
         self._start_s: list[float] = []
         self._searching_from = began
         self._reference: Record | None = None
@@ -324,7 +326,7 @@ class _Tuning:
         """Start candidates, a few at the same time, until the time is over; enter those that are ready in the race."""
         waiting, starting = list(candidates), dict[str, float]()
         while waiting or starting:
-            while waiting and len(starting) < _STARTS_AT_ONCE:
+            while waiting and len(starting) < self._starts_at_once:
                 candidate = waiting.pop(0)
                 reason = self._why_not(until)
                 if reason:

@@ -22,7 +22,7 @@ from distlaunch.training.session import Session
 from distlaunch.training.step_reports import scalars
 from distlaunch.training.trials.recorder import Stopped, Trial, training_source, with_deviations
 
-_POLL_S = 0.02  # short beside a round, and long enough to leave the cores to the candidate that is measured
+_POLL_S = 0.05  # short beside a round, and long enough to leave the cores to the candidate that is measured
 
 
 class Rounds:
