@@ -201,7 +201,7 @@ def settings(candidate: Candidate, hardware: Hardware, num_gpus: int) -> Iterato
 
 def _changes(config: RunConfig, hardware: Hardware, num_gpus: int) -> Iterator[Change | NotTried]:
     strategy, cluster = config.strategy, config.cluster
-    is_tensorflow = strategy.backend == "tensorflow"
+    is_tensorflow = strategy.runs_tensorflow
     parts = strategy.num_parts(cluster, num_gpus)
     # XLA
     compiles = config.compile is not None and config.compile.jit_compile is True
