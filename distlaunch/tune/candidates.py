@@ -12,6 +12,7 @@ from distlaunch.cluster.hardware import ONEDNN, POOL_SIZES, Hardware
 from distlaunch.cluster.settings import kept_variables
 from distlaunch.config.backend import missing_backend
 from distlaunch.config.checks.config import cross_check
+from distlaunch.config.cluster import Cluster
 from distlaunch.config.read.tree import Key
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategies import MODELS, REFERENCE
@@ -22,6 +23,8 @@ _MOST_DEVICES = 8
 """More parts of a CPU than this, or more processes, have never been the fastest."""
 _LONGER_CALL = 16
 """Steps per call that is tried beside `auto`."""
+_KEPT_OF_CLUSTER = ("start_timeout_s", "stop_timeout_s", "stall_timeout_s", "isolate")
+"""Keys of `cluster:` that stay under another strategy."""
 SIXTEEN_BITS = "mixed_bfloat16"
 
 
@@ -82,8 +85,10 @@ class Candidate:
         found: dict[Key, Any] = {}
         if self.strategy is not None:
             found["strategy",] = dict(self.strategy)
-            if "workers" in (self.cluster or {}):
-                found["cluster", "workers"] = (self.cluster or {})["workers"]
+            # keys of the old cluster, such as `ps`, may not fit the new strategy
+            old = self.base.cluster.model_dump(exclude=set(_KEPT_OF_CLUSTER))
+            new = Cluster.model_validate(self.cluster or {}).model_dump()
+            found |= {("cluster", name): new[name] for name, value in old.items() if value != new[name]}
         return found | {key: value for change in self.changes for key, value in change.keys.items()}
 
     @property
@@ -94,10 +99,6 @@ class Candidate:
     def config(self) -> RunConfig:
         """The user's config with the changes."""
         plain = self.base.to_plain()
-        if self.strategy is not None:
-            # keys of the old cluster, such as `ps`, may not fit the new strategy
-            kept = {name: plain["cluster"][name] for name in ("start_timeout_s", "stop_timeout_s", "stall_timeout_s")}
-            plain["cluster"] = {**kept, **(self.cluster or {})}
         for key, value in self.keys.items():
             section, names = plain, [str(name) for name in key]
             for name in names[:-1]:

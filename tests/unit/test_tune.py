@@ -119,6 +119,11 @@ def test_a_candidate_changes_only_its_own_keys() -> None:
     assert changed.compile is not None
     assert changed.compile.jit_compile is True
     assert (changed.seed, changed.data, changed.model, changed.train) == (5, own.data, own.model, own.train)
+    assert found.keys == {
+        ("strategy",): {"kind": "one_device"},
+        ("cluster", "workers"): 1,
+        ("compile", "jit_compile"): True,
+    }
     assert untuned(own).config == own
     trial = untuned(config(precision="mixed_bfloat16")).trial_config
     assert (trial.precision, trial.validation, trial.cluster.stall_timeout_s) == ("mixed_bfloat16", None, None)
@@ -357,13 +362,17 @@ def test_keys_are_changed_in_place_and_comments_stay(
     assert changed_text(TEXT, {}) == TEXT
 
 
-def test_a_changed_file_of_a_real_config_is_valid(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "configs/fashion_mnist.yaml").read_text()
-    found = changed_text(text, {("strategy",): {"kind": "one_device"}, ("train", "steps_per_call"): 4})
+@pytest.mark.parametrize("name", ["fashion_mnist", "fashion_mnist_servers", "mnist_mlp_jax", "sentiment"])
+def test_the_changed_file_of_a_real_config_is_read_as_the_candidate(name: str, tmp_path: Path) -> None:
+    file = Path(__file__).parents[2] / f"configs/{name}.yaml"
+    own = load_config(file, (), {}).config
+    (*_, candidate) = (each for each in strategies(own, 2, 0) if isinstance(each, Candidate))
+    candidate = candidate.with_change(Change("calls", {("train", "steps_per_call"): 4}))
+    found = changed_text(file.read_text(), candidate.keys)
     assert found is not None
-    (tmp_path / "new.yaml").write_text(found)
-    loaded = load_config(tmp_path / "new.yaml", ("cluster.workers=1",), {}).config
-    assert (loaded.strategy.kind, loaded.train.steps_per_call) == ("one_device", 4)
+    (tmp_path / file.name).write_text(found)
+    assert load_config(tmp_path / file.name, (), {}).config == candidate.config
+    assert found.count("#") == file.read_text().count("#")
 
 
 # refusals
