@@ -256,7 +256,8 @@ class _Tuning:
         self._start(self._wanted(found), self._time_of(_STRATEGIES))
         self._race.halve(_BEST, self._time_of(_BEST_STRATEGIES))
         # the untuned config may be among the best strategies
-        best = [self._rows[name].candidate for name in self._race.ranking() if not self._differs(name)][:_BEST]
+        ranked = self._race.ranking() or self._race.running  # nothing is measured if the untuned config is alone
+        best = [self._rows[name].candidate for name in ranked if not self._differs(name)][:_BEST]
         lists = [list(settings(candidate, self._machine.hardware, num_gpus)) for candidate in best]
         mixed = [each[index] for index in range(max(map(len, lists), default=0)) for each in lists if index < len(each)]
         self._start(self._wanted(mixed), self._time_of(_SETTINGS))

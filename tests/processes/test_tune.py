@@ -83,6 +83,19 @@ def test_settings_and_other_backends_have_the_same_losses(project: Path) -> None
     assert rows[found["winner"]]["step_ms"] <= rows["untuned"]["step_ms"]
 
 
+@pytest.mark.slow
+def test_longer_calls_and_16_bits_on_the_strategy_of_the_config(project: Path) -> None:
+    """Losses after calls of several steps are compared, too; 16 bits are a row of their own."""
+    words = ("--only", "steps_per_call", "--only", "16 bits", "--set", "strategy={kind: one_device}")
+    found, rows = tune(project, "--seconds", "40", *words)
+    assert rows.keys() >= {"untuned", "untuned, steps_per_call 1", "untuned, steps_per_call 16"}
+    assert rows["untuned, steps_per_call 16"]["keys"] == {"train.steps_per_call": 16}
+    assert all(row["losses"] == "equal" for name, row in rows.items() if "steps_per_call" in name)
+    sixteen = [row for row in rows.values() if row["is_16_bit"]]
+    assert all(row["losses"].startswith("16 bits, off by ") for row in sixteen)
+    assert found["winner"] not in {row["candidate"] for row in sixteen}, "only with --allow-16-bit"
+
+
 @pytest.mark.slow  # in CI test_candidates_with_other_losses_are_dropped_first and the judgement
 def test_a_winner_does_not_change_batch_norm_of_replicas(project: Path) -> None:
     found, rows = tune(project, "--set", "model.function=mine.py:norm", "--seconds", "10", "--only", "one_device")
