@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from distlaunch.base.judge import Judgement, judge
-from distlaunch.base.run_files.trial_records import Record, Series
+from distlaunch.base.run_files.trial_records import ModelFacts, Record, Series
+from distlaunch.config.run import RunConfig
+from distlaunch.verify.explain import named
 
 
 def judge_candidate(candidate: Record, untuned: Record, reference: Record) -> Judgement:
@@ -33,3 +35,27 @@ def _moved(run: Series, start: Series, to: Series) -> Series:
         for run_logs, start_logs, to_logs in zip(run.logs, start.logs, to.logs, strict=False)
     ]
     return Series(logs)
+
+
+def known_causes(
+    candidate: RunConfig, untuned: RunConfig, facts: ModelFacts, *, has_sparse_gradients: bool
+) -> list[str]:
+    """Return sentences on properties of the model that give it other losses under another strategy.
+
+    Args:
+        facts: the facts of the reference.
+        has_sparse_gradients: whether one device updates only some rows of a variable.
+    """
+    found: list[str] = []
+    if facts.batch_norm and not candidate.synchronize_batch_norm:
+        what = named("BatchNormalization", facts.batch_norm)
+        found.append(
+            f"{what}: normalises the rows of each replica, so that losses depend on the number of replicas; with "
+            "synchronize_batch_norm: true, they do not"
+        )
+    if has_sparse_gradients and candidate.strategy.is_functional is not untuned.strategy.is_functional:
+        what = named("Embedding", facts.embeddings) if facts.embeddings else "rows that are looked up"
+        found.append(
+            f"{what}: gradients are dense on a mesh, while Keras's optimizers elsewhere update only the rows that occur"
+        )
+    return found

@@ -38,7 +38,7 @@ from distlaunch.tune.candidates import (
     untuned,
 )
 from distlaunch.tune.contestant import Contestant, ContestantFailed
-from distlaunch.tune.equality import judge_candidate
+from distlaunch.tune.equality import judge_candidate, known_causes
 from distlaunch.tune.race import Entry, Race, Spread
 from distlaunch.verify.comparison import failure_text
 from distlaunch.verify.run_trials import Ended, TrialRunner
@@ -91,6 +91,7 @@ class Row:
         dropped: whether it was dropped, as slower or with other losses, before the last rounds.
         rounds: the duration of a step in each round, in seconds.
         judgement: the comparison with the untuned config; None if it was not compared.
+        causes: why its losses differ, as far as that is known.
     """
 
     candidate: Candidate
@@ -99,6 +100,7 @@ class Row:
     rounds: list[float] = field(default_factory=list[float])
     judgement: Judgement | None = None
     memory_bytes: int = 0
+    causes: list[str] = field(default_factory=list[str])
 
     @property
     def spread(self) -> Spread | None:
@@ -394,6 +396,10 @@ class _Tuning:
             row.judgement = dataclasses.replace(
                 row.judgement, first_step=None, gradients_differ=False, weights_differ=False, losses=(), metrics=()
             )
+        if self._differs(name):
+            has_sparse = self._reference.dense is not None
+            facts, own = self._reference.facts, self._choice.config
+            row.causes = known_causes(row.candidate.config, own, facts, has_sparse_gradients=has_sparse)
         row.memory_bytes = contestant.memory_bytes()
         self._race.enter(name)
         row.rounds = self._race.rounds[name]

@@ -28,6 +28,10 @@ def table_lines(result: TuneResult) -> list[str]:
     for row in result.rows:
         if row.failed:
             lines += ["", *_wrap(f"{_name(row.candidate, result)}: failed, and dropped: {row.failed}")]
+    causes = dict.fromkeys(cause for row in result.rows for cause in row.causes)
+    if causes:
+        lines += ["", "why losses differ, as far as known:"]
+        lines += [line for cause in causes for line in _wrap(f"  - {cause}", "    ")]
     if result.not_tried:
         lines += ["", "not tried:"]
         reasons: dict[str, list[str]] = {}
@@ -155,6 +159,7 @@ def _plain(row: Row, result: TuneResult) -> dict[str, Any]:
         "memory_bytes": row.memory_bytes or None,
         "losses": None if row.judgement is None else _losses(row, result),
         "equal": None if row.judgement is None else row.is_equal,
+        "causes": row.causes,
         "is_16_bit": candidate.is_16_bit,
         "dropped": row.dropped,
         "failed": row.failed or None,

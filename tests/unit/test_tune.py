@@ -13,13 +13,13 @@ from click.testing import CliRunner
 
 from distlaunch.base.errors import UsageError
 from distlaunch.base.judge import Judgement
-from distlaunch.base.run_files.trial_records import Record, RoundOrder, RoundResult, Series
+from distlaunch.base.run_files.trial_records import ModelFacts, Record, RoundOrder, RoundResult, Series
 from distlaunch.cli.main import cli
 from distlaunch.cluster.hardware import ONEDNN, POOL_SIZES, Hardware
 from distlaunch.config.read.load import load_config, load_mapping
 from distlaunch.config.run import RunConfig
 from distlaunch.tune.candidates import UNTUNED, Candidate, Change, NotTried, settings, strategies, untuned
-from distlaunch.tune.equality import judge_candidate
+from distlaunch.tune.equality import judge_candidate, known_causes
 from distlaunch.tune.race import Entry, Race, Spread, call_length, choose, steps_of_round
 from distlaunch.tune.tuning import Row, TuneResult
 from distlaunch.tune.write import changed_text
@@ -259,6 +259,16 @@ def test_an_untuned_config_with_other_numbers_than_one_device_is_the_rule(losses
     assert judge_candidate(Record(2, series(losses, 0.5)), own, ONE_DEVICE).equal is equal
 
 
+def test_known_causes_of_other_losses() -> None:
+    own, mesh = config(), config(strategy={"kind": "jax", "mesh": {"batch": 1}})
+    facts = ModelFacts(batch_norm=("bn",), embeddings=("words",))
+    assert [each.partition(":")[0] for each in known_causes(mesh, own, facts, has_sparse_gradients=True)] == [
+        "BatchNormalization bn", "Embedding words",
+    ]  # fmt: skip
+    assert len(known_causes(own, own, facts, has_sparse_gradients=True)) == 1
+    assert not known_causes(config(synchronize_batch_norm=True), own, facts, has_sparse_gradients=False)
+
+
 # the table
 
 EQUAL = Judgement(None, 1e-7, None, 1e-7)
@@ -274,7 +284,7 @@ def result(**given: object) -> TuneResult:
     rows = [
         Row(untuned(own), rounds=[0.010, 0.012, 0.011], judgement=EQUAL, memory_bytes=10**9),
         Row(fast, rounds=[0.005, 0.006, 0.0055], judgement=EQUAL, memory_bytes=10**8),
-        Row(xla, rounds=[0.001], judgement=OTHER),
+        Row(xla, rounds=[0.001], judgement=OTHER, causes=["because"]),
         Row(half, rounds=[0.002], judgement=OTHER),
         Row(off, failed="worker:0 failed: ValueError: no"),
     ]
@@ -290,6 +300,7 @@ def test_the_table_names_the_winner_and_what_was_not_tried() -> None:
     assert "4,364" in text  # 24 examples in 5.5 ms
     assert "differ from step 2 (the loss)" in text
     assert "16 bits, off by 1e-07" in text
+    assert "  - because" in text
     assert "untuned (one_device), oneDNN off: failed, and dropped: worker:0 failed: ValueError: no" in text
     assert "dtensor, batch 2: no time" in text
     assert "* jax, batch 1 is the fastest: 0.50 of the untuned time of a step." in text
