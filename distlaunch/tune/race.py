@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 ROUNDS_PER_STAGE = 2
-_OUTLIERS_FROM = 10
-"""Number of rounds from which the fastest and the slowest tenth do not count to the range."""
+_OUTLIERS_FROM = 8
+"""Number of rounds from which the fastest and the slowest eighth do not count to the range."""
 _SAME = 1.02
 """Candidates within 2 % of the fastest are as good: the one with the fewest changes wins."""
 
@@ -18,7 +18,7 @@ class Spread:
     """The durations of a step in several rounds, in seconds.
 
     Attributes:
-        low, high: the range of the rounds; of the middle 80 % if there are at least ten.
+        low, high: the range of the rounds; of the middle three quarters if there are at least eight.
     """
 
     median: float

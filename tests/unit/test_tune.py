@@ -209,7 +209,9 @@ def test_the_winner(entries: list[Entry], winner: str) -> None:
 
 def test_the_range_leaves_out_outliers_if_there_are_many_rounds() -> None:
     assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
-    assert Spread.of([1.0, *[2.0] * 9, 50.0]) == Spread(2.0, 2.0, 2.0)
+    assert Spread.of([1.0, *[2.0] * 6]) == Spread(2.0, 1.0, 2.0)
+    assert Spread.of([1.0, *[2.0] * 6, 50.0]) == Spread(2.0, 2.0, 2.0)
+    assert Spread.of([1.0, 1.0, *[2.0] * 12, 50.0, 60.0]) == Spread(2.0, 2.0, 2.0)
 
 
 def test_lengths_of_calls_and_rounds() -> None:
