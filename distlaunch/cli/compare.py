@@ -46,7 +46,7 @@ def command(
     from distlaunch.ui.plain import echo
 
     if as_csv + as_json + (html is not None) > 1:
-        raise click.UsageError("--csv, --json and --html exclude each other")
+        raise click.UsageError("give only one of --csv, --json and --html")
     found, warnings = read_runs(named_runs(runs), time.time(), job_states)
     if sort is not None:
         found = sort_runs(found, sort, reverse=reverse)

@@ -80,7 +80,7 @@ def command(
     if (yes or dry_run) and not remove:
         raise click.UsageError("--yes and --dry-run need --remove")
     if remove and not (statuses or names or since is not None):
-        raise UsageError("--remove needs --status, --name or --since; --name '*' removes all runs")
+        raise UsageError("--remove needs --status, --name or --since, to say which runs; for one run: --name NAME")
 
     def listed() -> tuple[list[KnownRun], list[str]]:
         if (as_json or follow) and directory == _DEFAULT and not Path(directory).exists():
@@ -146,7 +146,7 @@ def _remove(runs: Sequence[KnownRun], *, asks: bool, dry_run: bool) -> int:
         return ExitCode.DONE
     if asks:
         if not has_terminal():
-            raise UsageError("--remove asks before it deletes, but there is no terminal to answer; add --yes")
+            raise UsageError("nothing was removed: --remove asks first, but there is no terminal to answer; add --yes")
         if not click.confirm(f"Remove {total} for good?"):
             echo("nothing was removed")
             return ExitCode.DONE

@@ -75,7 +75,9 @@ def comparison_page(runs: Sequence[KnownRun], sorted_by: str | None = None) -> s
             "version": distlaunch.__version__,
             "heads": [column.head for column in table],
             "rows": list(zip(*(column.cells for column in table), strict=True)),
-            "best": _best_lines(runs),
+            "best": [line for line in _best_lines(runs) if line],
+            "marked": _best_run(runs),
+            "order": f"sorted by {sorted_by}" if sorted_by else "in the order of their starts",
             "runs": curves,
         },
     )
@@ -200,6 +202,12 @@ def _best_lines(runs: Sequence[KnownRun]) -> list[str]:
             f"best {name}: {display_path(run.summary.path)}, {words.number(best.value)} in epoch {best.epoch + 1}"
         )
     return ["", *lines[:_MOST_BEST_LINES]] if lines else []
+
+
+def _best_run(runs: Sequence[KnownRun]) -> str | None:
+    """Return the name of the run that the first of the best lines names, or None."""
+    lines = [line for line in _best_lines(runs) if line]
+    return lines[0].partition(": ")[2].rpartition(", ")[0] if lines else None
 
 
 def _print(console: JobConsole, text: Text) -> None:

@@ -51,7 +51,7 @@ def test_a_page_has_the_table_and_the_curves_of_all_runs(folder: Path) -> None:
     data = data_of((folder / "all.html").read_text())
     assert [row[0] for row in data["rows"]] == ["runs/good", "runs/wild", "runs/slow", "runs/other"]
     assert "learning_rate" in data["heads"]
-    assert data["best"][1] == "best val_loss: runs/good, 0.2500 in epoch 2"
+    assert data["best"][0] == "best val_loss: runs/good, 0.2500 in epoch 2"
     wild = data["runs"][1]
     assert wild["curves"]["loss"]["validation"] == {"x": [10, 20, 30], "y": [0.6, 8.0, "nan"]}
     assert wild["epochs"][-1] == {"epoch": 3, "step": 30}

@@ -137,7 +137,7 @@ def test_following_needs_a_terminal() -> None:
 
 
 def test_removal_asks_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="--name '\\*' removes all runs"):
+    with pytest.raises(UsageError, match="for one run: --name NAME"):
         runs("--remove")
     with pytest.raises(UsageError, match="add --yes"):
         runs("--remove", "--name", "lr-*")

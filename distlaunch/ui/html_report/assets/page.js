@@ -27,13 +27,18 @@
     return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(3) : String(+value.toPrecision(5));
   }
 
-  function table(names, rows) {
-    const cell = (value) => typeof value === "number"
-      ? element("td", { class: "number" }, number(value)) : element("td", {}, value ?? "");
+  const looksLikeNumber = /^-?[\d,.]+( \(\d+\)| ?%| ms| s)?$/;
+
+  const rounded = (seconds) => (seconds === null || seconds === undefined ? "" : +seconds.toFixed(seconds < 1 ? 3 : 1));
+
+  function table(names, rows, marked = null) {
+    const cell = (value) => typeof value === "number" || looksLikeNumber.test(value)
+      ? element("td", { class: "number" }, typeof value === "number" ? number(value) : value)
+      : element("td", {}, value ?? "");
     return element("div", { class: "wide", tabindex: "0", role: "region", "aria-label": names.join(", ") },
       element("table", { class: "rows" },
         element("thead", {}, element("tr", {}, ...names.map((name) => element("th", { scope: "col" }, name)))),
-        element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map(cell))))));
+        element("tbody", {}, ...rows.map((row) => element("tr", { class: row[0] === marked ? "marked" : null }, ...row.map(cell))))));
   }
 
   function section(id, title, ...children) {
@@ -174,7 +179,7 @@
       oninput: (event) => { state.smoothing = Number(event.target.value); redraw(); },
     });
     const tools = element("div", { class: "tools" },
-      toggle(() => `by ${state.axis}`, "e", () => state.axis === "epoch",
+      toggle(() => `axis: ${state.axis}s`, "e", () => state.axis === "epoch",
         () => { state.axis = state.axis === "step" ? "epoch" : "step"; }),
       toggle(() => "log scale", "l", () => state.log, () => { state.log = !state.log; }),
       element("label", {}, "smoothing", slider),
@@ -184,7 +189,10 @@
   }
 
   function comparison() {
-    section("runs", "Runs", table(data.heads, data.rows), ...data.best.map((text) => element("p", {}, text)));
+    root.classList.add("comparison");
+    state.axis = "epoch";  // runs with other batches make other numbers of steps
+    section("runs", "Runs", element("p", {}, `${data.order}; the epoch of a best value is in brackets`),
+      table(data.heads, data.rows, data.marked), ...data.best.map((text) => element("p", {}, text)));
     const names = [...new Set(data.runs.flatMap((run) => Object.keys(run.curves)))];
     curves(names.flatMap((name) => ["epochs", "validation"].flatMap((kind) => {
       const lines = data.runs.map((run, at) => ({ run, at })).filter(({ run }) => run.curves[name]?.[kind]).map(
@@ -223,12 +231,12 @@
       (one) => [one.step, one.split, Object.entries(one.logs).map(([name, value]) => `${name} ${number(value)}`).join(", ")])));
     section("checkpoints", "Checkpoints and exports",
       data.checkpoints.length && table(["step", "size", "written in (s)", "training waited (s)", "path"], data.checkpoints.map(
-        (one) => [one.step, one.size, one.seconds, one.stalled ?? "", one.path + (one.best ? " (best)" : "")])),
+        (one) => [one.step, one.size, rounded(one.seconds), rounded(one.stalled), one.path + (one.best ? " (best)" : "")])),
       Object.keys(data.exports).length && table(["export", "path"], Object.entries(data.exports)));
     section("attempts", "Attempts and restarts",
       data.attempts.length && table(["attempt", "ended", "from step", "to step", "seconds", "failed first"], data.attempts.map(
         (one) => [one.attempt, one.mode === "train" || one.mode === "run" ? one.status : `${one.mode}: ${one.status}`,
-          one.first_step ?? "", one.first_step === null ? "" : one.last_step, one.seconds ?? "",
+          one.first_step ?? "", one.first_step === null ? "" : one.last_step, rounded(one.seconds),
           one.culprit ? `${one.culprit}${one.host ? ` on ${one.host}` : ""}: ${one.reason}` : ""])),
       ...data.attempts.filter((one) => one.lines.length).map((one) => element("details", { open: data.status === "failed" },
         element("summary", {}, `end of ${one.log}`), element("pre", { tabindex: "0" }, one.lines.join("\n")))));
@@ -240,11 +248,13 @@
     section("config", "Config", data.config.length && element("p", {}, "Highlighted lines differ from the defaults."),
       data.config.length && element("pre", { tabindex: "0" }, ...data.config.flatMap(
         ({ text, differs }) => [differs ? element("span", { class: "differs" }, text) : text, "\n"])));
-    const { git, packages, ...others } = data.environment;
+    const { git, packages, settings, run_dirs, ...others } = data.environment;
     const plain = (value) => (Array.isArray(value) ? value.join(" ") : typeof value === "object" ? JSON.stringify(value) : String(value));
     const known = [...Object.entries(others), ...Object.entries(packages ?? {})].filter(([, value]) => plain(value));
-    section("environment", "Environment", known.length && element("dl", {},
-      ...known.flatMap(([name, value]) => [element("dt", {}, name.replaceAll("_", " ")), element("dd", {}, plain(value))])));
+    section("environment", "Environment",
+      settings?.length && table(["variable of the tasks", "value", "reason"], settings.map((one) => [one.name, one.value, one.reason])),
+      known.length && element("dl", {},
+        ...known.flatMap(([name, value]) => [element("dt", {}, name.replaceAll("_", " ")), element("dd", {}, plain(value))])));
     section("code", "Code", git && element("p", {}, `commit ${git.commit}${git.diff ? ", with these changes:" : ""}`),
       git && git.diff && element("pre", { tabindex: "0" }, git.diff));
   }
