@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -454,6 +453,8 @@ class RunDir:
         """
         hidden = self.path.with_name(f".{self.path.name}.removed-{os.getpid()}")
         self.path.rename(hidden)
+        import shutil  # imported here: it takes 2 ms, which agents would wait for
+
         shutil.rmtree(hidden)
 
     @staticmethod

@@ -67,6 +67,7 @@ def test_a_loss_that_no_batch_suits_is_named_without_the_rows_of_the_probe(tmp_p
         train(tmp_path, "compared", ONE, 2)
 
 
+@pytest.mark.slow  # test_held_state.py has state over a resume in CI
 def test_the_state_of_a_recurrent_layer_goes_from_batch_to_batch_and_over_a_resume(tmp_path: Path) -> None:
     expected = by_fit("recurrent", 8)
     _check(train(tmp_path / "whole", "recurrent", ONE, 8), expected)

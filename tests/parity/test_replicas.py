@@ -163,6 +163,7 @@ def multi_worker(tmp_path_factory):
     return train
 
 
+@pytest.mark.slow  # CI has processes of this strategy in grid.py, with both loops
 @pytest.mark.parametrize("name", OWN)
 def test_multi_worker_mirrored(name, one_device, multi_worker):
     check(multi_worker(tuple(OWN))[name], one_device(name))

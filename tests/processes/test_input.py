@@ -89,7 +89,8 @@ def one_device(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str,
 
 
 CASES = [
-    *(pytest.param(kind, (), marks=pytest.mark.slow if kind != "parameter_server" else ()) for kind in STRATEGIES),
+    # test_sharing.py looks at who reads what in CI
+    *(pytest.param(kind, (), marks=pytest.mark.slow) for kind in STRATEGIES),
     # test_sharing.py has streams, which are pipelines, in CI
     *(pytest.param(kind, PIPELINE, marks=pytest.mark.slow) for kind in ("multi_worker_mirrored", "jax")),
 ]

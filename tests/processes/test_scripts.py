@@ -228,7 +228,10 @@ for refused in ([f"strategy.kind={other}"], [f"strategy.kind={kind}", "cluster.w
 # the test below has TensorFlow in a notebook
 @pytest.mark.parametrize(
     ("kind", "other", "backend"),
-    [("jax", "dtensor", "jax"), pytest.param("dtensor", "jax", "tensorflow", marks=pytest.mark.slow)],
+    [
+        pytest.param("jax", "dtensor", "jax", marks=pytest.mark.slow),
+        pytest.param("dtensor", "jax", "tensorflow", marks=pytest.mark.slow),
+    ],
 )
 def test_a_mesh_in_a_notebook(machine: Machine, kind: str, other: str, backend: str) -> None:
     (machine.directory / "cells.py").write_text(MESH_CELL)

@@ -49,8 +49,12 @@ CUSTOM = ("--set", "strategy.kind=mirrored", "--set", "strategy.replicas=2", "--
 
 @pytest.mark.parametrize(
     "strategy",
-    # on hosts, tests/cluster/ kills workers in CI
-    [(), pytest.param(CUSTOM, marks=pytest.mark.slow), pytest.param(TWO_WORKERS, marks=pytest.mark.slow)],
+    # on hosts, tests/cluster/ kills workers in CI, and tests/properties/test_resume.py has one device
+    [
+        pytest.param((), marks=pytest.mark.slow),
+        pytest.param(CUSTOM, marks=pytest.mark.slow),
+        pytest.param(TWO_WORKERS, marks=pytest.mark.slow),
+    ],
     ids=["one_device", "mirrored, custom", "two workers"],
 )
 def test_killed_and_resumed_is_as_never_killed(tmp_path: Path, strategy: tuple[str, ...]) -> None:
