@@ -9,7 +9,7 @@ from pathlib import Path
 
 from distlaunch.base.secret_mask import SecretMask
 
-GIT = ("git", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
+_GIT = ("git", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
 """git with options that keep it from running programs named in the repository's settings."""
 _MAX_DIFF = 200_000
 """Number of characters of the changes that are recorded."""
@@ -23,21 +23,24 @@ def describe_code(folder: Path, environ: Mapping[str, str] = os.environ) -> dict
         folder: a folder in the repository.
         environ: environment variables, whose secrets are masked in the changes.
     """
-    if (commit := _git(folder, "rev-parse", "HEAD")) is None:
+    commit = git_output(folder, "rev-parse", "HEAD", timeout_s=_TIMEOUT_S)
+    if commit is None:
         return None
-    changes = _git(folder, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD") or ""
+    options = ("--no-ext-diff", "--no-textconv", "--no-color")
+    changes = (git_output(folder, "diff", *options, "HEAD", timeout_s=_TIMEOUT_S) or b"").decode(errors="replace")
     if len(changes) > _MAX_DIFF:
         changes = f"{changes[:_MAX_DIFF]}\n... {len(changes) - _MAX_DIFF:,} more characters\n"
-    return {"commit": commit.strip(), "diff": SecretMask(environ).whole(changes)}
+    return {"commit": commit.decode().strip(), "diff": SecretMask(environ).whole(changes)}
 
 
-def _git(folder: Path, *words: str) -> str | None:
-    """Return the output of a git command, or None if it fails."""
+def git_output(folder: Path, *words: str, timeout_s: float | None = None) -> bytes | None:
+    """Return the output of a git command in a folder; None if it fails, for example since there is no repository."""
+    command = [*_GIT, *words]
     try:
         done = subprocess.run(
-            [*GIT, "-C", str(folder), *words], stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S,
-            check=True,
+            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            timeout=timeout_s, check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.decode(errors="replace")
+    return done.stdout

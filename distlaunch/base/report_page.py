@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import Generator, Mapping
-from pathlib import Path
 
+from distlaunch.base.protocol import SAFE_MODULE
 from distlaunch.base.run_dir import RunDir
 
 REPORT = "DISTLAUNCH_REPORT"
@@ -29,13 +28,10 @@ def write_page_in_child(run: RunDir, environ: Mapping[str, str]) -> None:
     """Write the page, if the run has written anything. Errors are ignored: `distlaunch report --html` shows them."""
     if environ.get(REPORT) == "off" or not run.exists():
         return
-    folder_of_package = str(Path(__file__).parents[2])
-    path = os.pathsep.join(filter(None, (folder_of_package, environ.get("PYTHONPATH"))))
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         subprocess.run(
-            # `-P`: the page needs no module of the current directory
-            [sys.executable, "-P", "-m", "distlaunch.ui.html_report", str(run.path)],
-            env={**environ, "PYTHONPATH": path},
+            [sys.executable, *SAFE_MODULE, "distlaunch.ui.html_report", str(run.path)],
+            env=dict(environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

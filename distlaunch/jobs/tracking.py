@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distlaunch.base.errors import reason_of
+from distlaunch.base.protocol import SAFE_MODULE
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import TrackerName
 from distlaunch.runs.paths import display_path
@@ -60,7 +61,7 @@ def _start(name: TrackerName, run: RunDir, environ: Mapping[str, str]) -> _Start
     log.parent.mkdir(mode=0o700, exist_ok=True)
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "distlaunch.runs.tracking.follow", name, str(run.path)],
+            [sys.executable, *SAFE_MODULE, "distlaunch.runs.tracking.follow", name, str(run.path)],
             stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, env=dict(environ),
             # Ctrl-C in the terminal stops the run, which then closes the trackers
             start_new_session=True,

@@ -14,11 +14,11 @@ from distlaunch.base import strict_json
 from distlaunch.base.metric_names import falls
 from distlaunch.base.run_dir import RunDir
 from distlaunch.runs.known import KnownRun
-from distlaunch.runs.listing import BestValue
 from distlaunch.runs.paths import display_path
 from distlaunch.runs.settings import differing_keys, setting_text, short_names
 from distlaunch.ui import words
 from distlaunch.ui.console import JobConsole
+from distlaunch.ui.runs import best_value, setting_of
 from distlaunch.ui.tables import fitting_columns, shortened
 
 _FACTS = ("run", "status", "epoch", "time", "examples/s", "goodput")
@@ -144,12 +144,12 @@ def _columns(runs: Sequence[KnownRun], sorted_by: str | None) -> list[_Column]:
     found.append(_Column("status", [each.status for each in summaries], 90 if is_done else 40, right=False))
     for number, key in enumerate(keys):
         is_sorted = sorted_by is not None and f".{key}".endswith(f".{sorted_by}")
-        cells = [_setting(run, key) for run in runs]
+        cells = [setting_of(run, key, _LONGEST_SETTING) for run in runs]
         is_number = all(not cell or cell[0].isdigit() or cell[0] == "-" for cell in cells)
         found.append(_Column(names[key], cells, 1 if is_sorted else 10 + min(number, 25), right=is_number))
     for number, name in enumerate([*validated, *(name for name in metrics if name not in validated)]):
         rank = 1 if name == sorted_by else 2 if number == 0 else 50 if name in validated else 60
-        found.append(_Column(f"best {name}", [_best(run.summary.best.get(name)) for run in runs], rank))
+        found.append(_Column(f"best {name}", [best_value(run.summary, name) for run in runs], rank))
     for name in validated + [name for name in metrics if name not in validated]:
         found.append(_Column(f"last {name}", [words.value(_last(run).get(name)) for run in runs], 70))
     facts = {
@@ -171,16 +171,6 @@ def _metrics(runs: Sequence[KnownRun]) -> list[str]:
 def _last(run: KnownRun) -> dict[str, float]:
     """Return the values of the last complete epoch; empty before the first is complete."""
     return run.summary.logs if run.summary.epoch else {}
-
-
-def _best(value: BestValue | None) -> str:
-    return "" if value is None else f"{words.number(value.value)} ({value.epoch + 1})"
-
-
-def _setting(run: KnownRun, key: str) -> str:
-    if key not in run.settings:
-        return ""
-    return shortened(display_path(setting_text(run.settings[key])), _LONGEST_SETTING)
 
 
 def _epochs(run: KnownRun) -> str:

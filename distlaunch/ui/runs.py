@@ -91,13 +91,16 @@ def _lines(console: JobConsole, runs: Sequence[KnownRun], sorted_by: str | None)
         *(
             (
                 f"best {name}",
-                [_best_value(run, name) for run in summaries],
+                [best_value(run, name) for run in summaries],
                 1 if name == sorted_by else 2 + 4 * number,
                 True,
             )
             for number, name in enumerate(_first_metrics(summaries, sorted_by))
         ),
-        *((names[key], [_setting(run, key) for run in runs], 1 if is_sorted(key) else 3, False) for key in keys),
+        *(
+            (names[key], [setting_of(run, key, _LONGEST_SETTING) for run in runs], 1 if is_sorted(key) else 3, False)
+            for key in keys
+        ),
         ("started", [time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started)) for run in summaries], 6, False),
         ("time", [words.duration(run.seconds) for run in summaries], 5, True),
         ("attempts", [str(run.attempts) for run in summaries], 9, True),
@@ -165,15 +168,17 @@ def _first_metrics(runs: Sequence[RunSummary], sorted_by: str | None) -> list[st
     return list(dict.fromkeys([*first, *validated]))[:_MOST_VALUES]
 
 
-def _best_value(run: RunSummary, metric: str) -> str:
+def best_value(run: RunSummary, metric: str) -> str:
+    """Return the best value of a metric with its epoch, from 1: `0.1277 (5)`; empty if there is none."""
     best = run.best.get(metric)
     return "" if best is None else f"{words.number(best.value)} ({best.epoch + 1})"
 
 
-def _setting(run: KnownRun, key: str) -> str:
+def setting_of(run: KnownRun, key: str, longest: int) -> str:
+    """Return a setting in at most `longest` characters; empty if the run has none."""
     if key not in run.settings:
         return ""
-    return shortened(display_path(setting_text(run.settings[key])), _LONGEST_SETTING)
+    return shortened(display_path(setting_text(run.settings[key])), longest)
 
 
 def _name(run: RunSummary) -> str:

@@ -15,8 +15,8 @@ import pytest
 from distlaunch.base.events import TrainingStarted
 from distlaunch.base.run_dir import RunDir
 from distlaunch.jobs.tracking import tracking
-from tests.recorded_run import START, done, ended, make_run, record
-from tests.unit.test_tracking import CONFIG
+from tests.recorded_run import START, done, ended, record
+from tests.unit.test_tracking import make_job
 
 pytestmark = pytest.mark.trackers
 STEPS = [*range(1, 21), 23, 25, 30, 35, 40]
@@ -26,10 +26,7 @@ EPOCHS = [10, 20, 30, 40]
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("def model(): ...\ndef data(): ...\n")
-    run = make_run(RunDir("runs/job"))
-    run.config.write_text(CONFIG)
-    return run
+    return make_job(tmp_path)
 
 
 def track_twice(run: RunDir, name: Any, **variables: str) -> None:

@@ -1,4 +1,4 @@
-"""What is read about the hardware of a host."""
+"""The hardware of a host is read from files of the system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which variables and cores tasks get on which hosts."""
+"""Variables and cores of tasks follow from the hardware of their hosts."""
 
 from __future__ import annotations
 

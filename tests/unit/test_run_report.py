@@ -14,13 +14,11 @@ import pytest
 from click.testing import CliRunner
 
 from distlaunch.base.errors import UsageError
-from distlaunch.base.event_files import EventWriter
 from distlaunch.base.events import (
     CheckpointSaved,
     DataResolved,
     EpochEnded,
     Evaluated,
-    Event,
     Exported,
     RunEnded,
     StepsDone,
@@ -34,6 +32,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.cli.main import cli
 from distlaunch.runs.listing import summarize
 from distlaunch.ui.placement import bytes_per_task, placement_lines, task_lines
+from tests.recorded_run import record
 
 START: dict[str, Any] = {
     "strategy": "parameter_server", "loop": "fit", "replicas": 2, "tasks": 4, "global_batch": 64, "epochs": 2,
@@ -64,14 +63,6 @@ VARIABLES: list[dict[str, Any]] = [
 ]
 
 
-def write(path: Path, attempt: int, task: str, *events: Event) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    writer = EventWriter(path, attempt=attempt, task=task)
-    for event in events:
-        writer.write(event)
-    writer.close()
-
-
 def epoch(number: int, loss: float) -> EpochEnded:
     logs = {"loss": loss, "accuracy": 1 - loss, "val_loss": loss * 2, "val_accuracy": 0.5, "learning_rate": 1e-5}
     return EpochEnded(epoch=number, step=100 * number + 100, seconds=12.5, logs=logs)
@@ -93,29 +84,29 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
             run.task(attempt, task).path.mkdir(parents=True)
     (run.checkpoints / "step-00000200").mkdir(parents=True)
     log = str(run.task(0, "ps:1").stderr_log)
-    write(
+    record(
         run.events, 0, "chief:0", TaskStarted(host="a", pid=1),
         DataResolved(name="m:data", source="memory", examples={"train": 6400, "validation": 100}),
         TrainingStarted(**START, first_step=0), VariablesPlaced(variables=VARIABLES[:1]),
         StepsDone(epoch=0, step=100, step_in_epoch=100, steps=100, seconds=1, logs={}), epoch(0, 0.5), saved(100),
         StepsDone(epoch=1, step=150, step_in_epoch=50, steps=50, seconds=1, logs={}),
     )  # fmt: skip
-    write(
+    record(
         run.events, 0, "launcher", TaskRestarted(restarted_task="worker:1", host="a", reason="was killed by SIGKILL"),
         TaskRestarted(restarted_task="worker:1", host="a", reason="was killed by SIGKILL"),
         TaskFailed(failed_task="ps:1", host="a", reason="killed by SIGKILL", log=log),
         RunEnded(status="failed", step=150, epochs_done=1, seconds=83),
     )  # fmt: skip
-    write(
+    record(
         run.events, 1, "chief:0", TrainingStarted(**{**START, "first_epoch": 1}, first_step=100),
         VariablesPlaced(variables=VARIABLES), epoch(1, 0.25), saved(200),
         Exported(format="keras", path=str(run.export / "model.keras")),
         RunEnded(status="done", step=200, epochs_done=2, seconds=20),
     )  # fmt: skip
-    write(run.task(0, "evaluator:0").events, 0, "evaluator:0", result(100, 0.9))
-    write(run.task(1, "evaluator:0").events, 1, "evaluator:0", result(100, 0.75), result(200, 0.5))
+    record(run.task(0, "evaluator:0").events, 0, "evaluator:0", result(100, 0.9))
+    record(run.task(1, "evaluator:0").events, 1, "evaluator:0", result(100, 0.75), result(200, 0.5))
     run.write_json(run.attempt_plan(2), {"mode": "evaluate"})
-    write(run.events, 2, "chief:0", TaskStarted(host="a", pid=1), result(200, 0.5))
+    record(run.events, 2, "chief:0", TaskStarted(host="a", pid=1), result(200, 0.5))
     return run
 
 
@@ -179,7 +170,7 @@ def test_a_run_that_is_going_on_or_was_lost(run: RunDir) -> None:
 def test_a_failed_evaluation_is_not_the_runs_failure(run: RunDir) -> None:
     run.task(3, "chief:0").path.mkdir(parents=True)
     run.write_json(run.attempt_plan(3), {"mode": "evaluate"})
-    write(run.events, 3, "launcher", TaskFailed(failed_task="chief:0", host="a", reason="no checkpoint", log="x"))
+    record(run.events, 3, "launcher", TaskFailed(failed_task="chief:0", host="a", reason="no checkpoint", log="x"))
     told = json.loads(report("runs/job", "--json"))
     assert told["status"] == "done"
     assert told["attempts"][3]["mode"] == "evaluate"
@@ -220,7 +211,7 @@ def test_a_run_that_never_began(tmp_path: Path) -> None:
 
 def test_an_attempt_that_has_made_no_step_yet(run: RunDir) -> None:
     run.task(3, "chief:0").path.mkdir(parents=True)
-    write(run.events, 3, "chief:0", TrainingStarted(**{**START, "first_epoch": 2}, first_step=200))
+    record(run.events, 3, "chief:0", TrainingStarted(**{**START, "first_epoch": 2}, first_step=200))
     with run.lock():
         assert re.search(r"^ +3 +running +200 to 200\b", report("runs/job"), re.MULTILINE)
 

@@ -48,12 +48,18 @@ def init(*, id, config, name, **options):
 """
 
 
+def make_job(folder: Path) -> RunDir:
+    """Write a run with a config, below the current directory."""
+    (folder / "mine.py").write_text("def model(): ...\ndef data(): ...\n")
+    run = make_run(RunDir("runs/job"))
+    run.config.write_text(CONFIG)
+    return run
+
+
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("def model(): ...\ndef data(): ...\n")
-    run = make_run(RunDir("runs/job"))
-    run.config.write_text(CONFIG)
+    run = make_job(tmp_path)
     run.write_json(run.environment, {"git": {"commit": "abc123"}})
     (tmp_path / "packages").mkdir()
     (tmp_path / "packages" / "wandb.py").write_text(STAND_IN)

@@ -256,7 +256,7 @@ def test_losses_and_weights_are_those_of_one_device(losses: list[float], weight:
 
 @pytest.mark.parametrize(("losses", "equal"), [([1.0, 0.8, 0.6], True), ([1.0, 0.9, 0.8], False)])
 def test_an_untuned_config_with_other_numbers_than_one_device_is_the_rule(losses: list[float], equal: bool) -> None:
-    """As with BatchNormalization on replicas: one device would change what is trained."""
+    """A config that differs from one device by itself keeps its numbers, for example with BatchNormalization."""
     own = Record(2, series([1.0, 0.8, 0.6], 0.5))
     assert judge_candidate(Record(2, series(losses, 0.5)), own, ONE_DEVICE).equal is equal
 

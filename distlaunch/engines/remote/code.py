@@ -6,7 +6,6 @@ import fnmatch
 import functools
 import json
 import os
-import subprocess
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -15,7 +14,7 @@ from distlaunch.agent.remote.code_copy import digest_of
 from distlaunch.agent.remote.file_transfer import send_file
 from distlaunch.agent.remote.frames import MAX_PAYLOAD_BYTES
 from distlaunch.base.errors import UsageError
-from distlaunch.base.git import GIT
+from distlaunch.base.git import git_output
 
 _MAX_FILES = 10_000
 """Limit on the number of files, and of folders that are searched."""
@@ -130,12 +129,8 @@ def _git_files(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def _listed_by_git(folder: Path, *options: str) -> list[str]:
-    command = [*GIT, "ls-files", *options, "-z"]
-    try:
-        done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
-    except (OSError, subprocess.CalledProcessError):  # no git, or no repository
-        return []
-    return sorted(name for name in done.stdout.decode(errors="surrogateescape").split("\0") if name)
+    found = git_output(folder, "ls-files", *options, "-z") or b""
+    return sorted(name for name in found.decode(errors="surrogateescape").split("\0") if name)
 
 
 def _walk(folder: Path) -> Iterator[str]:

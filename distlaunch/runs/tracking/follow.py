@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import select
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +19,7 @@ from distlaunch.base.events import EpochEnded, Event, RunEnded, StepsDone, Train
 from distlaunch.base.regular_files import read_json
 from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.config.run import TrackerName
+from distlaunch.runs.settings import read_settings
 from distlaunch.runs.tracking.trackers import Tracker, open_tracker
 
 _INTERVAL_S = 1.0
@@ -99,20 +99,10 @@ def _read_state(file: Path) -> dict[str, Any]:
 
 def _config_of(run: RunDir) -> dict[str, Any]:
     """Return the values of the run's config by their paths, and the commit of the code."""
-    from distlaunch.config.read.load import load_resolved
-
-    flat = dict(_flatten(load_resolved(run.config).to_public(), ""))
+    flat = read_settings(run)
     with contextlib.suppress(OSError, ValueError, KeyError):
         flat["git_commit"] = read_json(run.environment)["git"]["commit"]
     return flat
-
-
-def _flatten(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _flatten(cast("dict[str, Any]", value), f"{path}{key}.")
-        else:
-            yield path + key, value
 
 
 def main() -> None:

@@ -262,14 +262,26 @@ def _replace_total() -> None:
     trainer._compute_loss = compute_total
 
 
+def _share_of_moments() -> ReplicaShare | None:
+    """Return the share of this replica, or None where moments are those of the rows at hand."""
+    share = current_replica_share()
+    # outside a training step, for instance if the user calls the model
+    if share is None or share.has_all_rows or tf.distribute.get_replica_context() is None:
+        return None
+    return share
+
+
+def _as_moments(share: ReplicaShare, mean: Any, variance: Any) -> tuple[Any, Any]:
+    """Return moments of all rows; in a trial, they are constants in the computation of a part."""
+    return (mean, variance) if share.trial is None else (tf.stop_gradient(mean), tf.stop_gradient(variance))
+
+
 def _replace_moments() -> None:
     nn = internal(_NN)
     moments = nn._compute_moments_sync
 
     def moments_of_rows(x: Any, axes: Any, keepdims: bool) -> Any:
-        share = current_replica_share()
-        # outside a training step, for instance if the user calls the model
-        if share is None or share.has_all_rows or tf.distribute.get_replica_context() is None:
+        if (share := _share_of_moments()) is None:
             return moments(x, axes, keepdims)
         local = [tf.reduce_sum(part, axes, keepdims=True) for part in (x, tf.square(x), tf.ones_like(x))]
         # three separate sums, as in Keras, because NCCL needs the same order in each replica
@@ -277,9 +289,7 @@ def _replace_moments() -> None:
         mean = total / count
         # E[x^2] - E[x]^2 may be slightly negative because of rounding
         variance = tf.maximum(squares / count - tf.square(mean), 0.0)
-        if share.trial is not None:
-            # in a trial, the moments of all rows are constants in the computation of a part
-            mean, variance = tf.stop_gradient(mean), tf.stop_gradient(variance)
+        mean, variance = _as_moments(share, mean, variance)
         return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
 
     nn._compute_moments_sync = moments_of_rows
@@ -290,10 +300,8 @@ def _replace_masked_moments() -> None:
     moments = batch_norm._moments
 
     def moments_of_rows(self: Any, inputs: Any, mask: Any) -> Any:
-        share = current_replica_share()
-        if share is None or share.has_all_rows or tf.distribute.get_replica_context() is None:
-            return moments(self, inputs, mask)
-        if mask is None or not self.synchronized:
+        share = _share_of_moments()
+        if share is None or mask is None or not self.synchronized:
             return moments(self, inputs, mask)
         counted = tf.broadcast_to(tf.cast(mask, tf.bool)[..., tf.newaxis], tf.shape(inputs))
 
@@ -307,9 +315,7 @@ def _replace_masked_moments() -> None:
         count = over_replicas(tf.ones_like(inputs)) + keras.config.epsilon()
         mean = over_replicas(inputs) / count
         variance = over_replicas(tf.square(inputs - mean)) / count
-        if share.trial is not None:
-            # as without a mask
-            mean, variance = tf.stop_gradient(mean), tf.stop_gradient(variance)
+        mean, variance = _as_moments(share, mean, variance)
         return tf.squeeze(mean), tf.squeeze(variance)
 
     batch_norm._moments = moments_of_rows

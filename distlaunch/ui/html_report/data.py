@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
@@ -39,7 +39,6 @@ _LOG_BYTES, _LOG_LINES = 64 << 10, 40
 """How much of the end of a failed task's log is shown."""
 _VALIDATION = "val_"
 
-_Kind = TypeVar("_Kind", bound=Event)
 Curve = dict[str, list[float]]
 """The coordinates of points, `x` and `y`."""
 
@@ -64,7 +63,7 @@ def page_data(run: RunDir, report: RunReport) -> dict[str, Any]:
         "curves": history.curves(),
         "epochs": [{"epoch": event.epoch + 1, "step": event.step, "seconds": event.seconds} for event in report.epochs],
         "restarts": history.restarts,
-        "speed": _speed(run, report),
+        "speed": _speed(run, report, events),
         "checkpoints": [
             {
                 "step": event.step,
@@ -168,20 +167,26 @@ def _short(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _speed(run: RunDir, report: RunReport) -> dict[str, dict[str, Curve]]:
-    """Return curves of each task that computes steps, from the differences of its reports."""
+def _speed(run: RunDir, report: RunReport, events: Sequence[Event]) -> dict[str, dict[str, Curve]]:
+    """Return curves of each task that computes steps, from the differences of its reports.
+
+    Args:
+        events: those of the run's file.
+    """
     curves: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for number in [attempt.attempt for attempt in report.attempts if attempt.is_run]:
-        started = next((event.first_step for event in _of(run, number, TrainingStarted)), 0)
+        of_attempt = [event for event in events if event.attempt == number]
+        started = next((event.first_step for event in of_attempt if isinstance(event, TrainingStarted)), 0)
         found: dict[str, list[StepsTimed]] = {}
         # the run's file has the times of the chief, and other tasks have files of their own
         others = [event for files in run.tasks(number).values() for event in read_events_of(files.events, StepsTimed)]
-        for event in (*_of(run, number, StepsTimed), *others):
-            found.setdefault(event.task, []).append(event)
+        for event in (*of_attempt, *others):
+            if isinstance(event, StepsTimed):
+                found.setdefault(event.task, []).append(event)
         for points in (points for own in curves.values() for points in own.values()):
             _forget_after(points, started)
-        for task, events in found.items():
-            _add_speed(curves.setdefault(task, {}), started, events)
+        for task, reports in found.items():
+            _add_speed(curves.setdefault(task, {}), started, reports)
     return {task: {name: _curve(points) for name, points in own.items()} for task, own in sorted(curves.items())}
 
 
@@ -204,10 +209,6 @@ def _add_speed(curves: dict[str, list[tuple[float, float]]], first_step: int, ev
             for name, value in values.items():
                 curves.setdefault(name, []).append((x, value))
         before = event
-
-
-def _of(run: RunDir, attempt: int, kind: type[_Kind]) -> list[_Kind]:
-    return [event for event in read_events_of(run.events, kind) if event.attempt == attempt]
 
 
 def _attempt(run: RunDir, attempt: AttemptReport) -> dict[str, Any]:
