@@ -248,6 +248,8 @@ class StepsTimed(Event):
         in_python: True if the user's Python code reads examples.
         processes: number of additional processes that read; 0 if threads of this process read.
         memory_bytes: resident memory of the process; 0 if unknown.
+        gpu_percent: the mean utilization of the task's GPUs, as their driver reports it; None without GPUs.
+        gpu_memory_bytes: memory in use on the task's GPUs, by all processes; 0 if unknown.
     """
 
     steps: int
@@ -268,16 +270,23 @@ class StepsTimed(Event):
     in_python: bool = False
     processes: int = 0
     memory_bytes: int = 0
+    gpu_percent: float | None = None
+    gpu_memory_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochEnded(Event):
-    """An epoch has ended. Validation values have the prefix `val_`."""
+    """An epoch has ended. Validation values have the prefix `val_`.
+
+    Attributes:
+        learning_rate: that of the compiled optimizer after the epoch's last step; None if it has none.
+    """
 
     epoch: int
     step: int
     seconds: float
     logs: Logs
+    learning_rate: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

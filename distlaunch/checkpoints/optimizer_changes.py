@@ -256,6 +256,28 @@ def optimizers_text(optimizers: Sequence[Mapping[str, Any]], *, with_rates: bool
     return " + ".join(texts)
 
 
+def current_rate(model: keras.Model) -> float | None:
+    """Return the learning rate of the compiled optimizer's next update; None if it has none, or more than one."""
+    optimizer = getattr(model, "optimizer", None)
+    parts = [] if optimizer is None else list(with_wrapped_optimizers(optimizer))
+    own = [part for part in parts if len(list(with_wrapped_optimizers(part))) == 1]
+    if len(own) != 1:
+        return None
+    rate = learning_rate_of(own[0])
+    if isinstance(rate, keras.Variable):
+        return float(host_value(rate))
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        updates = own[0].iterations
+        # with accumulated gradients, Keras computes the number of updates from that of the steps
+        number = host_value(updates) if isinstance(updates, keras.Variable) else _on_host(updates)
+        return float(_on_host(rate(number)))
+    return None
+
+
+def _on_host(tensor: Any) -> np.ndarray:
+    return np.asarray(keras.ops.convert_to_numpy(tensor))
+
+
 def loss_text(loss: Any) -> str:
     """Return a short text for the loss with which a model is compiled."""
     if loss is None or isinstance(loss, str):

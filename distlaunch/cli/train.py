@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 @click.option("--smoke", is_flag=True, help="Test the config in about a minute: a few steps, a resume, an export.")
 @click.option("--debug", is_flag=True, help="Train on one device in this process, so that breakpoint() works.")
 @click.option("--detach", "-d", is_flag=True, help="Start the job and return; it survives a closed terminal.")
+@click.option(
+    "--metrics-port", metavar="[HOST:]PORT", help="Serve OpenMetrics at this port, by default only on 127.0.0.1."
+)
+@click.option("--metrics-file", metavar="FILE.prom", help="Write OpenMetrics to this file every 5 seconds.")
 @JUNIT
 @JSON_EVENTS
 @QUIET
@@ -52,6 +56,8 @@ def command(
     smoke: bool,
     debug: bool,
     detach: bool,
+    metrics_port: str | None,
+    metrics_file: str | None,
     junit_xml: str | None,
     as_json: bool,
     quiet: bool,
@@ -78,10 +84,15 @@ def command(
         )
     if name is not None and len(targets) > 1:
         raise UsageError("--name: several configs cannot have the same name; leave out --name")
+    metrics = {"--metrics-port": metrics_port is not None, "--metrics-file": metrics_file is not None}
+    if smoke and any(metrics.values()):
+        given = " and ".join(option for option, is_given in metrics.items() if is_given)
+        raise UsageError(f"{given}: --smoke makes several short runs, which offer no metrics; leave it out")
     if debug:
         others = {"--resume": resume, "--smoke": smoke, "--detach": detach, "--json": as_json, "--quiet": quiet}
+        others |= metrics
         _debug(target, overrides, name, [option for option, given in others.items() if given])
-    request = JobRequest(target, overrides, name, resume)
+    request = JobRequest(target, overrides, name, resume, metrics_port=metrics_port, metrics_file=metrics_file)
     if detach:
         if smoke:
             raise UsageError("--detach: --smoke takes a minute and prints its results here; leave one of them out")

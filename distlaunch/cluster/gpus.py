@@ -67,6 +67,73 @@ def driver_version() -> str:
     return driver.version if driver else ""
 
 
+class GpuUse(NamedTuple):
+    """The use of several GPUs by all processes.
+
+    Attributes:
+        percent: the mean of the times in which each GPU computed; None if the driver does not report it, as for MIG.
+        memory_bytes: memory in use on all of them.
+    """
+
+    percent: float | None
+    memory_bytes: int
+
+
+class GpuMeter:
+    """Measures the GPUs that CUDA_VISIBLE_DEVICES selects, without ever waiting for the driver."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._names = find_gpus(environ)
+        self._last: GpuUse | None = None
+        self._asking: threading.Thread | None = None
+
+    def read(self) -> GpuUse | None:
+        """Return the newest measurement, and begin the next one. None without GPUs or before the first has ended."""
+        # a driver that hangs must not stop training, so its thread is abandoned
+        if self._names and not (self._asking and self._asking.is_alive()):
+            self._asking = threading.Thread(target=self._measure, name="nvml", daemon=True)
+            self._asking.start()
+        return self._last
+
+    def _measure(self) -> None:
+        import pynvml  # pyright: ignore[reportMissingTypeStubs]
+
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError:
+            return
+        try:
+            self._last = _use_of(pynvml, self._names)
+        except pynvml.NVMLError:
+            self._last = None
+        finally:
+            pynvml.nvmlShutdown()
+
+
+def _use_of(nvml: Any, names: Sequence[str]) -> GpuUse | None:
+    devices = list(_devices(nvml, names))
+    memory_bytes = sum(int(nvml.nvmlDeviceGetMemoryInfo(device).used) for device in devices)
+    return GpuUse(_utilization(nvml, devices), memory_bytes) if devices else None
+
+
+def _devices(nvml: Any, names: Sequence[str]) -> Iterator[Any]:
+    """Yield NVML's devices for names as in CUDA_VISIBLE_DEVICES; MIG parts for GPUs that are divided."""
+    for gpu in _gpus(nvml):
+        parts = [part for part in gpu.parts if any(part.startswith(name) for name in names)]
+        for part in parts:
+            yield nvml.nvmlDeviceGetHandleByUUID(part)
+        if not parts and any(gpu.is_named(name) for name in names):
+            yield nvml.nvmlDeviceGetHandleByIndex(int(gpu.number))
+
+
+def _utilization(nvml: Any, devices: Sequence[Any]) -> float | None:
+    try:
+        found = [float(nvml.nvmlDeviceGetUtilizationRates(device).gpu) for device in devices]
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
+        return None
+    return sum(found) / len(found)
+
+
 class _Driver(NamedTuple):
     """The GPUs and version of the driver. Both are empty if the driver does not run."""
 

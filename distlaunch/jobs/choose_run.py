@@ -35,6 +35,8 @@ class JobRequest:
     Attributes:
         target: a config file, or the directory of a run to resume.
         makes_run_dir: whether the command makes a run directory, which needs a valid name.
+        metrics_port: the address at which the run's state can be scraped, `PORT` or `HOST:PORT`.
+        metrics_file: the text file with the run's state.
     """
 
     target: str
@@ -42,6 +44,8 @@ class JobRequest:
     name: str | None = None
     resume: bool = False
     makes_run_dir: bool = True
+    metrics_port: str | None = None
+    metrics_file: str | None = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from distlaunch.jobs.attempt import AttemptResult, checked, plan_attempt, run_at
 from distlaunch.jobs.choose_run import Choice, JobRequest, choose
 from distlaunch.jobs.isolation import isolate_if_configured
 from distlaunch.jobs.job_end import limit_temporary_failures, limiting_temporary_errors
+from distlaunch.jobs.metrics import Metrics, offering_metrics
 from distlaunch.jobs.restarts import run_job
 from distlaunch.jobs.tracking import tracking
 from distlaunch.jobs.use import claim_exports
@@ -27,10 +28,15 @@ from distlaunch.supervise.observer import Observer, ThreadedObserver
 
 @dataclass(frozen=True)
 class ClaimedRun:
-    """A run whose directory is claimed. Nothing is started yet."""
+    """A run whose directory is claimed. Nothing is started yet.
+
+    Attributes:
+        metrics: where the state of the run is offered while it trains.
+    """
 
     choice: Choice
     run: RunDir
+    metrics: Metrics
 
 
 def begin(
@@ -69,7 +75,9 @@ def begin(
             if not choice.evaluator_only:
                 choice.run.forget_secrets()  # in case its launcher was killed before it could do that
         return None
-    return ClaimedRun(choice, choice.run or RunDir.claim(choice.config.runs_dir, choice.name))
+    # before the claim, since a port may be in use
+    metrics = Metrics.open(request.metrics_port, request.metrics_file)
+    return ClaimedRun(choice, choice.run or RunDir.claim(choice.config.runs_dir, choice.name), metrics)
 
 
 def execute(claimed: ClaimedRun, observer: Observer) -> AttemptResult:
@@ -87,7 +95,11 @@ def execute(claimed: ClaimedRun, observer: Observer) -> AttemptResult:
         if choice.missing_outputs:
             return _make_missing_outputs(choice, run, threaded)
         environ = choice.context.machine.environ
-        with tracking(run, choice.config.tracking, environ, threaded.note), limiting_temporary_errors(run):
+        with (
+            tracking(run, choice.config.tracking, environ, threaded.note),
+            offering_metrics(run, claimed.metrics, environ, threaded.note),
+            limiting_temporary_errors(run),
+        ):
             result = run_job(choice.config, run, threaded, choice.context)
         return checked(limit_temporary_failures(run, result), choice.locate)
 

@@ -123,6 +123,8 @@ def task_summary(each: StepsTimed) -> dict[str, Any]:
         "threads": each.threads,
         "cores": each.cpu_s / each.seconds if each.seconds else None,
         "memory_bytes": each.memory_bytes or None,
+        "gpu_percent": each.gpu_percent,
+        "gpu_memory_bytes": each.gpu_memory_bytes or None,
     }
 
 

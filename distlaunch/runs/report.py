@@ -92,6 +92,7 @@ class RunReport:
         variables: the placement of variables, as in VariablesPlaced.
         mesh: the device mesh, as in VariablesPlaced.
         timed: the step times of each task in the attempt that trained last.
+        hosts: the host of each task in that attempt.
         skipped: training examples that failed and were left out in any attempt.
         numbers: comparisons of the steps with one device.
         export_failure: why the last export failed; empty if none failed, or if a later one succeeded.
@@ -115,6 +116,7 @@ class RunReport:
     variables: list[dict[str, Any]]
     mesh: dict[str, Any] | None
     timed: dict[str, StepsTimed] = dataclasses.field(default_factory=dict)
+    hosts: dict[str, str] = dataclasses.field(default_factory=dict)
     skipped: frozenset[str] = frozenset()
     export_failure: str = ""
     numbers: tuple[NumbersChecked, ...] = ()
@@ -136,7 +138,7 @@ class RunReport:
             "status": self.status,
             "attempts": [dataclasses.asdict(attempt) for attempt in self.attempts],
             "data": _select(self.data, "name", "source", "examples") if self.data else None,
-            "epochs": [_select(event, "epoch", "step", "seconds", "logs") for event in self.epochs],
+            "epochs": [_select(event, "epoch", "step", "seconds", "logs", "learning_rate") for event in self.epochs],
             "checkpoints": [
                 {**_select(event, "step", "path", "num_bytes"), "best": event is self.best}
                 for event in self.all_checkpoints
@@ -198,6 +200,7 @@ def read_report(run: RunDir, job: JobState | None = None) -> RunReport:
         variables=facts.placed.variables if facts.placed else [],
         mesh=facts.placed.mesh if facts.placed else None,
         timed=step_times(run, facts),
+        hosts=facts.attempts[facts.start.attempt].hosts if facts.start else {},
         skipped=_skipped_examples(run, facts),
         numbers=tuple(facts.numbers),
         goodput=run_goodput(run),

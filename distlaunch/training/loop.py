@@ -21,7 +21,7 @@ from distlaunch.base.plural import count
 from distlaunch.base.process import Process
 from distlaunch.checkpoints.best import BestEpoch, mode_warnings
 from distlaunch.checkpoints.meta import Progress
-from distlaunch.checkpoints.optimizer_changes import carry_over, describe_optimizers
+from distlaunch.checkpoints.optimizer_changes import carry_over, current_rate, describe_optimizers
 from distlaunch.checkpoints.policy import Failures, Moment, SaveContext, save_decision
 from distlaunch.checkpoints.saver import CALLBACK, Saver
 from distlaunch.checkpoints.store import CheckpointStore
@@ -339,13 +339,15 @@ class TrainingLoop:
             self._check_monitors(logs, train_logs)
         reported = scalars(logs)  # taken before the hook: a callback may change the logs
         self._nonfinite.metrics(reported, epoch)
+        # before callbacks set the rate of the next epoch
+        rate = current_rate(self._model) if self._hooks.is_chief else None
         known = {name: len(values) for name, values in self._model.history.history.items()}
         self._call_hook("epoch_end", epoch, logs)
         # callbacks get a copy of the logs, to which some add values, such as the learning rate
         added = {name: values[-1] for name, values in self._model.history.history.items() if name not in logs
                  and len(values) > known.get(name, 0)}  # fmt: skip
         at = self._save_context(Moment.EPOCH_END, epoch=epoch + 1, logs=reported, is_validated=bool(validation_logs))
-        self._finish_epoch(at, {**logs, **scalars(added)}, self._hooks.clock() - began)
+        self._finish_epoch(at, {**logs, **scalars(added)}, self._hooks.clock() - began, rate)
         return logs
 
     def _validate(self, epoch: int) -> Logs | None:
@@ -476,12 +478,13 @@ class TrainingLoop:
             raise ConfigError(Problem(("data",), message))
         self._reports.report_rest(result.logs, at)
 
-    def _finish_epoch(self, at: SaveContext, logs: Logs, seconds: float) -> None:
+    def _finish_epoch(self, at: SaveContext, logs: Logs, seconds: float, rate: float | None) -> None:
         """Record the values of an epoch, and save a checkpoint if one is due.
 
         Args:
             at: progress and the values that decide which epoch is the best.
             logs: all values of the epoch, including those that callbacks have added.
+            rate: the learning rate after the last step.
         """
         asks = self._hooks.is_chief and self._saves.chief_asks(at)
         # lets the supervisor find the task whose slow callback delays the others
@@ -505,7 +508,15 @@ class TrainingLoop:
             finished=vote.finish,
             pending_logs=None,
         )
-        self._hooks.emit(EpochEnded(epoch=at.epoch - 1, step=self._progress.step, seconds=seconds, logs=scalars(logs)))
+        self._hooks.emit(
+            EpochEnded(
+                epoch=at.epoch - 1,
+                step=self._progress.step,
+                seconds=seconds,
+                logs=scalars(logs),
+                learning_rate=rate,
+            )
+        )
         at = replace(at, is_last=vote.finish or at.epoch == self._epochs, chief_asks=vote.save)
         if not self._saves.should_save(at):
             return

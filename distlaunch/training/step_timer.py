@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import psutil
 
 from distlaunch.base.events import Event, Notice, StepsTimed
 from distlaunch.cluster.cores import num_cores
+from distlaunch.cluster.gpus import GpuMeter
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.examples.each_example import num_threads
 from distlaunch.data.examples.example_times import ExampleTimes, example_times_so_far
@@ -44,6 +46,7 @@ class StepTimer:
         self._made_before = ExampleTimes()
         self._due_at: float | None = None
         self._has_unreported = False
+        self._gpus = GpuMeter(os.environ)
 
     def begin(self) -> None:
         """Start a call; CPU time used before it does not count as time of a step."""
@@ -59,6 +62,7 @@ class StepTimer:
         if self._calls == 1:  # it compiles, and starts reading the input
             self._made_before = example_times_so_far()
             self._due_at = self._clock() + INTERVAL_S
+            self._gpus.read()  # begins to measure, for the first report
             self.begin()
             return
         self._steps += len(times.seconds)
@@ -96,6 +100,7 @@ class StepTimer:
         if not self._has_unreported:
             return
         self._has_unreported, self._due_at = False, self._clock() + INTERVAL_S
+        gpus = self._gpus.read()
         made, latest = example_times_so_far() - self._made_before, list(self._latest_step_s)
         self._emit(
             StepsTimed(
@@ -120,5 +125,7 @@ class StepTimer:
                 in_python=self._train.in_python,
                 processes=self._config.processes or 0,
                 memory_bytes=psutil.Process().memory_info().rss,
+                gpu_percent=gpus.percent if gpus else None,
+                gpu_memory_bytes=gpus.memory_bytes if gpus else 0,
             )
         )

@@ -24,6 +24,7 @@ from distlaunch.ui.progress.lines import (
     data_source,
     goodput_text,
     numbers_text,
+    optimizer_text,
     restarts,
     skipped,
     step_times,
@@ -165,8 +166,10 @@ def _facts(state: ProgressState, run: RunDir, failure: str) -> list[tuple[str, s
     rows: list[tuple[str, str]] = []
     if state.now.training is not None:
         rows += [("strategy", training_start(state.now.training)), ("trained", _trained(state))]
+        if optimizer := optimizer_text(state.now.training, state.epochs):
+            rows.append(("optimizer", optimizer))
     if state.now.timed:
-        rows.append(("steps", step_times(state.now.timed)))
+        rows.append(("steps", step_times(state.now.timed, state.now.hosts)))
     if slow := find_bottleneck(state.now.timed):
         rows.append(("input", str(slow)))
     if (goodput := run_goodput(run)) is not None and goodput.notable_losses:

@@ -22,6 +22,7 @@ from distlaunch.ui.progress.lines import (
     data_source,
     goodput_text,
     numbers_text,
+    optimizer_text,
     restarts,
     skipped,
     step_times,
@@ -82,8 +83,10 @@ def facts(report: RunReport) -> list[tuple[str, str, str]]:
     if numbers := numbers_text(report.numbers, failure):
         differs = any(event.status == "differs" for event in report.numbers)
         rows.append(("numbers", numbers, "red" if differs else ""))
+    if report.training is not None and (optimizer := optimizer_text(report.training, report.epochs)):
+        rows.append(("optimizer", optimizer, ""))
     if report.timed:
-        rows.append(("steps", step_times(report.timed), ""))
+        rows.append(("steps", step_times(report.timed, report.hosts), ""))
     if slow := find_bottleneck(report.timed):
         rows.append(("input", str(slow), "yellow"))
     if report.goodput is not None and report.goodput.wall_s >= _SHORTEST_S:

@@ -63,6 +63,12 @@ ELSEWHERE = {
     "distlaunch train configs/fashion_mnist.yaml --smoke": "test_train.py::test_every_config_passes_its_smoke_test",
     "distlaunch train configs/fashion_mnist.yaml --debug": "test_debug.py::test_a_custom_step_a_pipeline_and_keys",
     "pytest tests/properties --hypothesis-profile=thorough": "../properties/test_reports.py::test_histories",
+    "distlaunch train configs/fashion_mnist.yaml --metrics-port 9400": (
+        "../unit/test_metrics.py::test_a_run_that_goes_on"
+    ),
+    "distlaunch train configs/fashion_mnist.yaml --metrics-file metrics/job.prom": (
+        "test_train.py::test_the_main_job_evaluates_and_exports"
+    ),
     "distlaunch compare --sort val_accuracy": "../unit/test_compare.py::test_sorting",
     "distlaunch compare 'rate-*' --sort val_loss": "test_comparing.py::test_the_best_of_six_runs",
     "distlaunch compare 'rate-*' --sort val_loss --csv > rates.csv": "test_comparing.py::test_the_best_of_six_runs",
@@ -125,6 +131,7 @@ CANNOT = {
     "pytest -n 0 tests/unit/test_supervision.py": "a part of what runs this test",
     "pytest --cold": "the same tests",
     "pytest -m trackers": "needs packages that the suite does not install",
+    "pip install 'distlaunch[metrics]'": "installs what `.[dev]` has installed",
     "pip install 'distlaunch[mlflow]'": "installs what these tests do not need",
     "pip install -e '.[all]'": "likewise",
     "pytest -m browser": "needs a browser; CI runs it",

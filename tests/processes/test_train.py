@@ -115,10 +115,13 @@ def test_ctrl_c_saves_and_resumes(tmp_path: Path) -> None:
 
 def test_the_main_job_evaluates_and_exports(tmp_path: Path) -> None:
     """Two workers on the shipped data; `evaluate` gives the same numbers; the exports load in a clean process."""
-    options = ("--set", "train.epochs=1", "--set", "data.validation_examples=333")
+    options = ("--set", "train.epochs=1", "--set", "data.validation_examples=333", "--metrics-file", "job.prom")
     code, out, err = run("train", MAIN, *options, "--json", cwd=tmp_path)
     assert code == 0, err
-    ended = [event for event in json_lines(out) if event["event"] == "EpochEnded"][-1]["logs"]
+    epoch = [event for event in json_lines(out) if event["event"] == "EpochEnded"][-1]
+    ended = epoch["logs"]
+    assert epoch["learning_rate"] == pytest.approx(0.001)
+    assert f'distlaunch_step{{run="fashion-mnist"}} {epoch["step"]}.0' in (tmp_path / "job.prom").read_text()
     run_dir = RunDir(tmp_path / "runs" / "fashion-mnist")
     code, out, err = run("evaluate", str(run_dir.path), "--json", cwd=tmp_path)
     assert code == 0, err

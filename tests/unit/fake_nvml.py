@@ -11,17 +11,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-SUCCESS, NO_PERMISSION, NOT_FOUND, GPU_IS_LOST = 0, 4, 6, 15
+SUCCESS, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, GPU_IS_LOST = 0, 3, 4, 6, 15
 DRIVER_NOT_LOADED, VERSION_MISMATCH = 9, 18
+PART_BYTES = 1 << 20
+"""Memory in use on each part."""
 
 
 @dataclass
 class FakeGpu:
-    """A GPU; its parts by their places, of which some are empty (None) or another container's ("")."""
+    """A GPU; its parts by their places, of which some are empty (None) or another container's ("").
+
+    Attributes:
+        percent: its utilization; None if the driver does not report it.
+    """
 
     uuid: str
     parts: Sequence[str | None] = ()
     lost: bool = False
+    percent: int | None = 0
+    used_bytes: int = 0
 
 
 @dataclass
@@ -69,6 +77,22 @@ class FakeNvml:
 
     def nvmlDeviceGetUUID(self, device: Any, text: Any, length: Any) -> int:  # noqa: N802
         text.value = getattr(device.fake, "uuid", device.fake).encode()
+        return SUCCESS
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: Any, device: Any) -> int:  # noqa: N802
+        name = uuid.value.decode()
+        gpu = next(gpu for gpu in self.gpus if name in (gpu.uuid, *gpu.parts))
+        device._obj.fake = gpu if name == gpu.uuid else FakeGpu(name, percent=None, used_bytes=PART_BYTES)
+        return SUCCESS
+
+    def nvmlDeviceGetMemoryInfo(self, device: Any, memory: Any) -> int:  # noqa: N802
+        memory._obj.used = device.fake.used_bytes
+        return SUCCESS
+
+    def nvmlDeviceGetUtilizationRates(self, device: Any, rates: Any) -> int:  # noqa: N802
+        if device.fake.percent is None:
+            return NOT_SUPPORTED
+        rates._obj.gpu = device.fake.percent
         return SUCCESS
 
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Any, count: Any) -> int:  # noqa: N802

@@ -134,7 +134,7 @@ def test_the_summary_for_programs() -> None:
     assert numbers == {
         "steps": 1_000, "step_median_s": 0.1, "step_p99_s": 0.2, "examples_per_s": 500.0, "input_share": 0.62,
         "example_s": pytest.approx(0.0081), "threads": 4,
-            "cores": 3.8, "memory_bytes": None,
+            "cores": 3.8, "memory_bytes": None, "gpu_percent": None, "gpu_memory_bytes": None,
     }  # fmt: skip
 
 

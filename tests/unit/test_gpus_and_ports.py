@@ -18,14 +18,21 @@ from click.testing import CliRunner
 from distlaunch.base.errors import ConfigError, UsageError
 from distlaunch.cli.validate import command as validate
 from distlaunch.cluster import gpus
-from distlaunch.cluster.gpus import find_gpus, share_gpus
+from distlaunch.cluster.gpus import GpuMeter, GpuUse, find_gpus, share_gpus
 from distlaunch.cluster.machine import Machine
 from distlaunch.cluster.ports import find_holder, pick_ports, reserve_ports
 from distlaunch.jobs import job
 from distlaunch.jobs.choose_run import JobRequest
 from distlaunch.verify.trials import plan_trials
 from tests.unit.config_files import BASE, write_models
-from tests.unit.fake_nvml import DRIVER_NOT_LOADED, VERSION_MISMATCH, FakeGpu, FakeNvml, write_package
+from tests.unit.fake_nvml import (
+    DRIVER_NOT_LOADED,
+    PART_BYTES,
+    VERSION_MISMATCH,
+    FakeGpu,
+    FakeNvml,
+    write_package,
+)
 
 GPUS = [FakeGpu("GPU-1111-aa", ["MIG-aaaa", None, "", "MIG-bbbb"]), FakeGpu("GPU-2222-bb"), FakeGpu("GPU-3333-cc")]
 
@@ -175,6 +182,49 @@ def test_a_driver_without_gpus(selected: str | None, library: FakeNvml, driver: 
 def test_a_driver_from_before_mig(driver: Any) -> None:
     driver(FakeNvml(GPUS, without=["nvmlDeviceGetMaxMigDeviceCount"]))
     assert find_gpus({}) == ("0", "1", "2")
+
+
+@pytest.mark.parametrize(
+    ("selected", "expected"),
+    [
+        (None, GpuUse(None, 300 + 2 * PART_BYTES)),
+        ("0", GpuUse(40.0, 100)),
+        ("0,1", GpuUse(60.0, 300)),
+        ("GPU-b", GpuUse(80.0, 200)),
+        ("MIG-2", GpuUse(None, PART_BYTES)),
+        ("", None),
+    ],
+)
+def test_the_use_of_the_selected_gpus_is_measured(selected: str | None, expected: GpuUse | None, driver: Any) -> None:
+    library = driver(
+        FakeNvml(
+            [
+                FakeGpu("GPU-a", percent=40, used_bytes=100),
+                FakeGpu("GPU-b", percent=80, used_bytes=200),
+                FakeGpu("GPU-c", ["MIG-1", "MIG-2"]),
+            ]
+        )
+    )
+    meter = GpuMeter({} if selected is None else {gpus.VISIBLE: selected})
+    for _ in range(2):
+        found = meter.read()
+        for thread in [thread for thread in threading.enumerate() if thread.name == "nvml"]:
+            thread.join(10)
+    assert found == expected
+    assert library.open == 0
+
+
+def test_a_driver_that_hangs_stops_no_measurement(driver: Any) -> None:
+    answers, goes_on = threading.Event(), threading.Event()
+    library = driver(FakeNvml([FakeGpu("GPU-a", percent=40, used_bytes=100)]))
+    meter = GpuMeter({})
+    library.on_init = lambda: (answers.set(), goes_on.wait(30))
+    assert meter.read() is None
+    assert answers.wait(10)
+    assert meter.read() is None, "the driver has not answered"
+    goes_on.set()
+    for thread in [thread for thread in threading.enumerate() if thread.name == "nvml"]:
+        thread.join(10)
 
 
 def test_a_real_process_asks_the_driver(tmp_path: Path) -> None:

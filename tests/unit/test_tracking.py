@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.cli.main import cli
 from distlaunch.config.checks.machine import missing_trackers
 from distlaunch.jobs.tracking import tracking
-from tests.recorded_run import START, done, ended, make_run, record
+from tests.recorded_run import START, done, ended, make_run, record, timed
 
 CONFIG = """
 model: {function: mine.py:model}
@@ -95,12 +96,16 @@ def test_a_run_is_sent_once_over_two_launchers(run: RunDir) -> None:
     assert rows[0]["batch/loss"] == 100.0
     start = TrainingStarted(**START, first_epoch=3, first_step=30)
     more = RunEnded(status="failed", step=40, epochs_done=4, seconds=9.0)
-    record(run.events, 2, "worker:0", start, done(35, 2.0), done(40, 1.0), ended(3, 1.0), more)
+    rated = replace(ended(3, 1.0), learning_rate=0.25)
+    record(run.events, 2, "worker:0", start, done(35, 2.0), timed(5, 1.0, 320), done(40, 1.0), rated, more)
     assert track(run) == []
     again = sent()[len(rows) + 2 :]
     assert [row.get("step") for row in again] == [None, 35, 40, None]
     assert {row["id"] for row in again} == {opened["id"]}
     assert again[-1]["ended"] == 1
+    assert (again[2]["speed/examples_per_s"], again[2]["speed/memory_mib"]) == (320.0, 512.0)
+    assert again[2]["learning_rate"] == 0.25
+    assert "speed/examples_per_s" not in again[1]
     assert track(run) == []
     assert len(sent()) == len(rows) + 2 + 4, "there was nothing new"
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from distlaunch.base import strict_json
 from distlaunch.base.event_files import EventReader
-from distlaunch.base.events import EpochEnded, Event, RunEnded, StepsDone, TrainingStarted
+from distlaunch.base.events import EpochEnded, Event, RunEnded, StepsDone, StepsTimed, TrainingStarted
 from distlaunch.base.regular_files import read_json
 from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.config.run import TrackerName
@@ -25,6 +25,7 @@ from distlaunch.runs.tracking.trackers import Tracker, open_tracker
 _INTERVAL_S = 1.0
 _BATCH = "batch/"
 """Prefix of values within an epoch, as in Keras's own loggers."""
+_SPEED = "speed/"
 
 
 class Follower:
@@ -42,6 +43,8 @@ class Follower:
         self._sent = _read_state(self._state_file)
         self._tracker: Tracker | None = None
         self._status = ""
+        self._speed: dict[str, float] = {}
+        """Values of the newest StepsTimed event. They are sent with the next step, so that none is sent twice."""
 
     def send_new(self) -> None:
         """Send the values of events that are new. The tracker is opened with the first one."""
@@ -60,14 +63,18 @@ class Follower:
     def _add(self, event: Event, rows: dict[int, dict[str, float]]) -> None:
         match event:
             case TrainingStarted():
-                self._status = ""
+                self._status, self._speed = "", {}
+            case StepsTimed():
+                self._speed = _speed_of(event)
             case StepsDone() if event.step > self._sent["step"]:
                 values = {_BATCH + name: value for name, value in event.logs.items()}
-                rows.setdefault(event.step, {}).update(values)
+                rows.setdefault(event.step, {}).update(values, **self._speed)
+                self._speed = {}
             # the last step of an epoch may have been sent before the epoch's end
             case EpochEnded() if event.step >= self._sent["step"] and event.step > self._sent["epoch_step"]:
                 self._sent["epoch_step"] = event.step
-                rows.setdefault(event.step, {}).update({"epoch": event.epoch + 1.0, **event.logs})
+                rate = {} if event.learning_rate is None else {"learning_rate": event.learning_rate}
+                rows.setdefault(event.step, {}).update({"epoch": event.epoch + 1.0, **rate, **event.logs})
             case RunEnded():
                 self._status = event.status
             case _:
@@ -88,6 +95,22 @@ class Follower:
 
     def _record(self) -> None:
         write_atomically(self._state_file, strict_json.dumps(self._sent))
+
+
+def _speed_of(event: StepsTimed) -> dict[str, float]:
+    """Return what a task has measured since its attempt began, and its memory and GPUs now."""
+    found = {"step_median_ms": 1e3 * event.step_median_s, "step_p99_ms": 1e3 * event.step_p99_s}
+    if event.seconds:
+        found["examples_per_s"] = event.examples / event.seconds
+        found["input_percent"] = 100 * event.input_s / event.seconds
+        found["busy_cores"] = event.cpu_s / event.seconds
+    if event.memory_bytes:
+        found["memory_mib"] = event.memory_bytes / 2**20
+    if event.gpu_percent is not None:
+        found["gpu_percent"] = event.gpu_percent
+    if event.gpu_memory_bytes:
+        found["gpu_memory_mib"] = event.gpu_memory_bytes / 2**20
+    return {_SPEED + name: value for name, value in found.items()}
 
 
 def _read_state(file: Path) -> dict[str, Any]:

@@ -206,6 +206,10 @@ def _add_speed(curves: dict[str, list[tuple[float, float]]], first_step: int, ev
             }  # fmt: skip
             if event.memory_bytes:
                 values["memory_mib"] = event.memory_bytes / 2**20
+            if event.gpu_percent is not None:
+                values["gpu_percent"] = event.gpu_percent
+            if event.gpu_memory_bytes:
+                values["gpu_memory_mib"] = event.gpu_memory_bytes / 2**20
             for name, value in values.items():
                 curves.setdefault(name, []).append((x, value))
         before = event

@@ -150,13 +150,15 @@ def data_source(event: DataResolved) -> str:
     return f"{name} from {display_path(event.source)}" + (f" ({', '.join(counts)})" if counts else "")
 
 
-def step_times(timed: Mapping[str, StepsTimed]) -> str:
+def step_times(timed: Mapping[str, StepsTimed], hosts: Mapping[str, str]) -> str:
     """Return `median 12.1 ms, 99 % within 30.2 ms; 1,200 examples/s; 380 MiB and 0.9 cores`, of the slowest task.
 
-    The examples are those of all tasks. Memory and cores are those of the task that needs most.
+    The examples are those of all tasks. Memory and cores are those of the task that needs most. If there are GPUs, the
+    text ends with `; GPU 71 % and 3.1 GB`, those of the task whose GPUs are used least.
 
     Args:
         timed: the latest times of each task; not empty.
+        hosts: the host of each task; it is named for a slow task if the tasks run on several hosts.
     """
     # tasks in lockstep are as fast as the slowest one
     slowest = max(timed.values(), key=lambda each: each.step_median_s)
@@ -166,8 +168,40 @@ def step_times(timed: Mapping[str, StepsTimed]) -> str:
     needs = f"{words.size(memory)} and {cores:.1f} cores" if memory else ""
     where = " in a task" if needs and len(timed) > 1 else ""
     times = f"median {milliseconds(slowest.step_median_s)}, 99 % within {milliseconds(slowest.step_p99_s)}"
-    slow = [f"{task} takes {by:.1f} times as long as the others" for task, by in stragglers(timed).items()]
-    return "; ".join(filter(None, [times, f"{rate:,.0f} examples/s", f"{needs}{where}", *slow]))
+    slow = [
+        f"{task}{_on(task, hosts)} takes {by:.1f} times as long as the others" for task, by in stragglers(timed).items()
+    ]
+    return "; ".join(filter(None, [times, f"{rate:,.0f} examples/s", f"{needs}{where}", _gpu_use(timed), *slow]))
+
+
+def _gpu_use(timed: Mapping[str, StepsTimed]) -> str:
+    used = [each for each in timed.values() if each.gpu_memory_bytes]
+    if not used:
+        return ""
+    least = min(used, key=lambda each: 100.0 if each.gpu_percent is None else each.gpu_percent)
+    memory = words.size(max(each.gpu_memory_bytes for each in used))
+    # the driver does not report the utilization of parts of GPUs (MIG)
+    return f"GPU {memory}" if least.gpu_percent is None else f"GPU {least.gpu_percent:.0f} % and {memory}"
+
+
+def _on(task: str, hosts: Mapping[str, str]) -> str:
+    return f" on {hosts[task]}" if hosts.get(task) and len(set(hosts.values())) > 1 else ""
+
+
+def optimizer_text(training: TrainingStarted, epochs: Sequence[EpochEnded]) -> str:
+    """Return `Adam, learning rate 0.01, after the last epoch 0.0025`; empty if there is no optimizer.
+
+    Args:
+        training: the last start of training.
+        epochs: the epochs so far.
+    """
+    rate = epochs[-1].learning_rate if epochs else None
+    if rate is None or not training.optimizer:
+        return training.optimizer
+    if " learning rate " not in training.optimizer:
+        return f"{training.optimizer}, learning rate {rate:g}"
+    same = training.optimizer.endswith(f" {rate:g}")
+    return training.optimizer if same else f"{training.optimizer}, after the last epoch {rate:g}"
 
 
 def skipped(examples: Collection[str]) -> str:

@@ -15,7 +15,7 @@ from distlaunch.base.plural import count
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.runs.bottleneck import find_bottleneck
 from distlaunch.ui import words
-from distlaunch.ui.progress.lines import event_line, is_about_stopping, note_line, task_line
+from distlaunch.ui.progress.lines import event_line, is_about_stopping, note_line, step_times, task_line
 from distlaunch.ui.progress.state import ProgressState
 
 REFRESH_S = 0.1
@@ -93,6 +93,8 @@ class LiveView:
         lines: list[RenderableType] = [progress_line(self.state)]
         if self.state.logs and self.state.now.step_in_epoch:
             lines.append(metrics)
+        if self.state.now.timed:
+            lines.append(Text(_times(self.state), style="dim", no_wrap=True, overflow="ellipsis"))
         if slow := find_bottleneck(self.state.now.timed):
             lines.append(Text(f"input: {slow}", style="yellow", no_wrap=True, overflow="ellipsis"))
         return Group(*lines)
@@ -125,6 +127,13 @@ def progress_line(state: ProgressState) -> Table:
     validating = total is not None and done >= total
     table.add_row(Text(head, style="bold"), bar, steps, Text("validating" if validating else f"{speed}  {eta}".strip()))
     return table
+
+
+def _times(state: ProgressState) -> str:
+    """Return the times of steps, memory, cores and GPUs, and the learning rate after the last epoch."""
+    rate = state.epochs[-1].learning_rate if state.epochs else None
+    times = step_times(state.now.timed, state.now.hosts)
+    return times if rate is None else f"{times}; learning rate {rate:g}"
 
 
 class PlainView:

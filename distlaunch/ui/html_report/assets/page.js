@@ -215,6 +215,7 @@
     const kinds = {
       step_ms: "time of a step (ms)", examples_per_s: "examples per second", input_percent: "waiting for input (%)",
       cores: "busy cores", memory_mib: "memory (MiB)",
+      gpu_percent: "GPU utilization (%)", gpu_memory_mib: "GPU memory in use (MiB)",
     };
     const tasks = Object.entries(data.speed);
     const speed = Object.entries(kinds).map(([kind, title]) => {

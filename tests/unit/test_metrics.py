@@ -1,0 +1,107 @@
+"""A run's state as OpenMetrics: what a scrape returns and a text file holds, while the run trains and at its end."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from distlaunch.base.errors import UsageError
+from distlaunch.base.events import StepsTimed, TaskRestarted, TaskStarted, TrainingStarted
+from distlaunch.base.run_dir import RunDir
+from distlaunch.jobs.metrics import Metrics, offering_metrics
+from tests.recorded_run import START, done, ended, make_run, record, timed
+
+HEADERS = {"Accept": "application/openmetrics-text; version=1.0.0"}
+Values = dict[tuple[str, str], float]
+
+
+def values_of(text: str) -> Values:
+    """The values by name and by what tells apart those of a name."""
+    found: Values = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = {key: value for key, value in sample.labels.items() if key not in ("run", "path", "host")}
+            found[sample.name, " ".join(labels[key] for key in sorted(labels, reverse=True))] = sample.value
+    return found
+
+
+def offer(run: RunDir, metrics: Metrics, said: list[str]) -> tuple[str, Values]:
+    """Scrape a run once; return the type of the answer and its values."""
+    with offering_metrics(run, metrics, os.environ, said.append):
+        request = urllib.request.Request(metrics.url, headers=HEADERS)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=30) as answer:
+            return answer.headers["Content-Type"], values_of(answer.read().decode())
+
+
+def test_a_run_is_scraped_and_written(tmp_path: Path) -> None:
+    run, file, said = make_run(RunDir(tmp_path / "run")), tmp_path / "job.prom", []
+    kind, scraped = offer(run, Metrics.open("0", str(file)), said)
+    assert "openmetrics-text" in kind
+    (note,) = said
+    assert note.startswith("metrics at http://127.0.0.1:")
+    assert scraped["distlaunch_running", ""] == 0
+    assert scraped["distlaunch_attempt", ""] == 1
+    assert scraped["distlaunch_step", ""] == 30
+    assert scraped["distlaunch_epochs_done", ""] == scraped["distlaunch_epochs", ""] == 3
+    assert scraped["distlaunch_value", "loss"] == 3.0
+    assert scraped["distlaunch_value", "val_loss"] == 6.0
+    assert scraped["distlaunch_step_seconds", "worker:0 0.99"] == 0.2
+    assert scraped["distlaunch_examples_per_second", "worker:0"] == pytest.approx(640)
+    assert scraped["distlaunch_memory_bytes", "worker:0"] == 512 << 20
+    assert ("distlaunch_gpu_memory_bytes", "worker:0") not in scraped
+    assert values_of(file.read_text()) == scraped
+
+
+def test_a_run_that_goes_on(tmp_path: Path) -> None:
+    run = make_run(RunDir(tmp_path / "run"))
+    start = TrainingStarted(**START, first_epoch=3, first_step=30)
+    gpu = StepsTimed(**{**vars(timed(10, 2.0, 640)), "gpu_percent": 71.0, "gpu_memory_bytes": 5 << 30})
+    restarted = TaskRestarted(restarted_task="worker:1", host="b", reason="killed")
+    record(run.events, 2, "worker:0", start, TaskStarted(host="b", pid=1), ended(3, 2.5), done(41, 2.0), restarted, gpu)
+    record(run.task(2, "worker:1").events, 2, "worker:1", timed(10, 4.0, 640))
+    with run.lock():
+        _, scraped = offer(run, Metrics.open("127.0.0.1:0", None), [])
+    assert scraped["distlaunch_running", ""] == 1
+    assert (scraped["distlaunch_step", ""], scraped["distlaunch_value", "loss"]) == (41, 2.0)
+    assert scraped["distlaunch_gpu_utilization_percent", "worker:0"] == 71
+    assert scraped["distlaunch_gpu_memory_bytes", "worker:0"] == 5 << 30
+    assert scraped["distlaunch_examples_per_second", "worker:1"] == 160
+    assert scraped["distlaunch_task_restarts_total", "worker:1"] == 1
+    _, scraped = offer(run, Metrics.open("0", None), [])
+    assert scraped["distlaunch_running", ""] == 0, "the launcher was killed"
+
+
+def test_places_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(UsageError, match=rf"cannot listen on 127.0.0.1:{port}: .*process {os.getpid()} "):
+            Metrics.open(str(port), None)
+    for wrong in ("http", "70000", "-1", "localhost:"):
+        with pytest.raises(UsageError, match="expected a port"):
+            Metrics.open(wrong, None)
+    with pytest.raises(UsageError, match=r"reads only files whose names end with \.prom"):
+        Metrics.open(None, str(tmp_path / "job.txt"))
+    with pytest.raises(UsageError, match="there is no folder"):
+        Metrics.open(None, str(tmp_path / "absent" / "job.prom"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install 'distlaunch\[metrics\]'"):
+        Metrics.open("0", None)
+
+
+def test_a_file_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "job.prom").mkdir()
+    said: list[str] = []
+    metrics = Metrics.open(None, str(tmp_path / "job.prom"))
+    with offering_metrics(make_run(RunDir(tmp_path / "run")), metrics, os.environ, said.append):
+        pass
+    (warning,) = said
+    assert warning.startswith("warning: metrics: IsADirectoryError")
