@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distlaunch.base.events import Event
+from distlaunch.base.forked import ForkedProcess
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Process:
         is_stopping: returns True if this process was asked to stop. Unlike `should_stop`, any thread may call it at any
             time.
         files: folder of the task's files; None if the process has no such folder. Its steps are then not compared.
+        forked: a child that has imported the framework, for the comparison of steps; None if there is none.
         clock: returns monotonic seconds.
     """
 
@@ -40,4 +42,5 @@ class Process:
     writing: Callable[[], AbstractContextManager[None]] = nullcontext
     is_stopping: Callable[[], bool] = lambda: False
     files: Path | None = None
+    forked: ForkedProcess | None = None
     clock: Callable[[], float] = time.monotonic

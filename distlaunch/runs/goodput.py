@@ -18,6 +18,8 @@ from distlaunch.base.events import (
     DataResolved,
     EpochEnded,
     Event,
+    Exported,
+    ExportFailed,
     Restored,
     RunEnded,
     StepsDone,
@@ -41,6 +43,7 @@ CATEGORIES = {
     "data": "DATA_LOADING_SYNC",
     "validation": "CUSTOM_BADPUT_EVENTS",
     "save": "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME",
+    "export": "CUSTOM_BADPUT_EVENTS",
     "lost": "WASTED_PROGRESS_FROM_DISRUPTION",
     "pauses": "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION",
     "other": "OTHER",
@@ -153,6 +156,7 @@ class _Attempt:
     pending_s: float = 0.0
     between_s: float = 0.0
     validation_s: float = 0.0
+    export_s: float = 0.0
     lost_s: float = 0.0
     stalled_s: float = 0.0
     timed: StepsTimed | None = None
@@ -191,6 +195,9 @@ class _Attempt:
                 self.timed = event
             case CheckpointSaved():
                 self.stalled_s += _duration(event.stalled_s)
+            case Exported() | ExportFailed() if self.first_step is not None:
+                self.export_s += elapsed_s
+                self.pending_s -= elapsed_s
             case TaskFailed() if self.first_step is not None:  # the steps since the last report, or a task that hung
                 self.lost_s += self.pending_s
                 self.pending_s = 0.0
@@ -234,6 +241,7 @@ class _Attempt:
             "data": data_s,
             "validation": validation_s,
             "save": save_s,
+            "export": self.export_s,
             "lost": self.lost_s + lost_s,
             "pauses": self.paused_s,
             "other": between_s + rest_s,

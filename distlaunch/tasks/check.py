@@ -11,16 +11,20 @@ import contextlib
 import os
 import resource
 import signal
+import sys
 import threading
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import psutil
 
+from distlaunch.base.forked import ForkedProcess, fork
 from distlaunch.base.user_modules import begin_program
 from distlaunch.config.backend import choose_backend
 from distlaunch.config.references.modules import program_of
+from distlaunch.tasks.threads import limit_openblas_threads, num_threads
 
 _WATCH_S = 0.5
 
@@ -37,26 +41,64 @@ def main(argv: list[str] | None = None) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         # the task ends this process
         signal.signal(number, signal.SIG_IGN)
-    if arguments.idle:
-        _use_idle_cores()
-    if arguments.cpu_s:
-        resource.setrlimit(resource.RLIMIT_CPU, (arguments.cpu_s, arguments.cpu_s + 1))
-    parent = os.getppid()
+    _limit(arguments.cpu_s, idle=arguments.idle)
     choose_backend(arguments.backend)
     # the log is for the output of the user's code, not for TensorFlow's messages
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    pipe = Connection(arguments.pipe)
-    with contextlib.suppress(EOFError, OSError):  # the task has ended
-        _serve(pipe, parent)
+    _serve(Connection(arguments.pipe), os.getppid(), None)
 
 
-def _use_idle_cores() -> None:
+def fork_check(files: Path, *, is_strict: bool) -> ForkedProcess | None:
+    """Fork a process for the comparison from this one, which has imported the framework and computed nothing.
+
+    Args:
+        files: folder of the task's files.
+        is_strict: see `CheckProcess`.
+
+    Returns:
+        None if this process must not be forked, because native code has started threads in it.
+    """
+    from distlaunch.training.first_steps.process import CHECK_ENVIRONMENT, CHECK_LOG, CPU_S
+
+    if num_threads() > len(sys._current_frames()):
+        return None
+    parent = os.getpid()
+
+    def run(pipe: Connection) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        os.environ.update(CHECK_ENVIRONMENT, TF_CPP_MIN_LOG_LEVEL="3")
+        if (jax := sys.modules.get("jax")) is not None:  # it has read the environment
+            jax.config.update("jax_platforms", "cpu")
+        limit_openblas_threads()
+        _limit(0 if is_strict else CPU_S, idle=not is_strict)
+        _serve(pipe, parent, files / CHECK_LOG)
+
+    return fork(run)
+
+
+def _limit(cpu_s: int, *, idle: bool) -> None:
+    if cpu_s:
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+    if not idle:
+        return
     os.nice(19)
     with contextlib.suppress(AttributeError, OSError):  # Linux only
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
-def _serve(pipe: Connection, parent: int) -> None:
+def _serve(pipe: Connection, parent: int, log: Path | None) -> None:
+    """Answer the task until it ends.
+
+    Args:
+        parent: process ID of the task.
+        log: file for the output of this process, from the first message on.
+    """
+    with contextlib.suppress(EOFError, OSError):  # the task has ended
+        _answer(pipe, parent, log)
+
+
+def _answer(pipe: Connection, parent: int, log: Path | None) -> None:
     # imported only now, because these modules import the backend; unpickling the first message needs them
     from distlaunch.patches.tensorflow_autograph import keep_in_memory
     from distlaunch.training.first_steps.messages import Verdict
@@ -64,6 +106,10 @@ def _serve(pipe: Connection, parent: int) -> None:
 
     keep_in_memory()
     setup: Any = pipe.recv()
+    if log is not None:
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        for number in (1, 2):
+            os.dup2(output, number)
     begin_program(program_of(setup.config))
     threading.Thread(target=_watch, args=(parent, setup.memory_limit), daemon=True).start()
     checker = Checker(setup)

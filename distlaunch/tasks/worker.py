@@ -32,18 +32,21 @@ from distlaunch.base.run_files.trial_records import TrialOrder
 from distlaunch.base.signals import DUMP_SIGNAL, STOP_SIGNALS
 from distlaunch.base.user_modules import after_user_code, begin_program
 from distlaunch.cluster.cores import num_visible_cores
-from distlaunch.cluster.spec import Task
+from distlaunch.cluster.spec import ClusterSpec, Task
+from distlaunch.cluster.tf_config import from_tf_config
 from distlaunch.config.backend import choose_backend
 from distlaunch.config.read.load import parse_resolved
 from distlaunch.config.read.text import read_text
 from distlaunch.config.references.modules import program_of
 from distlaunch.config.run import RunConfig
+from distlaunch.tasks.check import fork_check
 from distlaunch.tasks.lifeline import hold_lifeline
 from distlaunch.tasks.no_terminal import refuse_input
 from distlaunch.tasks.process_end import end_process
 from distlaunch.tasks.threads import limit_openblas_threads
 
 if TYPE_CHECKING:
+    from distlaunch.base.forked import ForkedProcess
     from distlaunch.base.process import Process
 
 
@@ -96,7 +99,6 @@ def main(argv: list[str] | None = None) -> None:
         signal.signal(number, _end_at_once)
     hold_lifeline()
     refuse_input()
-    limit_openblas_threads()
     # a crash of native code then leaves the Python stacks in the log
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
@@ -133,11 +135,16 @@ def _run(arguments: argparse.Namespace) -> int:
     heartbeat = Heartbeat(files.heartbeat)
     try:
         config = read_config(run.attempt_config(arguments.attempt), arguments.config_sha256)
-        _prepare_process(config, task)
+        _import_framework(config, task)
+        # before the program of the user is imported, and before the framework starts threads
+        forked = _fork_check(arguments, config, files.path)
+        # starts threads, after which this process could not be forked
+        limit_openblas_threads()
+        begin_program(program_of(config))
         emit = _emitter(EventWriter(_event_file(run, arguments), attempt=arguments.attempt, task=str(task)))
         stop = StopFlag(heartbeat.turn)
         after_user_code(stop.hold)
-        return _play(arguments, config, run, emit, stop, heartbeat)
+        return _play(arguments, config, run, emit, stop, heartbeat, forked)
     except ConfigError as error:
         write_problems(files, error.problems)  # the launcher prints them once
         return ExitCode.USAGE
@@ -165,7 +172,8 @@ def read_config(path: Path, sha256: str | None) -> RunConfig:
     return parse_resolved(text, str(path), os.environ)
 
 
-def _prepare_process(config: RunConfig, task: Task) -> None:
+def _import_framework(config: RunConfig, task: Task) -> None:
+    """Import the framework before the program of the user, which may have files with the names of packages."""
     choose_backend(config.backend_of(task.job))
     threads = (config.data.threads or 0) * (config.cluster.num_workers if config.cluster.hosting == "in_process" else 1)
     if config.strategy.has_coordinator and threads > num_visible_cores():
@@ -175,8 +183,13 @@ def _prepare_process(config: RunConfig, task: Task) -> None:
 
     end_process.skip_earlier_hooks()
     keep_in_memory()
-    # after the frameworks, which must not import a user's file in place of an optional package
-    begin_program(program_of(config))
+
+
+def _fork_check(arguments: argparse.Namespace, config: RunConfig, files: Path) -> ForkedProcess | None:
+    """Fork the process that compares steps if this task is the chief of a training that may be compared."""
+    if arguments.mode != "train" or config.train.check == "off" or config.strategy == config.strategy.on_one_device():
+        return None
+    return fork_check(files, is_strict=config.train.check == "strict") if arguments.task == _chief() else None
 
 
 def _emitter(writer: EventWriter) -> Callable[[Event], None]:
@@ -190,7 +203,7 @@ def _emitter(writer: EventWriter) -> Callable[[Event], None]:
 
 
 def _play(arguments: argparse.Namespace, config: RunConfig, run: RunDir, emit: Callable[[Event], None],
-          stop: StopFlag, heartbeat: Heartbeat) -> ExitCode:  # fmt: skip
+          stop: StopFlag, heartbeat: Heartbeat, forked: ForkedProcess | None) -> ExitCode:  # fmt: skip
     """Run the task's part in the attempt."""
     from distlaunch.base.process import Process
     from distlaunch.data.examples.read_failures import data_errors_raised
@@ -199,7 +212,7 @@ def _play(arguments: argparse.Namespace, config: RunConfig, run: RunDir, emit: C
     process = Process(
         emit, stop, on_connected=stop.install, on_step=heartbeat.at_step, on_meeting=heartbeat.turn,
         saving=heartbeat.saving, writing=heartbeat.writing, is_stopping=stop.event.is_set,
-        files=run.task(arguments.attempt, str(arguments.task)).path,
+        files=run.task(arguments.attempt, str(arguments.task)).path, forked=forked,
     )  # fmt: skip
     if is_server(config, arguments.task):
         return _serve(arguments, config, run, process, stop)
@@ -288,15 +301,15 @@ def _event_file(run: RunDir, arguments: argparse.Namespace) -> Any:
 
     The chief writes the run's own events, or, in an attempt that only reads the run, those of the attempt.
     """
-    from distlaunch.cluster.spec import ClusterSpec
-    from distlaunch.cluster.tf_config import from_tf_config
-
-    text = os.environ.get("TF_CONFIG")
-    spec = from_tf_config(text)[0] if text else ClusterSpec({})
-    # without a cluster, the chief is worker:0, the only task
-    if arguments.task == spec.chief:
+    if arguments.task == _chief():
         return run.reader_events(arguments.attempt) if arguments.mode in READ_MODES else run.events
     return run.task(arguments.attempt, str(arguments.task)).events
+
+
+def _chief() -> Task:
+    """Return the chief of the cluster; without a cluster, it is worker:0, the only task."""
+    text = os.environ.get("TF_CONFIG")
+    return (from_tf_config(text)[0] if text else ClusterSpec({})).chief
 
 
 if __name__ == "__main__":

@@ -284,7 +284,7 @@ class Session:
         """Return this attempt as the comparison with one device needs it."""
         return Subject(
             self.config, self.strategy, self.program, self.model, self.train, self.validation, files, self.run.events,
-            self.optimizers, self.process.emit, self.process.saving, self.process.on_meeting,
+            self.optimizers, self.process.emit, self.process.saving, self.process.on_meeting, self.process.forked,
         )  # fmt: skip
 
     def _lock_exports(self, stack: ExitStack) -> None:

@@ -17,6 +17,8 @@ from distlaunch.base.events import (
     DataResolved,
     EpochEnded,
     Event,
+    Exported,
+    ExportFailed,
     Notice,
     Restored,
     RunEnded,
@@ -74,7 +76,8 @@ def history(attempt: int, *events: tuple[float, Event]) -> list[Event]:
 ONE = history(
     0, (102.0, AttemptStarted(waited_s=2.0)), (105.0, UP), (106.0, DATA), (108.0, start()),
     (113.0, steps(1, 4.0, num=1)), (122.0, steps(10, 9.0, num=9)), (125.0, epoch(0, 10)), (136.0, steps(20, 10.0)),
-    (136.5, saved(10, 0.75)), (139.0, epoch(1, 20)), (141.0, timed(19, 19.0, input_s=3.8)), (142.0, ended("done")),
+    (136.5, saved(10, 0.75)), (139.0, epoch(1, 20)), (141.0, timed(19, 19.0, input_s=3.8)),
+    (143.5, Exported(format="keras", path="x")), (144.5, ExportFailed(step=20, reason="full")), (145.5, ended("done")),
 )  # fmt: skip
 
 
@@ -87,11 +90,11 @@ def seconds_of(events: Sequence[Event]) -> dict[str, float]:
 def test_each_category() -> None:
     assert seconds_of(ONE) == {
         "hosts": 2, "start": 3, "build": 3 + 1, "compile": 3, "steps": 16, "data": 4, "validation": 6, "save": 0.75,
-        "other": 0.25 + 3,
+        "export": 3.5, "other": 0.25 + 3,
     }  # fmt: skip
     found = goodput_of(ONE)
     assert found is not None
-    assert (found.wall_s, found.share) == (42, 16 / 42)
+    assert (found.wall_s, found.share) == (45.5, 16 / 45.5)
     assert paused_s(ONE) == 0
 
 

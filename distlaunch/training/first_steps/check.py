@@ -31,6 +31,7 @@ import tensorflow as tf
 from distlaunch.base.errors import DistlaunchError
 from distlaunch.base.event_files import read_events_of
 from distlaunch.base.events import Event, NumbersChecked
+from distlaunch.base.forked import ForkedProcess
 from distlaunch.checkpoints.meta import Progress
 from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Batch, Source, num_rows
@@ -42,7 +43,7 @@ from distlaunch.strategies.protocol import BatchHooks, Logs, Program, Strategy
 from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import state_variables
 from distlaunch.training.first_steps.messages import BatchEvaluated, Setup, StepTaken, Verdict
-from distlaunch.training.first_steps.process import FIRST_STEPS, CheckProcess, Part
+from distlaunch.training.first_steps.process import CHECK_LOG, FIRST_STEPS, CheckProcess, Part
 from distlaunch.training.step_reports import scalars
 
 _MEMORY_SHARE = 0.25
@@ -98,7 +99,7 @@ class Subject:
         files: folder of this task's files.
         events: file of the run's events.
         optimizers: the optimizers as they were built; see `describe_optimizers`.
-        saving, on_meeting: see `Process`.
+        saving, on_meeting, forked: see `Process`.
     """
 
     config: RunConfig
@@ -113,6 +114,7 @@ class Subject:
     emit: Callable[[Event], None]
     saving: Callable[[], AbstractContextManager[None]]
     on_meeting: Callable[[], None]
+    forked: ForkedProcess | None
 
     @property
     def has_replicas(self) -> bool:
@@ -136,6 +138,14 @@ def start_check(subject: Subject, start: Progress) -> NoCheck:
     Args:
         start: progress at which the attempt begins.
     """
+    check = _start_check(subject, start)
+    if subject.forked is not None and not isinstance(check, StepsCheck):
+        subject.forked.kill()
+        subject.forked.wait()
+    return check
+
+
+def _start_check(subject: Subject, start: Progress) -> NoCheck:
     if subject.config.train.check == "off" or not _is_distributed(subject):
         return NoCheck()
     digest = subject.digest()
@@ -205,8 +215,9 @@ class StepsCheck(NoCheck):
         self._process = None
         if subject.strategy.is_chief:
             self._process = CheckProcess(
-                config.strategy.backend, subject.files / "check.log", is_strict=config.train.check == "strict"
-            )
+                config.strategy.backend, subject.files / CHECK_LOG, is_strict=config.train.check == "strict",
+                forked=subject.forked,
+            )  # fmt: skip
 
     def __exit__(self, *_: object) -> None:
         if self._process is not None:

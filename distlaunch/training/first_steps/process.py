@@ -23,14 +23,22 @@ import psutil
 
 from distlaunch.base.errors import reason_of
 from distlaunch.base.events import NumbersChecked
+from distlaunch.base.forked import ForkedProcess
 from distlaunch.base.plural import joined
 from distlaunch.cluster.tf_config import IS_CHECK
 from distlaunch.config.backend import Backend
 from distlaunch.training.first_steps.messages import MEMORY_EXIT, BatchEvaluated, Setup, StepTaken, Verdict
 
 FIRST_STEPS = 3
+CHECK_LOG = "check.log"
+"""File for the output of the process, among those of the task."""
 CPU_S = 60
 """Processor time after which the process is killed, unless training waits for it."""
+CHECK_ENVIRONMENT = {
+    "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1",
+    "JAX_PLATFORMS": "cpu", IS_CHECK: "1",
+}  # fmt: skip
+"""Variables of the process: one CPU device and one thread."""
 _IDLE_SHARE = 0.3
 """A process that ran for a smaller part of its lifetime had no idle core."""
 _SHOWN = 4
@@ -60,20 +68,21 @@ class CheckProcess:
         backend: backend of Keras.
         log: file for the output of the process.
         is_strict: whether training waits for the process, which then may use all of a core for as long as it needs.
+        forked: a process to use instead of a new one, which would have to import the framework.
 
     Attributes:
         differences: a part that differs from one device, and how; empty if there is none.
     """
 
-    def __init__(self, backend: Backend, log: Path, *, is_strict: bool) -> None:
-        self._backend, self._log, self._is_strict = backend, log, is_strict
+    def __init__(self, backend: Backend, log: Path, *, is_strict: bool, forked: ForkedProcess | None = None) -> None:
+        self._backend, self._log, self._is_strict, self._forked = backend, log, is_strict, forked
         self._messages: queue.SimpleQueue[tuple[StepTaken | BatchEvaluated, Part, Setup] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._pending = 0
         self._events: list[NumbersChecked] = []
         self._first: list[tuple[int, Verdict]] = []
         self._is_over = False
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._pipe: Connection | None = None
         self._started = 0.0
         self._thread = threading.Thread(target=self._work, name="distlaunch-check", daemon=True)
@@ -137,10 +146,13 @@ class CheckProcess:
         with self._changed:
             self._is_over = True
         self._messages.put(None)
-        if self._process is not None:
-            self._process.kill()
+        process = self._process or self._forked
+        if process is not None:
+            process.kill()
         if self._thread.ident:
             self._thread.join()
+        if process is not None:
+            process.wait()
 
     # in the other thread
 
@@ -172,6 +184,10 @@ class CheckProcess:
         return self._pipe.recv()
 
     def _start(self, setup: Setup) -> None:
+        if self._forked is not None:
+            self._process, self._pipe, self._started = self._forked, self._forked.pipe, time.monotonic()
+            self._pipe.send(setup)
+            return
         # `Pipe` returns connections over sockets, except on Windows, which is not supported
         ours, theirs = cast("tuple[Connection, Connection]", Pipe())
         words = [sys.executable, "-m", "distlaunch.tasks.check", "--pipe", str(theirs.fileno())]
@@ -180,7 +196,7 @@ class CheckProcess:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, pass_fds=[theirs.fileno()],
-                env=_environment(),
+                env={**os.environ, **CHECK_ENVIRONMENT},
             )  # fmt: skip
         theirs.close()
         if self._is_over:  # `close` may not have seen the process
@@ -233,10 +249,3 @@ class CheckProcess:
 
 def _name_of(part: Part) -> str:
     return "validation" if part.kind == "validation" else f"step {part.step} with {part.rows} rows"
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment of the process: one CPU device and one thread."""
-    threads = dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"), "1")
-    changes = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu", IS_CHECK: "1"}
-    return {**os.environ, **threads, **changes}
