@@ -12,17 +12,17 @@ from distlaunch.runs.event_schema import describe_fields
 
 HEAD = """# Events
 
-A run writes what happens as lines of JSON: its tasks and its launcher into `events.jsonl`, tasks other than the chief
-also into `attempts/N/TASK/events.jsonl`. `train --json` prints the same lines, and `CommandStarted` and `CommandEnded`
-around them. `distlaunch schema --events` prints the JSON Schema. A later version may add events and fields; programs
-should ignore what they do not know.
+A run records what happens as lines of JSON. The chief and the launcher write to `events.jsonl`; every other task writes
+to `attempts/N/TASK/events.jsonl`. `train --json` prints the same lines between `CommandStarted` and `CommandEnded`.
+`distlaunch schema --events` prints the JSON Schema. A later version may add events and fields; programs should ignore
+what they do not know.
 
 Every event has these fields:
 
 {common}
 
-Numbers that JSON does not have are the strings `"nan"`, `"inf"` and `"-inf"`. Epochs count from 0, as in Keras's
-callbacks.
+Values that JSON does not have are written as the strings `"nan"`, `"inf"` and `"-inf"`. Epochs count from 0, as in
+Keras's callbacks.
 
 <!-- written by scripts/write_event_docs.py -->
 """
