@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 LOST_HOST = "the host "
-"""Beginning of the reason if a host is lost: a whole sentence, whereas other reasons follow the name of a task."""
+"""The reason of a lost host begins with this text. It is a whole sentence; other reasons follow the name of a task."""
 
 
 class Order(enum.Enum):

@@ -15,7 +15,7 @@ def allow_open_files(number: int, what: str) -> None:
     """Raise the limit on open files so that `number` more can be opened.
 
     Args:
-        what: what needs the files, for the error.
+        what: words for the things that need the files, used in the error.
 
     Raises:
         UsageError: the system does not allow it.

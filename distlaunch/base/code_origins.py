@@ -35,7 +35,7 @@ def format_exception(error: BaseException) -> str:
 
 
 def translated(text: str) -> str:
-    """Replace generated lines in a text by the user's lines, also in TensorFlow's list of a node's origin.
+    """Replace generated lines in a text by the user's lines, also where TensorFlow lists the lines that created a node.
 
     That list names lines without their source text, so the text is added.
     """
@@ -94,7 +94,7 @@ def _without_generated(stack: Iterable[traceback.FrameSummary]) -> list[tracebac
 
 
 def _whole_of(part: Origin, kept: Sequence[traceback.FrameSummary]) -> int:
-    """Return the index of the function that contains the body of an `if` or a loop, or the end."""
+    """Return the index of the frame whose function contains an `if` or a loop, or `len(kept)` if there is none."""
     found = (n for n in reversed(range(len(kept))) if (kept[n].filename, kept[n].name) == (part.file, part.function))
     return next(found, len(kept))
 

@@ -1,8 +1,7 @@
 """The control channel of a run: a socket in its directory on which its launcher accepts requests.
 
-Only the owner of the directory may connect (mode 0600). A connection is for one request: a line of JSON that is
-answered by a line of JSON. It then stays open until the launcher's process has ended, so that the client can wait for
-that.
+Only the owner of the directory may connect (mode 0600). A connection carries one request and its answer, each a line of
+JSON. It then stays open until the launcher's process has ended, so that the client can wait for that.
 """
 
 from __future__ import annotations

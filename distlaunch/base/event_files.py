@@ -82,7 +82,7 @@ def append_events(path: Path, *events: Event, attempt: int, task: str) -> list[E
 
 
 class EventReader:
-    """Follows an event file. Each `read` yields the events appended since the last one, without waiting."""
+    """Follows an event file. Each `read` yields the events appended since the previous read, without waiting."""
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self._path = path
@@ -145,11 +145,11 @@ def read_events_of(path: Path, *kinds: type[E]) -> list[E]:
 
 
 def read_times(path: Path) -> list[Event]:
-    """Return the events of a file, oldest first, as far as they matter for times.
+    """Return the events of a file that matter for times, oldest first.
 
-    Most lines of a long run are StepsDone events. Of several in a row, the first is returned, and one for all others
-    together. Their `logs` are empty, because reading them takes ten times as long. Large descriptions of variables are
-    left out.
+    Most lines of a long run are StepsDone events. A series of them is returned as two events: the first, and one that
+    combines all others. Their `logs` are empty, because reading them takes ten times as long. Large descriptions of
+    variables are left out.
     """
     events: list[Event] = []
     # the steps, the seconds and the last line of StepsDone events that were not added yet

@@ -413,7 +413,7 @@ class TaskFailed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRestarted(Event):
-    """The launcher has restarted a task while the others continued. `reason` follows the task's name in a sentence."""
+    """The launcher has restarted a task while the others continued. The task's name and `reason` form a sentence."""
 
     restarted_task: str
     host: str
@@ -474,7 +474,7 @@ class CommandEnded(Event):
     """The last line that a command prints with `--json`. It is not in event files.
 
     Attributes:
-        status: a status of RunEnded.
+        status: one of the values of `status` in RunEnded.
         reason: the error message on standard error; empty if the command did not fail.
     """
 

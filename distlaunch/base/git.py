@@ -12,12 +12,12 @@ from distlaunch.base.secret_mask import SecretMask
 _GIT = ("git", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
 """git with options that keep it from running programs named in the repository's settings."""
 _MAX_DIFF = 200_000
-"""Number of characters of the changes that are recorded."""
+"""Maximum number of characters of the changes that are recorded."""
 _TIMEOUT_S = 2.0
 
 
 def describe_code(folder: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str] | None:
-    """Return the commit of a repository, and the changes to tracked files since; None if the folder is in none.
+    """Return the current commit of a repository and the uncommitted changes; None if the folder is in no repository.
 
     Args:
         folder: a folder in the repository.

@@ -1,5 +1,7 @@
 """Distributes a checkpoint's state from the chief, which has read it, to all other processes.
 
+The first of these ways that is possible is used:
+
 1. From a shared disk. A process on the chief's host maps the file that the chief has verified. If there are several
    files, or the file is on another host's disk, the process maps a copy in memory instead. A process on another host
    reads and verifies the parts of the files that it needs.

@@ -101,7 +101,7 @@ def write_meta(files: Sequence[StateFile], saved_at: float, progress: Progress, 
     """
     listed = [asdict(file) for file in files]
     plain = {"format": FORMAT, "files": listed, "saved_at": saved_at, "progress": progress.to_plain(), "config": config}
-    # as a reader gets it, because the checksum must not depend on types that JSON does not have, such as tuples
+    # the data as a reader gets it: the checksum must not depend on types that JSON does not have, such as tuples
     read_back = json.loads(strict_json.dumps(plain))
     return json.dumps({**read_back, "meta_sha256": checksum(read_back)}, indent=1)
 

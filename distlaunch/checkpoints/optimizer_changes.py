@@ -231,7 +231,7 @@ class _Report:
 
 
 def _start_averages(model: keras.Model, found: State, state: State) -> None:
-    """Let averages that the checkpoint lacks begin with its weights; beginning with zeros would distort them."""
+    """Initialize averages that the checkpoint lacks with its weights; zeros would distort them."""
     variables = state_variables(model)
     weights = {id(variable): name for name, variable in variables.items() if name.startswith(f"{WEIGHTS}/")}
     missing = {name for name in variables if name.endswith(_AVERAGE) and is_slot(name) and name not in found}

@@ -130,7 +130,7 @@ class Restorer:
         progress = saved.progress
         if not progress.finished or self._config.train.epochs <= saved.config["train"]["epochs"]:
             return progress
-        message = f"a callback ended training early, after epoch {progress.epoch}; with more epochs it continues like "
+        message = f"a callback ended training early, after epoch {progress.epoch}; training continues like "
         self._emit(Notice(level="info", message=f"{message}a second call of `fit`, with new callbacks"))
         return replace(progress, finished=False, stop_training=False, callbacks=[])
 

@@ -33,7 +33,7 @@ StateReader = Callable[[Path, Sequence[StateFile]], State]
 _BEFORE = ".before.tmp"
 """Suffix of a checkpoint's name while another checkpoint of the same step replaces it."""
 _LOOKS, _LOOKS_APART_S = 20, 0.05
-"""Number of checks whether an unreadable checkpoint is being deleted, and the seconds between them."""
+"""How often to check whether an unreadable checkpoint is being deleted, and the seconds between two checks."""
 
 
 class DamagedError(CheckpointError):

@@ -19,7 +19,7 @@ class Throttle:
     """Makes a thread pause after each piece of work, until another thread waits for the result.
 
     Args:
-        is_urgent: called before each pause; True omits it.
+        is_urgent: called before each pause, which is skipped if the function returns True.
     """
 
     def __init__(self, is_urgent: Callable[[], bool] = lambda: False) -> None:

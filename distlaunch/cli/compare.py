@@ -32,9 +32,9 @@ def command(
     RUN is the path of a run, its name in the folder `runs`, a quoted pattern such as 'lr-*', or a folder of runs.
     Without RUN, all runs in `runs` are compared.
 
-    A metric has its best value with the epoch in brackets, and its value after the last complete epoch. The time is
-    without the pauses between attempts. Goodput is the share of the time, including pauses, in steps that count. On a
-    terminal, columns that do not fit are left out, and named.
+    For each metric, the table has the best value, with its epoch in brackets, and the value after the last complete
+    epoch. The time does not include the pauses between attempts. Goodput is the share of the time, including pauses,
+    that was spent in steps that count. On a terminal, columns that do not fit are left out, and named.
     """
     from distlaunch.base.run_dir import write_atomically
     from distlaunch.jobs.batch.job_states import job_states

@@ -27,8 +27,8 @@ def command(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check all hosts of a config in the same way as a job does: login, versions, code, ports, connections.
 
     Warns of missing data, little disk space or memory, low limits, and clocks and drivers that differ. Shows which
-    hardware differs, and the variables that it decides for the tasks of a new run. Exits with 2 if a host cannot be
-    used, and with 75 if a host does not answer.
+    hardware differs, and the environment variables that tasks of a new run get because of the hardware. Exits with 2 if
+    a host cannot be used, and with 75 if a host does not answer.
     """
     from distlaunch.cluster.machine import Machine
     from distlaunch.jobs.doctor import examine

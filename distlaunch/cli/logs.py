@@ -28,7 +28,7 @@ _WRITE_S = 0.5
     "--attempt",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Default: the newest attempt that trained; with -f also later ones.",
+    help="Attempt to show. Default: the newest that trained; with -f also later ones.",
 )
 @click.option(
     "--lines",
@@ -42,7 +42,7 @@ _WRITE_S = 0.5
 def command(
     run: str, follow: bool, task: str | None, attempt: int | None, lines: int | None, raw: bool, stacks: bool
 ) -> None:
-    """Show the output of a run's tasks, each line after its task's name, and the events of the run.
+    """Show the output of a run's tasks, each line with the name of its task, and the events of the run.
 
     Log files have no timestamps, so without -f the output comes task by task, followed by the events. Exits with 0 when
     the run has ended, whatever its status, and with 130 on Ctrl-C. The run may also be a submitted job that is

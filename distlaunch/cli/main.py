@@ -38,7 +38,7 @@ from distlaunch.ui.plain import echo_error
 COMMANDS = {
     "train": "Train the model of a config, with checkpoints, validation and exports.",
     "run": "Run a TensorFlow or JAX script as a cluster of tasks, each with its TF_CONFIG.",
-    "submit": "Submit a config as a batch job, which resumes when it is preempted.",
+    "submit": "Submit a config as a batch job that resumes after a preemption.",
     "plan": "Show what `train` would start, without starting it.",
     "verify": "Compare each strategy with one device, on your model and data.",
     "tune": "Measure strategies and settings on your model and data, and name the fastest.",

@@ -40,7 +40,7 @@ _STATUSES = ("running", "pending", "submitted", "cancelled", "done", "failed", "
 @click.option("--follow", "-f", is_flag=True, help="Show a live table until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 @click.option(
-    "--remove", is_flag=True, help="Delete the listed runs with their checkpoints, after a question. Running ones stay."
+    "--remove", is_flag=True, help="Delete the listed runs with their checkpoints, after asking. Running ones are kept."
 )
 @click.option("--yes", is_flag=True, help="With --remove: do not ask.")
 @click.option("--dry-run", is_flag=True, help="With --remove: only print what would be deleted.")
@@ -62,7 +62,7 @@ def command(
     killed       the launcher is gone; `train RUN --resume` continues from the last checkpoint, if there is one
 
     The last values are those of the last complete epoch, or the values so far in the first epoch; best values have
-    their epoch in brackets. Settings that differ between the listed runs have a column each. The time is that from the
+    their epoch in brackets. Settings that differ between the listed runs have a column each. The time runs from the
     run's first event to its last, without the pauses between attempts. On a terminal, columns that do not fit are left
     out; `compare` shows more about values.
     """

@@ -60,7 +60,7 @@ def command(target: str, overrides: tuple[str, ...], name: str | None, resume: b
 
     The config and the generated batch script are written to the run directory, so later changes to the config file have
     no effect. Before its time limit and on preemption, the job stops with a checkpoint, is requeued and resumes. Each
-    option overrides the key with its name in the config's section engine (`kind: slurm`). Use `logs -f`, `runs`
+    option overrides the key of the same name in the config's section `engine` (`kind: slurm`). Use `logs -f`, `runs`
     and `stop` for the job. The exit code is 0 if the job was submitted and 2 if the queue refuses it; with --wait, it
     is the code of the job.
     """

@@ -21,9 +21,9 @@ _NAMES = ("wandb", "mlflow", "trackio", "tensorboard")  # importing them from th
 @click.argument("run", metavar="RUN", type=RunPath())
 @click.argument("trackers", metavar="[TRACKER]...", nargs=-1, type=click.Choice(_NAMES))
 def command(run: str, trackers: tuple[str, ...]) -> int:
-    """Send the values of a run to trackers: those given, or those of `tracking` in its config.
+    """Send the values of a run to the given trackers, or to those in `tracking` of its config.
 
-    Sends only what a tracker has not got yet, so it completes what a run could not send, and does nothing twice.
+    Sends only the values that a tracker does not have yet, such as those that the run could not send.
     """
     from distlaunch.base.errors import UsageError
     from distlaunch.config.read.load import load_resolved

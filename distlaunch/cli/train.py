@@ -65,10 +65,10 @@ def command(
     """Train the model of a config, with checkpoints, validation and exports.
 
     With --resume, you may give a run directory instead of a config. Training continues from its newest intact
-    checkpoint. With --debug, your functions run line by line in Python, also data.map and data.augment, with the same
-    global batch size, in a run called NAME-debug. With --smoke, you may give several configs; the exit code is the
-    worst of their codes. With --detach, the launcher writes to RUN/launcher.log; use `logs`, `stop` and `runs` for the
-    job.
+    checkpoint. With --debug, your functions, including data.map and data.augment, run line by line in Python; the
+    global batch size stays the same, and the run is called NAME-debug. With --smoke, you may give several configs; the
+    exit code is the worst of their codes. With --detach, the launcher writes to RUN/launcher.log; use `logs`, `stop`
+    and `runs` for the job.
     """
     from distlaunch.cluster.machine import Machine
     from distlaunch.jobs import job

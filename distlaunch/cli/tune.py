@@ -16,7 +16,7 @@ from distlaunch.cli.options import FILE, OVERRIDES, Seconds
     type=Seconds(min=1),
     default=60.0,
     show_default=True,
-    help="Budget. What does not fit into it is listed as not tried.",
+    help="Budget. Candidates that do not fit into it are listed as not tried.",
 )
 @click.option(
     "--only",
@@ -24,7 +24,7 @@ from distlaunch.cli.options import FILE, OVERRIDES, Seconds
     metavar="TEXT",
     help="Try only candidates whose names contain TEXT, such as oneDNN or jax. May be repeated.",
 )
-@click.option("--allow-16-bit", is_flag=True, help="Let 16-bit precision win, although its numbers differ.")
+@click.option("--allow-16-bit", is_flag=True, help="Allow 16-bit precision to win, although it changes the numbers.")
 @click.option("--write", metavar="FILE", type=FILE, help="Write a copy of the config with the winner's settings.")
 @OVERRIDES
 @click.option("--json", "as_json", is_flag=True, help="Print only the result, as JSON.")
@@ -35,12 +35,12 @@ def command(
     """Measure the config's model and data under other strategies and settings on this machine.
 
     First the strategies that fit are measured, then settings of the fastest: XLA, oneDNN, threads, steps per call.
-    Candidates take turns in short rounds, so that other work on the machine slows all of them, and the slower half is
-    dropped again and again. Global batch, seed, model and data stay the same.
+    Candidates take turns in short rounds, so that other work on the machine slows all of them. After some rounds the
+    slower half is dropped, until few are left. Global batch, seed, model and data stay the same.
 
-    A candidate wins only if its range of rounds is below that of the untuned config, and its losses equal those of the
-    untuned config by the noise rule of `verify`. Callbacks, validation and checkpoints do not run, and no files are
-    left.
+    A candidate wins only if the range of its step times in all rounds lies below that of the untuned config, and if its
+    losses equal those of the untuned config by the noise rule of `verify`. Callbacks, validation and checkpoints do not
+    run, and no files are left.
 
     The exit code is 0 even if nothing is faster, 2 if the config cannot be tuned, and 3 if it cannot be trained.
     """

@@ -31,7 +31,7 @@ def command(configs: tuple[str, ...], overrides: tuple[str, ...], junit_xml: str
 
     Starts nothing, and imports neither your code nor Keras. Exits with 2 if a config is wrong.
 
-    In a job of GitHub Actions, each problem becomes an annotation of its line.
+    In a GitHub Actions job, each problem becomes an annotation of its line.
     """
     from distlaunch.ui.ci import Case, annotate, write_junit
 

@@ -46,7 +46,7 @@ def _parse_replicas(context: click.Context, option: click.Parameter, value: str)
     default="2,4",
     show_default=True,
     metavar="N,...",
-    help="Replicas to try.",
+    help="Numbers of replicas to try.",
 )
 @OVERRIDES
 @click.option(

@@ -1,4 +1,4 @@
-"""Facts about the control group in which a container or a scheduler runs this process: cgroup v2, or v1 for its limit.
+"""Facts about the control group in which a container or a scheduler runs this process: v2, and the CPU limit of v1.
 
 Sources: `cpu.max` in Linux's documentation of cgroup v2; `cpu.cfs_quota_us` in that of the CFS bandwidth controller.
 """
@@ -20,7 +20,7 @@ def read_cgroup(name: str) -> str:
 
 
 def cpu_limit(root: Path = _ROOT) -> int | None:
-    """Return the CPU limit of the cgroup and of those around it in cores, or None if there is none or it is unknown.
+    """Return the lowest CPU limit of the cgroup and its parents, in cores; None if there is none or it is unknown.
 
     Args:
         root: the folder with `proc` and `sys`.

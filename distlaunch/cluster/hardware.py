@@ -45,7 +45,7 @@ class Hardware(NamedTuple):
         cpu: the vendor's name of the CPU; empty if unknown.
         features: those of `FEATURES` that the CPU has.
         logical_cores: number of cores of the host that the system shows.
-        physical_cores: number of these that do not share a core with another one; 0 if unknown.
+        physical_cores: number of cores without hyper-threading; 0 if unknown.
         usable_cores: the cores to which a scheduler or `taskset` has bound this process; all without such a limit.
         cpu_limit: the CPU limit of the cgroup (of a container) in cores; None without a limit.
         numa_nodes: the cores of each NUMA node, in order; empty if the system does not show them.

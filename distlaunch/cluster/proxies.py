@@ -15,7 +15,7 @@ from distlaunch.base.protocol import JAX_COORDINATOR
 
 _READ_BY_GRPC = ("grpc_proxy", "https_proxy", "http_proxy")
 _EXCEPTIONS = ("no_grpc_proxy", "no_proxy", "NO_PROXY")
-"""Variables with hosts for which no proxy is used. gRPC reads the first of the first two variables that is set."""
+"""Variables with hosts for which no proxy is used. gRPC reads `no_grpc_proxy`, or `no_proxy` if that is not set."""
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 

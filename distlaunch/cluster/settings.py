@@ -37,7 +37,7 @@ class _ForGpus(NamedTuple):
 
 
 _TENSORFLOW = _ForGpus(
-    GPU_THREADS, "gpu_private", 1, "threads of their own launch kernels, which work on input then does not delay"
+    GPU_THREADS, "gpu_private", 1, "separate threads launch kernels, so that work on input does not delay them"
 )
 _FOR_GPUS: dict[str | None, _ForGpus] = {
     "tensorflow": _TENSORFLOW,
@@ -100,7 +100,7 @@ class RunSettings:
 
     @property
     def rows(self) -> list[tuple[Setting, tuple[str, ...]]]:
-        """Return each setting with the hosts that have it, which are empty if all hosts have it."""
+        """Return each setting with the hosts that have it, or without hosts if all of them have it."""
         found: dict[Setting, list[str]] = {}
         for host, settings in self.hosts.items():
             for setting in settings.settings:
@@ -129,7 +129,7 @@ def decide(
         hosts: the hardware of each host, by name.
         num_computing: for each host, the number of tasks that compute most of the time and share its cores.
         backend: the Keras backend of the tasks; None if they run a script, whose framework is unknown.
-        recorded: the variables with which the run was trained, of which those of `KEPT` stay; None for a new run.
+        recorded: the variables with which the run was trained; those in `KEPT` are used again. None for a new run.
     """
     if not hosts:
         return RunSettings()
@@ -222,7 +222,7 @@ def _choose_onednn(hosts: Mapping[str, Hardware], given: Mapping[str, str], reco
 def _choose_by_facts(hosts: Mapping[str, Hardware]) -> Setting | None:
     """Return the setting of oneDNN of a new run, which is the same for all hosts."""
     if not all(map(_has_builds_with_onednn, hosts.values())):
-        return None  # builds for other systems have no oneDNN, or turn it on as it is best there
+        return None  # builds for other systems have no oneDNN, or already choose well
     if slow := [host for host, each in hosts.items() if "avx2" not in each.features]:
         return Setting(ONEDNN, "0", f"{_the_cpu(slow)} no AVX2, which oneDNN's kernels need to be fast")
     if off := [host for host, each in hosts.items() if not _is_default_on(each)]:

@@ -28,10 +28,10 @@ class Cluster(Section):
     workers: Annotated[
         Positive | WorkerRange | Literal["auto"], Words("a whole number of at least 1, {min: ..., max: ...}, or 'auto'")
     ] = 1
-    """Worker processes, of strategies that have several. `{min: 1, max: 4}`: a job that may
-    continue with fewer workers after it has lost one, at the same global batch size. `auto`: one for each GPU of all
-    hosts, or one per host without GPUs; fewer if that number cannot share the batch, the mesh or the streams equally.
-    GPUs and hosts are counted again at each start.
+    """Number of worker processes, for strategies with several. `{min: 1, max: 4}`: the job may continue with fewer
+    workers after it has lost one, at the same global batch size. `auto`: one for each GPU of all hosts, or one per host
+    without GPUs; fewer if that number cannot share the batch, the mesh or the streams equally. GPUs and hosts are
+    counted again at each start.
     """
     ps: Annotated[int, Field(ge=0)] = 0
     """Parameter servers (parameter_server)."""

@@ -171,8 +171,9 @@ class Compile(Section):
     optimizer: (
         Annotated[str | OptimizerComponent, Words("a name such as 'adam', or {name: ..., args: {...}}")] | None
     ) = None
-    """A name of `keras.optimizers`, or `package.module:function` that returns an optimizer. Arguments without a name
-    apply to the optimizer of a model that compiles itself. null: that optimizer, or `rmsprop`.
+    """A name of `keras.optimizers`, or `package.module:function` that returns an optimizer. Without a name, the
+    arguments apply to the optimizer with which the model's function compiles the model. null: that optimizer, or
+    `rmsprop`.
     """
     loss: Annotated[
         Named | list[Named] | dict[str, Named] | None,

@@ -1,6 +1,6 @@
 """Detects pipelines whose elements are batches already.
 
-Training would make batches of batches from them, with plausible losses.
+Without this check, training would make batches of these batches, and its losses would look plausible.
 """
 
 from __future__ import annotations

@@ -61,7 +61,8 @@ def check_passes(seen: Mapping[str, FirstPass], kind: str) -> None:
     """Raise DataError if the data of the processes ends after different numbers of batches.
 
     Args:
-        seen: for each process, how far it has read its first pass. It goes on with the next pass after the end.
+        seen: for each process, how far it has read its first pass. After its end, a process continues with the next
+        pass.
         kind: kind of data, such as `training`.
     """
     lengths = {name: one.length for name, one in seen.items() if one.length is not None}

@@ -17,7 +17,8 @@ from distlaunch.engines.remote.link import Command
 _OPTIONS = ("-T", "-x", "-o", "BatchMode=yes", "-o", "ControlMaster=no", "-o", "RemoteCommand=none",
             "-o", "ClearAllForwardings=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
             "-o", "ConnectTimeout=10")  # fmt: skip
-"""Options that let ssh use no terminal, ask no questions, share no new connection, and end if the network fails."""
+"""Options with which ssh uses no terminal, asks no questions, shares no new connection, and ends if the network fails.
+"""
 
 
 def ssh_command(host: Host, settings: Ssh) -> list[str]:

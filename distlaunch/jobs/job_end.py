@@ -53,7 +53,7 @@ def _record_failure(run: RunDir, code: int) -> tuple[int, str]:
     if code == ExitCode.TEMPORARY and _num_temporary_failures(events, step) + 1 >= MAX_TEMPORARY_FAILURES:
         code = ExitCode.FAILED
         why = (
-            f"the job has failed {MAX_TEMPORARY_FAILURES} times in a row at step {step} by a cause outside it: "
+            f"the job has failed {MAX_TEMPORARY_FAILURES} times in a row at step {step} for a cause outside the job: "
             f"exit code {int(code)}"
         )
     failed = JobFailed(exit_code=int(code), step=step)

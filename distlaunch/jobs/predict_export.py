@@ -76,7 +76,7 @@ def predict_export(
     given = ["--input", request.input] if request.input is not None else ["--data", str(request.data)]
     split = ["--split", request.split] if request.split is not None else []
     where = ["--output", output, "--batch-size", str(request.batch_size)]
-    # with the rounding of the training, if the export lies in its run
+    # round as in training, if the export is in the directory of its run
     settings = kept_variables(machine.hardware, RunDir(export.absolute().parents[1]).recorded_settings())
     shapes = _run(["--export", str(export), *given, *split, *where], export, {**machine.environ, **settings})
     return Predicted(time=time.time(), step=None, split=name, path=output, shapes=shapes)

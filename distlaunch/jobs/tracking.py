@@ -1,4 +1,4 @@
-"""Starts the processes that send a run's values to trackers, and waits for them a little at the end of the run."""
+"""Starts the processes that send a run's values to trackers, and waits for them briefly at the end of the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distlaunch.runs.paths import display_path
 from distlaunch.runs.tracking.trackers import is_installed
 
 _DEADLINE_S = 15.0
-"""Time at the end of a run in which its trackers can send what is left."""
+"""Time at the end of a run for sending the remaining values."""
 
 
 @dataclass
@@ -32,11 +32,11 @@ class _Started:
 def tracking(
     run: RunDir, names: Sequence[TrackerName], environ: Mapping[str, str], warn: Callable[[str], None]
 ) -> Generator[None]:
-    """Have the run's values tracked in this context.
+    """Send the run's values to trackers within the block, as they are reported.
 
     Args:
         names: the trackers of the config. TensorBoard files are written whenever its package is installed.
-        warn: called with a message for each tracker that has not got everything.
+        warn: called with a message for each tracker that did not get all values.
     """
     started: list[_Started] = []
     for name in dict.fromkeys((*names, *(("tensorboard",) if is_installed("tensorboard") else ()))):
@@ -52,7 +52,7 @@ def tracking(
 
 
 def track_now(run: RunDir, names: Sequence[TrackerName], environ: Mapping[str, str]) -> Iterable[str]:
-    """Send what trackers lack of a run, and wait for it. Yield a message for each one that failed."""
+    """Send the values of a run that trackers lack, and wait until this is done. Yield a message for each failure."""
     return _finish(run, [_start(name, run, environ) for name in names], None)
 
 
@@ -70,7 +70,7 @@ def _start(name: TrackerName, run: RunDir, environ: Mapping[str, str]) -> _Start
 
 
 def _finish(run: RunDir, started: Sequence[_Started], deadline_s: float | None) -> Iterable[str]:
-    """Let the processes send what is left, and return messages about those that failed."""
+    """Let the processes send the remaining values, and return a message for each process that failed."""
     ends = None if deadline_s is None else time.monotonic() + deadline_s
     for each in started:
         assert each.process.stdin is not None, "it is a pipe"
@@ -84,7 +84,7 @@ def _finish(run: RunDir, started: Sequence[_Started], deadline_s: float | None) 
         except subprocess.TimeoutExpired:
             each.process.kill()
             each.process.wait()
-            late = f"has not got everything in {deadline_s:g} s"
+            late = f"did not get all values within {deadline_s:g} s"
             problems.append(f"tracking: {each.name} {late}; {_later(run, each.name)}")
             continue
         if code:

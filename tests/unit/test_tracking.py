@@ -121,7 +121,7 @@ def test_a_tracker_that_fails_is_a_warning_and_can_be_sent_later(run: RunDir) ->
 def test_a_tracker_that_hangs_is_left(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distlaunch.jobs.tracking._DEADLINE_S", 0.5)
     (warning,) = track(run, HOW="hangs")
-    assert "has not got everything in 0.5 s" in warning
+    assert "did not get all values within 0.5 s" in warning
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(run: RunDir) -> None:

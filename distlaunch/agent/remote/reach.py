@@ -1,7 +1,7 @@
 """Tests whether hosts reach each other: a host listens on the reserved ports of its tasks, and the others connect.
 
-The listening sockets are closed before a task starts. A socket that listened on a shared port would get some of the
-task's connections.
+The listening sockets are closed before a task starts. If they stayed open, they would get some of the task's
+connections.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from distlaunch.cluster.ports import hold
 
 TOKEN_BYTES = 16
 _RETRY_S = 1.0
-"""Seconds between connection attempts. If a network loses packets, the kernel itself retries ever more rarely."""
+"""Seconds between connection attempts. If a network loses packets, the kernel itself retries less and less often."""
 
 
 class Target(NamedTuple):

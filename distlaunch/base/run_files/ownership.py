@@ -48,7 +48,7 @@ def ownership_of(path: Path, trusted: tuple[Path, ...] = ()) -> Ownership:
     if (other := _other_owner(path, place, mine)) is not None:
         return Ownership(owner=user_name(other))
     if not keeps_modes:
-        return Ownership(note=f"whether others can write to {path} cannot be judged: its disk keeps no permissions")
+        return Ownership(note=f"cannot check whether others can write to {path}: its disk keeps no permissions")
     return Ownership(problem=next(_problems(place, mine), ""))
 
 

@@ -29,7 +29,7 @@ def share_note(config: RunConfig, parts: int) -> str:
     if below and (strategy.has_replicas or below == batch):
         return ""
     choices = either(str(size) for size in (below, below + parts) if size)
-    cost = f"{parts - batch} have nothing to do" if strategy.has_replicas else "each device works on all of its rows"
+    cost = f"{parts - batch} have nothing to do" if strategy.has_replicas else "each device works on all of them"
     return f"data.global_batch: {who} cannot share {batch} rows equally, so {cost}; faster: {choices}"
 
 

@@ -86,8 +86,7 @@ def map_with_seed(function: str) -> str:
     """
     return (
         f"{function} takes `seed` for random numbers, but `map` also applies to validation and prediction; "
-        "use `augment:` instead, which is for training only, and keep the part that every split needs in a `map` "
-        "without `seed`, which runs first"
+        "use `augment:` for random changes of training examples, and `map`, without `seed`, for all other changes"
     )
 
 

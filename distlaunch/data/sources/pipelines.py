@@ -50,7 +50,7 @@ class Pipeline(Split):
     Args:
         seed: seed of the order of each pass; None for the pipeline's order.
         drop: whether to drop a last batch that is not full.
-        stream: the stream that this pipeline is.
+        stream: the stream to which the examples belong.
 
     Raises:
         ConfigError: there is not a single batch, or each example contains a dataset.

@@ -49,7 +49,7 @@ def merge_guesses(guesses: Iterable[Guess]) -> Kind:
 
 def _rank_of_whole(texts: Sequence[str]) -> int:
     try:
-        # with `int`, which also converts the values when they are read
+        # use `int`, since `int` also converts the values when they are read
         numbers = list(map(int, texts))
     except ValueError:
         return _FLOAT
