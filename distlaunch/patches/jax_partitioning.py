@@ -65,8 +65,8 @@ class Uncertain:
     Attributes:
         kernels: the convolutions whose kernel gradients may be incorrect.
         windows: whether gradients of maxima over overlapping windows may be incorrect.
-        scatters: None, unless a scatter may apply an update several times because a mesh axis does not divide the
-            updates' shape; then the mesh.
+        scatters: the mesh, if a scatter may apply an update several times because an axis does not divide the updates'
+            shape; otherwise None.
     """
 
     kernels: Kernels = Kernels.NONE

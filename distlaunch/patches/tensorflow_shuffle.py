@@ -1,4 +1,4 @@
-"""A pipeline that shuffles its own data can start at any pass, in the order that it has in an uninterrupted run."""
+"""Starts pipelines that shuffle their own data at any pass, in the order that they have in an uninterrupted run."""
 
 from __future__ import annotations
 

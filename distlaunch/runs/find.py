@@ -75,8 +75,8 @@ def filter_runs(
     """Return the runs that fulfil all conditions.
 
     Args:
-        statuses: any of these; empty for every status.
-        names: patterns, any of which the name of the folder matches; empty for every name.
+        statuses: the statuses to keep; empty for all.
+        names: patterns, of which the name of the folder must match at least one; empty for all names.
         since: the earliest start, in seconds since 1970.
     """
     return [

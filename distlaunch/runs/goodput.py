@@ -82,7 +82,7 @@ class Goodput:
 
     @property
     def notable_losses(self) -> dict[str, float]:
-        """Return the avoidable losses that are worth a line at the end of a run, as in `losses`."""
+        """Return the avoidable losses that are worth a line at the end of a run, in the form of `losses`."""
         return {
             name: share
             for name, share in self.losses.items()

@@ -1,7 +1,7 @@
 """Summarizes the runs in a directory.
 
-Where a run is now is read from the beginning and the end of its events. Of the lines between them, only those with
-values of epochs and ends of attempts are parsed.
+The state of a run is read from its first and its last events. Of the lines between them, only those with values of
+epochs and ends of attempts are parsed.
 """
 
 from __future__ import annotations

@@ -24,15 +24,15 @@ _FACTS: Mapping[str, tuple[Callable[[RunSummary], Any], bool]] = {
     "examples_per_s": (lambda run: run.examples_per_s, False),
     "goodput": (lambda run: None if run.goodput is None else run.goodput.share, False),
 }
-"""Facts to sort by, each with whether small values come first."""
+"""Facts to sort by: a function that returns the value of a run, and True if small values come first."""
 
 
 def sort_runs(runs: Sequence[KnownRun], key: str, *, reverse: bool = False) -> list[KnownRun]:
     """Return the runs in the order of a key. Runs without a value come last.
 
     Args:
-        key: the name of a metric, whose best value counts and comes first; of a setting, or its last part, such as
-            `learning_rate`; or of a fact such as `time`.
+        key: the name of a metric (the best values count, and the best run comes first), the key of a setting or its
+        last part, such as `learning_rate`, or a fact such as `time`.
         reverse: whether to reverse the order.
 
     Raises:
@@ -66,7 +66,7 @@ def _values(runs: Sequence[KnownRun], key: str) -> tuple[Callable[[KnownRun], An
     close = difflib.get_close_matches(key, names, n=1)
     hint = f"did you mean '{close[0]}'? " if close else ""
     raise UsageError(
-        f"--sort: got '{key}'; {hint}these can be sorted by: {', '.join(names)}; or any key of the configs"
+        f"--sort: got '{key}'; {hint}runs can be sorted by {', '.join(names)}, and by any key of the configs"
     )
 
 

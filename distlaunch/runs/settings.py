@@ -21,14 +21,14 @@ _OF_THE_RUN = ("name", "runs_dir")
 _VAGUE = frozenset(
     {"args", "class", "every", "function", "kind", "max", "metric", "min", "mode", "name", "step", "steps"}
 )
-"""Last parts of keys that say too little alone."""
+"""Last parts of keys that are not clear without the part before them."""
 
 
 def read_settings(run: RunDir) -> Settings:
     """Return the settings of a run, without its name and folder; empty for a run of a script.
 
     The config is not validated: a run of another version can be compared, too. Secrets that were written into it are
-    masked, since a comparison is made to be shown.
+    masked, since comparisons are shown to other people.
 
     Raises:
         ConfigError: the config is damaged.
@@ -51,7 +51,7 @@ def differing_keys(settings: Iterable[Settings]) -> list[str]:
 
     An empty mapping (`args: {}`) is left out if another run has entries in it, which are keys of their own. A key that
     only some kinds of a section have (`strategy.kind`) is left out if it has the same value wherever it exists.
-    Settings without any key, as of a script, are ignored.
+    Empty settings, such as those of a script, are ignored.
     """
     known = [each for each in settings if each]
     keys = list(dict.fromkeys(key for each in known for key in each))
@@ -72,7 +72,7 @@ def _is_explained(key: str, keys: Iterable[str], known: Sequence[Settings]) -> b
 
 
 def short_names(keys: Sequence[str], taken: Iterable[str] = ()) -> dict[str, str]:
-    """Return a short name for each key: as many of its last parts as are needed to tell it from the others.
+    """Return a short name for each key: as many of its last parts as are needed to distinguish it from the others.
 
     Args:
         taken: names that are used for something else.

@@ -17,7 +17,7 @@ _OTHERS = tuple(
     f"{folder}/" for folder in (Path(__file__).parents[1], *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
 )
 _LOCAL = ("", "pdb.set_trace")
-"""Values of PYTHONBREAKPOINT that open a prompt in the terminal. Others name a debugger without one, or are `0`."""
+"""Values of PYTHONBREAKPOINT that open a prompt in the terminal. Other values are `0`, or name another debugger."""
 
 
 class NoTerminalError(DistlaunchError):

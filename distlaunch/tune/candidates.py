@@ -20,9 +20,9 @@ from distlaunch.verify.trials import trial_config
 
 UNTUNED = "untuned"
 _MOST_DEVICES = 8
-"""More parts of a CPU than this, or more processes, have never been the fastest."""
+"""Maximum number of replicas on a CPU, and of processes. More have never been the fastest."""
 _LONGER_CALL = 16
-"""Steps per call that is tried beside `auto`."""
+"""Number of steps per call that is tried besides `auto` and 1."""
 _KEPT_OF_CLUSTER = ("start_timeout_s", "stop_timeout_s", "stall_timeout_s", "isolate")
 """Keys of `cluster:` that stay under another strategy."""
 SIXTEEN_BITS = "mixed_bfloat16"
@@ -160,7 +160,7 @@ def strategies(config: RunConfig, num_cores: int, num_gpus: int) -> Iterator[Can
             yield NotTried(candidate.name, _why_unfit(problems))
         else:
             yield candidate
-    yield NotTried("parameter_server", "its tasks share this machine's cores with no gain; it is for several hosts")
+    yield NotTried("parameter_server", "it is for several hosts; on one machine, its tasks only share the cores")
 
 
 def _why_unfit(problems: Iterable[Problem]) -> str:
@@ -225,7 +225,7 @@ def _changes(config: RunConfig, hardware: Hardware, num_gpus: int) -> Iterator[C
     elif onednn:
         yield Change("oneDNN on", environ={ONEDNN: "1"})
     else:
-        yield NotTried("oneDNN", "TensorFlow's builds for this system have no such choice")
+        yield NotTried("oneDNN", "TensorFlow's builds for this system do not offer it")
     yield from _thread_changes(config, hardware, num_gpus)
     # steps per call
     length = config.train.steps_per_call
@@ -242,7 +242,7 @@ def _changes(config: RunConfig, hardware: Hardware, num_gpus: int) -> Iterator[C
 def _thread_changes(config: RunConfig, hardware: Hardware, num_gpus: int) -> Iterator[Change | NotTried]:
     cores, tasks = hardware.num_cores, config.strategy.processes(config.cluster).get("worker", 1)
     if num_gpus:
-        yield NotTried("threads", "no effect: GPUs compute")
+        yield NotTried("threads", "no effect on GPUs")
     elif any(name in hardware.environ for name in POOL_SIZES):
         yield NotTried("threads", "your environment sets them")
     else:

@@ -29,7 +29,7 @@ def judge_candidate(candidate: Record, untuned: Record, reference: Record) -> Ju
 
 
 def _moved(run: Series, start: Series, to: Series) -> Series:
-    """Return a run with the same deviations from one series as it has from another one."""
+    """Return a run that deviates from `to` as the given run deviates from `start`."""
     logs = [
         {name: to_logs.get(name, value) + run_logs.get(name, value) - value for name, value in start_logs.items()}
         for run_logs, start_logs, to_logs in zip(run.logs, start.logs, to.logs, strict=False)

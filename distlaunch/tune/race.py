@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 ROUNDS_PER_STAGE = 2
 _OUTLIERS_FROM = 8
-"""Number of rounds from which the fastest and the slowest eighth do not count to the range."""
+"""Smallest number of rounds of which the range leaves out the fastest and the slowest eighth."""
 _SAME = 1.02
-"""Candidates within 2 % of the fastest are as good: the one with the fewest changes wins."""
+"""Candidates within 2 % of the fastest count as equally fast: the one with the fewest changes wins."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Race:
         self.rounds[name] = []
 
     def run(self, num_rounds: int, until: float, *, at_least: int = 1) -> None:
-        """Measure all candidates in up to `num_rounds` rounds, and in at least some even if the time is over."""
+        """Measure all candidates in up to `num_rounds` rounds until a time, but at least in `at_least` rounds."""
         for number in range(num_rounds):
             is_alone = len(self.running) < 2 and all(map(self.rounds.get, self.running))
             if number >= at_least and (is_alone or self._clock() >= until):
@@ -128,13 +128,13 @@ def choose(entries: Sequence[Entry], untuned: Entry) -> Entry:
 
 
 def call_length(wanted: int | str, step_s: float, *, target_s: float, longest: int = 64) -> int:
-    """Return the number of steps in a call; `auto` fills the target duration."""
+    """Return the number of steps in a call; for `auto`, as many as the target duration allows."""
     if isinstance(wanted, int):
         return wanted
     return max(1, min(longest, int(target_s / max(step_s, 1e-6))))
 
 
 def steps_of_round(step_s: float, steps_per_call: int, round_s: float) -> int:
-    """Return a whole number of calls that fills a round, in steps."""
+    """Return the number of steps in a round, which consists of whole calls."""
     calls = max(1, round(round_s / max(step_s * steps_per_call, 1e-6)))
     return calls * steps_per_call

@@ -47,7 +47,7 @@ from distlaunch.verify.trials import trial_config
 RECORDED_STEPS = 10
 """Steps that are compared with the untuned config, one by one."""
 _FEWEST_STARTS, _MOST_STARTS, _CORES_PER_START = 2, 8, 4
-"""Candidates that start at the same time, by cores. More would only wait for each other."""
+"""Limits on the number of candidates that start at the same time. More would only wait for each other."""
 _STRATEGIES, _BEST_STRATEGIES, _SETTINGS, _BEST_SETTINGS, _COMBINATIONS, _FINALS = 0.35, 0.45, 0.7, 0.76, 0.82, 0.87
 """Fractions, of the time that is left once the untuned config is ready, at which each part of the search ends. The last
 rounds take the rest."""
@@ -61,7 +61,7 @@ _HELPS = 0.98
 _MEMORY_SPARE = 1.5
 """Memory that must be free to start another candidate, as a factor of the largest one so far."""
 _PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
-"""With `false`, JAX leaves the memory of a GPU to the candidates that are ready beside it."""
+"""With `false`, JAX does not reserve most of a GPU's memory, which the other candidates need."""
 _POLL_S = 0.01
 
 
@@ -88,7 +88,7 @@ class Row:
 
     Attributes:
         failed: why it has failed; empty if it has not.
-        dropped: whether it was dropped, as slower or with other losses, before the last rounds.
+        dropped: whether it was dropped before the last rounds, because it was slower or has other losses.
         rounds: the duration of a step in each round, in seconds.
         judgement: the comparison with the untuned config; None if it was not compared.
         causes: why its losses differ, as far as that is known.
@@ -293,7 +293,7 @@ class _Tuning:
         return wanted
 
     def _combinations(self, best: Sequence[Candidate]) -> list[Candidate]:
-        """Return, for each of the best strategies, the settings together that help alone."""
+        """Return, for each of the best strategies, a candidate with all settings that have helped one by one."""
         found: list[Candidate] = []
         for candidate in best:
             base = self._rows[candidate.name].spread

@@ -59,7 +59,7 @@ def print_comparison(console: JobConsole, runs: Sequence[KnownRun], sorted_by: s
 
 
 def comparison_page(runs: Sequence[KnownRun], sorted_by: str | None = None) -> str:
-    """Return a page with the table of all columns, and the curves of all runs over each other."""
+    """Return a page with the table of all columns, and the curves of all runs in the same charts."""
     # imported here, since it takes as long as the rest of the command
     import distlaunch
     from distlaunch.ui.html_report.data import curves_of

@@ -31,9 +31,9 @@ from distlaunch.ui.progress.lines import (
 from distlaunch.ui.tables import columns, line_style_for
 
 _SHOWN_LOSS = 0.01
-"""Smallest share of the time of a run that the report names."""
+"""Smallest share of a run's time for which the report names its category."""
 _SHORTEST_S = 1.0
-"""Smallest time of a run whose goodput the report shows."""
+"""Shortest run for which the report shows goodput."""
 
 
 def print_report(console: Console, report: RunReport) -> None:

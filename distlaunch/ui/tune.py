@@ -96,17 +96,17 @@ def conclusion(result: TuneResult) -> list[str]:
     if own is None or own.spread is None or winner is None or winner.spread is None:
         return []
     if result.not_a_number:
-        return _wrap(f"Even on one device, values are not numbers {result.not_a_number}. Nothing could be compared.")
+        return _wrap(f"Nothing was compared: even on one device, values are not numbers {result.not_a_number}.")
     if winner is own:
         faster = [row for row in result.rows if row is not own and row.spread and row.spread.is_below(own.spread)]
         but = ""
         if any(row.candidate.is_16_bit for row in faster):
-            but = " 16-bit precision is faster, with other numbers; --allow-16-bit lets it win."
-        return _wrap(f"Nothing with the same losses is faster than the config as it is, beyond noise.{but}")
+            but = " 16-bit precision is faster, but changes the numbers; --allow-16-bit accepts that."
+        return _wrap(f"No candidate with the same losses is faster than the untuned config, beyond noise.{but}")
     ratio = winner.spread.median / own.spread.median
-    lines = _wrap(f"* {_name(winner.candidate, result)} is the fastest: {ratio:.2f} of the untuned time of a step.")
+    lines = _wrap(f"* {_name(winner.candidate, result)} is the fastest: a step takes {ratio:.2f} of the untuned time.")
     if winner.candidate.is_16_bit:
-        lines += _wrap("Its losses differ as far as the table says, since it computes in 16 bits.")
+        lines += _wrap("Its losses differ as the table shows, since it computes in 16 bits.")
     for key, value in settings_of(winner.candidate).items():
         lines.append(f"  {key}: {value}")
     lines += [f"  {line}" for line in export_lines(winner.candidate)]

@@ -60,7 +60,7 @@ def run_of(folder: Path) -> RunDir:
 def test_a_planted_fault_ends_a_strict_run(folder: Path) -> None:
     code, printed, (event,) = train(folder, "model.args.fault=gradients", *STRATEGIES["multi_worker_mirrored"])
     assert (code, event.status, event.part) == (3, "differs", "step 1")
-    assert "at step 1: not the numbers of one device in step 1: the update of" in printed
+    assert "at step 1: numbers differ from one device in step 1: the update of" in printed
     assert "the size of the gradients (2 times that on one device)" in printed
     assert run_of(folder).attempts() == [0], "it would fail again"
 

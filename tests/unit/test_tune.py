@@ -305,14 +305,14 @@ def test_the_table_names_the_winner_and_what_was_not_tried() -> None:
     assert "  - because" in text
     assert "untuned (one_device), oneDNN off: failed, and dropped: worker:0 failed: ValueError: no" in text
     assert "dtensor, batch 2: no time" in text
-    assert "* jax, batch 1 is the fastest: 0.50 of the untuned time of a step." in text
+    assert "* jax, batch 1 is the fastest: a step takes 0.50 of the untuned time." in text
     assert "strategy: {kind: jax, mesh: {batch: 1}}" in text
 
 
 def test_no_difference_beyond_noise() -> None:
     found = result()
     text = " ".join(table_lines(dataclasses.replace(found, winner=found.rows[0])))
-    assert "Nothing with the same losses is faster than the config as it is, beyond noise." in text
+    assert "No candidate with the same losses is faster than the untuned config, beyond noise." in text
     assert "--allow-16-bit" in text
 
 

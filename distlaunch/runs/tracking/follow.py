@@ -1,7 +1,7 @@
 """Follows a run's events and sends their values to a tracker: `python -m distlaunch.runs.tracking.follow NAME RUN`.
 
-It is a process of its own that reads what is on the disk. So a tracker that is slow, fails or cannot be reached never
-delays or fails the run, and what was not sent can be sent later. It ends at the end of its standard input.
+This separate process reads the events from the disk. So a tracker that is slow, fails or cannot be reached never delays
+or fails the run, and values that were not sent can be sent later. The process ends when its standard input ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Follower:
     """Sends each value of a run once, over all attempts and processes.
 
     Steps that a restart has trained again have been sent already and have the same values. The state in
-    `tracking/NAME.json` says what was sent.
+    `tracking/NAME.json` records which steps were sent.
     """
 
     def __init__(self, name: TrackerName, run: RunDir) -> None:
@@ -47,7 +47,7 @@ class Follower:
         """Values of the newest StepsTimed event. They are sent with the next step, so that none is sent twice."""
 
     def send_new(self) -> None:
-        """Send the values of events that are new. The tracker is opened with the first one."""
+        """Send the values of new events. The tracker is opened for the first of them."""
         rows: dict[int, dict[str, float]] = {}
         for event in self._reader.read():
             self._add(event, rows)
@@ -88,7 +88,7 @@ class Follower:
         self._record()
 
     def finish(self) -> None:
-        """Send what is left, and close the run in the tracker."""
+        """Send the remaining values, and close the run in the tracker."""
         self.send_new()
         if self._tracker is not None:
             self._tracker.finish(self._status)

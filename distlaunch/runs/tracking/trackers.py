@@ -21,7 +21,7 @@ from distlaunch.config.run import TrackerName
 PROJECT = "distlaunch"
 """Project or experiment, unless the tracker's own environment variable has another."""
 _LONGEST_VALUE = 500
-"""Number of characters of a config value; MLflow refuses long ones."""
+"""Maximum number of characters of a config value; MLflow refuses long ones."""
 
 
 def is_installed(name: TrackerName) -> bool:
@@ -39,11 +39,11 @@ class Tracker(Protocol):
     id: str
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Add the values of a step; steps ascend."""
+        """Add the values of a step. Steps come in ascending order."""
         ...
 
     def finish(self, status: str) -> None:
-        """Send what is left and close the run.
+        """Send the remaining values and close the run.
 
         Args:
             status: a status of RunEnded, or an empty string for a run that has not ended.
@@ -90,7 +90,7 @@ class _MLflow:
         self._metric = importlib.import_module("mlflow.entities").Metric
         self.id = id
         self._sent: dict[str, int] = {}
-        """The last step of each value, if a process that was killed has sent more than it has recorded."""
+        """The last step of each value in MLflow: a process that was killed may have sent more than it has recorded."""
         if not id:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
             experiment = self._client.get_experiment_by_name(name)

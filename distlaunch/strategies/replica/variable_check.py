@@ -52,7 +52,7 @@ def check_replicas(strategy: Any, replicas: Replicas) -> None:
         "a sum over all replicas is wrong": total,
         "replicas share the value of a metric's variable": numbers + 1,
         "replicas share the value of a variable without aggregation": numbers + 1,
-        "the same update in each replica does not change a weight once": total,
+        "an update that is equal in all replicas does not change a weight exactly once": total,
     }
     for (message, values), received in zip(expected.items(), found, strict=True):
         if not np.array_equal(values, received):

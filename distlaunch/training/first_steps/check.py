@@ -49,7 +49,7 @@ from distlaunch.training.step_reports import scalars
 _MEMORY_SHARE = 0.25
 """Part of the free memory that the comparison may use."""
 _COPIES = 10
-"""About how many copies of the state exist at the same time: snapshots here, and those of the process."""
+"""Approximate number of copies of the state that exist at the same time, here and in the process."""
 _WAIT_SHARE = 0.05
 """Part of a run's duration that its end may wait for the comparison."""
 _MAX_BATCH_BYTES, _MAX_SENT_BYTES = 512 * 2**20, 4 * 2**20
@@ -60,11 +60,11 @@ _WITHOUT_EFFECT = ("checkpoint", "export", "restarts", "name", "runs_dir", "resu
 
 
 class NumbersDifferError(DistlaunchError):
-    """A step differs from one device, and the config asks to fail then (`train.check: strict`)."""
+    """A step differs from one device, which the config makes an error (`train.check: strict`)."""
 
 
 class NoCheck:
-    """Takes the place of `StepsCheck` in a run that is not compared; see there for the methods."""
+    """Takes the place of `StepsCheck` in a run that is not compared; see `StepsCheck` for the methods."""
 
     def __enter__(self) -> Self:
         return self
@@ -326,7 +326,7 @@ class StepsCheck(NoCheck):
         return _are_equal(plain, again) and not _are_equal(plain, batch)
 
     def _rows_of(self, source: str, index: int) -> list[Rows] | None:
-        """Return the rows of a batch; None in other tasks than the chief, or after a report that they are not known."""
+        """Return the rows of a batch; None in other tasks than the chief, or if they are unknown, which is reported."""
         rows = self._rows.take(source, index)
         if self._process is None:
             return None
@@ -352,7 +352,7 @@ class StepsCheck(NoCheck):
         differs = self._subject.strategy.from_chief(differs.encode()).decode()
         if differs:
             hint = "`distlaunch verify` looks for the cause; `train.check: auto` only warns"
-            raise NumbersDifferError(f"not the numbers of one device in {differs}; {hint}")
+            raise NumbersDifferError(f"numbers differ from one device in {differs}; {hint}")
 
     def _emit(self) -> None:
         for event in self._process.take_events() if self._process is not None else ():

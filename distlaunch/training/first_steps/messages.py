@@ -79,8 +79,8 @@ class Verdict:
     Attributes:
         deviation: the largest relative deviation of a loss or metric.
         differences: descriptions of everything that deviates by more than rounding explains.
-        known_cause: a documented reason for which the numbers differ from those of one device, and what to do.
-        refusal: the reason for which nothing was compared.
+        known_cause: a documented reason why the numbers differ from those of one device, and what to do.
+        refusal: why nothing was compared.
         reference: name of the program on one device.
         has_other_settings: whether the optimizers have other settings, which no documented reason explains.
     """

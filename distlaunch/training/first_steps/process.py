@@ -40,7 +40,7 @@ CHECK_ENVIRONMENT = {
 }  # fmt: skip
 """Variables of the process: one CPU device and one thread."""
 _IDLE_SHARE = 0.3
-"""A process that ran for a smaller part of its lifetime had no idle core."""
+"""If the process has run for a smaller part of its lifetime, it had no idle core."""
 _SHOWN = 4
 """Number of differences in a message."""
 
@@ -91,7 +91,7 @@ class CheckProcess:
     # in the thread of the training loop
 
     def send(self, message: StepTaken | BatchEvaluated, part: Part, setup: Setup) -> None:
-        """Have a part compared. Nothing is compared after a part that is not equal."""
+        """Send a part to be compared. After a part that is not equal, nothing more is compared."""
         with self._changed:
             if self._is_over:
                 return
@@ -118,7 +118,7 @@ class CheckProcess:
             return self._changed.wait_for(lambda: self._pending == 0, timeout_s)
 
     def give_up(self, reason: str) -> None:
-        """Compare nothing more, and report the reason unless something else was reported."""
+        """Stop comparing, and report the reason unless something else was reported."""
         with self._changed:
             self._report_first()
             if not self._is_over:

@@ -288,9 +288,9 @@ def _variables(model: keras.Model) -> dict[str, Any]:
 
 
 def _with_equal_names(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return variables or values with equal names in all processes for a variable to which Keras gives no name.
+    """Return variables or values by names that are the same in all processes.
 
-    Its name depends on where and after which others it was created. Nadam has such a variable.
+    Keras names some variables, such as one of Nadam, only by the place and the order in which they were created.
     """
     plain = {name: _UNNAMED.sub(r"\1/variable", name) if is_slot(name) else name for name in named}
     return (

@@ -34,7 +34,7 @@ from distlaunch.ui.run_report import facts
 from distlaunch.ui.tables import line_style_for
 
 MAX_POINTS = 1_000
-"""Number of points of a curve; of longer curves, each group of neighbours is replaced by its extremes and its last."""
+"""Maximum number of points of a curve. Longer curves keep the extremes and the last point of groups of neighbours."""
 _LOG_BYTES, _LOG_LINES = 64 << 10, 40
 """How much of the end of a failed task's log is shown."""
 _VALIDATION = "val_"
@@ -235,7 +235,7 @@ def _evaluation(event: Evaluated) -> dict[str, Any]:
 
 
 def _config(run: RunDir) -> list[dict[str, Any]]:
-    """Return the lines of the config, and whether each has another value than the default."""
+    """Return the lines of the config, and whether each differs from the default."""
     if not run.has_config():
         return []
     with contextlib.suppress(ConfigError, OSError, ValueError):

@@ -98,9 +98,9 @@ def numbers_text(events: Sequence[NumbersChecked], failure: str = "") -> str:
     for event in events:
         if event.status == "differs" and event.message not in failure:
             hint = "`distlaunch verify` looks for the cause"
-            found.append(f"not the numbers of {event.reference} on one device in {event.message}; {hint}")
+            found.append(f"numbers differ from {event.reference} on one device in {event.message}; {hint}")
         elif event.status == "documented":
-            found.append(f"other than on one device: {event.message}")
+            found.append(f"documented difference from one device: {event.message}")
         elif event.status == "unchecked":
             found.append(f"{'the rest is ' if equal else ''}not checked: {event.message}")
     return "; ".join(found)
