@@ -197,7 +197,7 @@ def _decide_onednn(
     if _is_on(recorded) is not None and any(_is_on(value) is not _is_on(recorded) for value in values):
         warnings.append(
             f"your environment sets {ONEDNN}={values[0]}, but the run was trained with {recorded}: "
-            "results round differently than in its training"
+            "results are rounded differently than in its training"
         )
     if len(values) > 1:
         each = ", ".join(f"{value or 'nothing'} on {host}" for host, value in given.items())
@@ -230,7 +230,7 @@ def _choose_by_facts(hosts: Mapping[str, Hardware]) -> Setting | None:
         return Setting(ONEDNN, "1", reason)
     found = dict.fromkeys(next(name for name in _DEFAULT_ON if name in each.features) for each in hosts.values())
     features = " or ".join(name.upper().replace("_", "-") for name in found)
-    reason = f"{_the_cpu(list(hosts))} {features}, for which TensorFlow turns oneDNN on; resumes elsewhere keep it"
+    reason = f"{_the_cpu(list(hosts))} {features}, for which TensorFlow turns oneDNN on; resumes on other hosts keep it"
     return Setting(ONEDNN, "1", reason)
 
 

@@ -180,7 +180,7 @@ class Frame:
     [
         (Frame(), ["age int64, kind object, size float64", "return dict(frame)", "FeatureSpace", "to_numpy"]),
         ({"a": np.array(["x", None], dtype=object)}, ["Python objects (NoneType, str)", "replace missing values"]),
-        (np.array(["2024-01-01", "2024-01-02"], dtype="datetime64[D]"), ["datetime64[D]", "such as to float32"]),
+        (np.array(["2024-01-01", "2024-01-02"], dtype="datetime64[D]"), ["datetime64[D]", "for example to float32"]),
     ],
 )
 def test_what_no_tensor_can_hold_is_told_in_words(x: Any, words: list[str]) -> None:

@@ -101,7 +101,7 @@ def installed() -> Kinds:
     if any(kind not in found.models for kind in _OURS):
         raise UsageError(
             "the engines of distlaunch itself are not installed: the metadata of the package is older than its files; "
-            "install it again, such as by `pip install -e .`"
+            "install it again, for example with `pip install -e .`"
         )
     return found
 

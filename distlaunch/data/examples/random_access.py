@@ -102,7 +102,7 @@ def _describe_unsupported_array(leaf: Any, array: np.ndarray) -> str:
         return _describe_data_frame(leaf)
     name = f" '{leaf.name}'" if isinstance(getattr(leaf, "name", None), str) else ""
     if array.dtype != object:
-        return f"got an array{name} of {array.dtype}; expected numbers or text; convert it, such as to float32"
+        return f"got an array{name} of {array.dtype}; expected numbers or text; convert it, for example to float32"
     kinds = sorted({type(value).__name__ for value in array.flat})
     return (
         f"got an array{name} of Python objects ({', '.join(kinds)}); expected only numbers or only text; convert it, "
