@@ -226,7 +226,7 @@ REFERENCES = [
     Broken("missing argument", BASE.replace("models.py:net", "models.py:needs"), 2, "model.function", ("missing 'width'", "width: ...")),
     data("args: {sorce: auto}", "data.args.sorce", "did you mean 'source'?", id="unknown argument"),
     data("augment: models.py:bare", "data.augment", "(x, y)", id="augment without arguments"),
-    data("map: models.py:bare", "data.map", "use `augment:` instead", id="map with a seed"),
+    data("map: models.py:bare", "data.map", "use `augment:` for random changes", id="map with a seed"),
     data("augment: models.py:four", "data.augment", "(x, y)", id="augment with four arguments"),
     data("map: models.py:one\n  batched: true", "data.map", "`.map(...)`", id="map of batches"),
     data("augment: models.py:one\n  batched: true", "data.augment", "`.map(...)`", id="augment of batches"),

@@ -154,7 +154,7 @@ hidden = decorated(drawn)
 @pytest.mark.parametrize("training", [True, False])
 def test_a_map_with_a_seed_is_refused_where_only_python_sees_it(*, training: bool) -> None:
     name = f"{__name__}:hidden"
-    with pytest.raises(ConfigError, match="use `augment:` instead"):
+    with pytest.raises(ConfigError, match="use `augment:` for random changes"):
         make_split((NUMBERS, NUMBERS), config(map=name, augment=None), seed=0, training=training)
 
 
