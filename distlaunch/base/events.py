@@ -106,7 +106,7 @@ class AttemptStarted(Event):
     """The launcher is about to start the tasks of an attempt. `--json` does not print it.
 
     Attributes:
-        waited_s: time for which the launcher waited for hosts, devices and addresses before that.
+        waited_s: time for which the launcher waited for hosts, devices and addresses before starting the tasks.
     """
 
     waited_s: float

@@ -37,7 +37,7 @@ class Proof:
 
 @dataclass(frozen=True)
 class SmokeResult:
-    """The last attempt of a smoke run, and the statements that the run has tested."""
+    """The last attempt of a smoke run, and the results of the tests."""
 
     last: AttemptResult
     proofs: tuple[Proof, ...]
@@ -131,7 +131,7 @@ def _has_validation_data(events: Sequence[Event]) -> bool:
 
 
 def prove(config: RunConfig, events: Sequence[Event], tasks: Sequence[str]) -> tuple[Proof, ...]:
-    """Return the tested statements, judged by the events of the two attempts."""
+    """Return the statements that a smoke run tests, and whether they hold, judged by the events of the two attempts."""
     first, second = (RunFacts.of(event for event in events if event.attempt == number) for number in (0, 1))
     losses = [
         event.logs["loss"] for event in events if isinstance(event, StepsDone | EpochEnded) and "loss" in event.logs

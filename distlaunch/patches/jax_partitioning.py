@@ -1,6 +1,6 @@
 """Replaces operations that XLA's partitioner computes incorrectly on some meshes."""
 
-# (JAX's functions take more than their types say)
+# (JAX's functions accept more types than their annotations allow)
 from __future__ import annotations
 
 import contextlib

@@ -1,8 +1,8 @@
 """The training loop: epochs, graph calls, callbacks, validation, checkpoints. All strategies and both loops share it.
 
 The callbacks' hooks are called in the order of Keras's `fit`. Keras's own `fit` is not used, even where it runs: it
-cannot resume within an epoch, fails with several steps per call on replicas, and would be a second way to the same
-numbers.
+cannot resume within an epoch, fails with several steps per call on replicas, and would be a second implementation that
+has to give the same numbers.
 """
 
 from __future__ import annotations

@@ -697,7 +697,7 @@ CASES: dict[str, Case] = {
     "largest": Case(lambda: compiled(net(), metrics=[Largest(), "mae"]), table),
     "largest, as a variable": Case(lambda: compiled(net(), metrics=[Shown()]), table, validates=False),
     "smallest": Case(lambda: compiled(net(), metrics=[Smallest()]), table),
-    "late": Case(lambda: compiled(net(), metrics=[Late()]), table, says="as its values after the first epoch show"),
+    "late": Case(lambda: compiled(net(), metrics=[Late()]), table, says="a trial after the first epoch shows"),
     "moving": Case(lambda: compiled(net(), metrics=[Moving()]), table),
     "several results": Case(lambda: compiled(net(), metrics=[Ends()]), table),
     "metric functions": Case(lambda: compiled(net(), metrics=[root_error, mean_error]), table),

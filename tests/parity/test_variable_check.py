@@ -24,7 +24,7 @@ def test_central_storage_is_refused_when_the_program_is_made() -> None:
         train_case("mlp sgd, uneven", ReplicaStrategy(central))
     (problem,) = refused.value.problems
     assert problem.key == ("strategy", "kind")
-    assert problem.message.startswith("CentralStorageStrategy does not have what replicas in lockstep need")
+    assert problem.message.startswith("CentralStorageStrategy lacks a property that replicas in lockstep need")
     assert problem.message.endswith("use kind: mirrored")
 
 
@@ -88,7 +88,7 @@ def test_a_metric_that_replicas_share_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"first": 1}, r"other numbers: expected \[1, 2, 3\], got \[0"),
+        ({"first": 1}, r"wrong numbers: expected \[1, 2, 3\], got \[0"),
         ({"total": 6}, r"a sum over all replicas is wrong: expected \[21.0, 21.0, 21.0\], got \[6.0"),
     ],
 )

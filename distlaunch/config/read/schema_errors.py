@@ -198,7 +198,7 @@ def _homes() -> dict[str, str]:
 
 
 def _key_type(key: Key) -> str:
-    expect = "a whole number, as classes are: `3: 2.0`" if "class_weight" in key else "text; put the key in quotes"
+    expect = "the whole number of a class, as in `3: 2.0`" if "class_weight" in key else "text; put the key in quotes"
     return f"got the key {key[-1]!r}; expected {expect}"
 
 

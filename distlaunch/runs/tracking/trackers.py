@@ -33,7 +33,7 @@ class Tracker(Protocol):
     """An open run in a tracker.
 
     Attributes:
-        id: identifies the run in the tracker, so that a later process continues it.
+        id: identifies the run in the tracker, so that a later process can continue it.
     """
 
     id: str

@@ -302,8 +302,8 @@ class ReplicaProgram(Program):
         late, _ = find_reductions(self._strategy, self._model, step, kind, metrics, steps.sample(MAX_ROWS))
         names = [metrics[index].name for index in sorted(late.metrics - found)]
         return [
-            f"metric '{name}' does not add up over replicas, as its values after the first epoch show, so they are "
-            "wrong; set additive: false for it in compile.metrics"
+            f"metric '{name}' is wrong: a trial after the first epoch shows that it does not add up over replicas; set "
+            "additive: false for it in compile.metrics"
             for name in names
         ]
 

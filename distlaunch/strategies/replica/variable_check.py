@@ -48,7 +48,7 @@ def check_replicas(strategy: Any, replicas: Replicas) -> None:
     numbers = np.arange(replicas.first, replicas.first + replicas.local)
     total = np.full(replicas.local, replicas.total * (replicas.total + 1) / 2)
     expected = {
-        "the replicas of this process have other numbers": numbers,
+        "the replicas of this process have the wrong numbers": numbers,
         "a sum over all replicas is wrong": total,
         "replicas share the value of a metric's variable": numbers + 1,
         "replicas share the value of a variable without aggregation": numbers + 1,
@@ -60,5 +60,5 @@ def check_replicas(strategy: Any, replicas: Replicas) -> None:
 
 
 def _refusal(strategy: Any, reason: str) -> ConfigError:
-    message = f"{type(strategy).__name__} does not have what replicas in lockstep need, so losses would be wrong"
+    message = f"{type(strategy).__name__} lacks a property that replicas in lockstep need, so losses would be wrong"
     return ConfigError(Problem(("strategy", "kind"), f"{message}; {reason}; use kind: mirrored"))

@@ -40,7 +40,7 @@ CHECK_ENVIRONMENT = {
 }  # fmt: skip
 """Variables of the process: one CPU device and one thread."""
 _IDLE_SHARE = 0.3
-"""If the process has run for a smaller part of its lifetime, it had no idle core."""
+"""The process had no idle core if it ran for less than this share of its lifetime."""
 _SHOWN = 4
 """Number of differences in a message."""
 
