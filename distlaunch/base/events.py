@@ -126,8 +126,8 @@ class DataResolved(Event):
 
     Attributes:
         examples: the number of examples of each split; None if unknown.
-        seen: a fingerprint of each split in JSON: its types, and hashes of some examples. A later attempt must find the
-            same fingerprints.
+        seen: a fingerprint of each split in JSON: its types, and hashes of some examples. A later attempt compares its
+            own fingerprints with these, and warns if they differ.
     """
 
     name: str
@@ -243,7 +243,7 @@ class StepsTimed(Event):
         batches_s: time for making batches, including reading and mapping their examples.
         threads: number of threads that do that work.
         reads_ahead: True if batches are made during steps, not between them.
-        from_pipeline: True if the rest of `input_s`, after `batches_s`, is spent in the `tf.data` pipeline of the data
+        from_pipeline: True if the remainder, `input_s - batches_s`, is spent in the `tf.data` pipeline of the data
             function.
         in_python: True if the user's Python code reads examples.
         processes: number of additional processes that read; 0 if threads of this process read.
@@ -318,7 +318,7 @@ class Restored(Event):
     """Training continues from a checkpoint.
 
     Attributes:
-        seconds: time for finding and reading the checkpoint, which ends with this event.
+        seconds: time for finding and reading the checkpoint, up to this event.
     """
 
     step: int

@@ -38,9 +38,9 @@ def command(
     Candidates take turns in short rounds, so that other work on the machine slows all of them. After some rounds the
     slower half is dropped, until few are left. Global batch, seed, model and data stay the same.
 
-    A candidate wins only if the range of its step times in all rounds lies below that of the untuned config, and if its
-    losses equal those of the untuned config by the noise rule of `verify`. Callbacks, validation and checkpoints do not
-    run, and no files are left.
+    A candidate wins only if the range of its step times lies below that of the untuned config, and if its losses,
+    metrics and weights equal those of one device by the noise rule of `verify`. Callbacks, validation and checkpoints
+    do not run, and no files are left.
 
     The exit code is 0 even if nothing is faster, 2 if the config cannot be tuned, and 3 if it cannot be trained.
     """

@@ -194,7 +194,7 @@ class Rules:
 
     @functools.cached_property
     def auxiliary(self) -> frozenset[str]:
-        """Return the tasks with which the run never ends."""
+        """Return the tasks whose end does not end the run."""
         return self.servers | self.optional
 
     @property

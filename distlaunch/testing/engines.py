@@ -197,7 +197,7 @@ class EngineConformance:
         yield
         if self.has_processes:
             left = [process for process in psutil.process_iter() if _is_marked(process, str(tmp_path))]
-            assert not psutil.wait_procs(left, 10)[1], "processes are left when the engine is left"
+            assert not psutil.wait_procs(left, 10)[1], "processes remain after the engine's context has exited"
 
     @contextlib.contextmanager
     def attempt(

@@ -53,7 +53,7 @@ def write_winner(source: str, target: str, choice: Choice, result: TuneResult, e
         comments += ["# this file does not contain the following setting; set it before you train:"]
         comments += [f"#   {line}" for line in exports]
     if text is None or not _reads_as(text, candidate, Path(target), environ):
-        # such as a file in another folder, overrides, or YAML that cannot be edited
+        # the text cannot be kept, for example because of another folder, overrides, or YAML that cannot be edited
         comments.append("# complete config with all defaults")
         text = dump_config(candidate.config)
     try:

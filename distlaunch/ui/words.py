@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 
 def number(value: float) -> str:
-    """Format a number with four significant digits: `0.1234`, `12.35`, `3.2e-05`."""
+    """Format a number with four decimals (0.001 to 10) or four significant digits: `0.1234`, `12.35`, `3.2e-05`."""
     if not math.isfinite(value):
         return str(value)
     return f"{value:.4f}" if value == 0 or 0.001 <= abs(value) < 10 else f"{value:.4g}"

@@ -23,7 +23,7 @@ _HINTS = (
     ("expected ',' or '}'", "a ',' or the closing '}' is missing"),
     ("unknown escape character", "a backslash in double quotes begins an escape; use single quotes"),
     ("sequence entries are not allowed", "a list begins on its own line, below its key"),
-    ("did not find expected node content", "a value is missing, or a ',' or bracket too many"),
+    ("did not find expected node content", "a value is missing, or there is a ',' or a bracket too many"),
     ("did not find expected <document start>", "text before or beside the keys; check the indentation of this line"),
 )
 

@@ -52,7 +52,7 @@ def check_reply(request: str, frame: Frame) -> None:
     error = frame.fields.get("error")
     if error is not None:
         if not isinstance(error, str):
-            raise FrameError(f"its answer to {request}: error: got {error!r:.80}; expected text")
+            raise FrameError(f"its answer to {request}: the field `error` is {error!r:.80}; expected text")
         return
     _check(f"its answer to {request}", frame.fields, _REPLIES.get(request, {}))
     if request == "state":

@@ -4,8 +4,9 @@ A random layer draws a tensor whose first dimension is the rows of its input. On
 Replicas have the same seeds, so without this module each would draw the first rows of that tensor, and all would use
 the same masks. Here, each replica draws the rows of the tensor that belong to its examples. TensorFlow's generator is
 counter-based (Philox, Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). The usual kinds of numbers
-can therefore be drawn from any position, and no others need to be drawn. If one device has its rows in another order,
-it draws the whole tensor and gives each row the numbers for its usual position.
+can therefore be drawn from any position, so a replica need not draw the numbers of other
+replicas' rows. If one device has its rows in another order, it draws the whole tensor and gives each row the numbers
+for its usual position.
 
 Tensors whose rows are not in the first dimension are the same in each replica, and for each order.
 """
@@ -62,7 +63,7 @@ class RowPlace:
         return tf.reshape(flat[skipped:], size)
 
     def _within(self, length: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return where this replica's part of the first dimension begins on one device, and its whole length there.
+        """Return where this replica's rows begin in the tensor of one device, and the number of rows of that tensor.
 
         Args:
             length: length of the dimension in this replica.

@@ -394,8 +394,8 @@ def _observe(
         return tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], result)
 
     norms = [layer for layer in layers_of(model) if isinstance(layer, keras.layers.BatchNormalization)]
-    # with the statistics of all rows: that replicas use their own is a documented difference, which must not be
-    # attributed to losses or metrics
+    # use the statistics of all rows here: replicas use their own, but this is a documented difference, and must not
+    # be attributed to losses or metrics
     with replaced_attributes((layer, "synchronized", True) for layer in norms):
         found = call(*leaves)
 

@@ -81,7 +81,7 @@ class Trial:
         self._rows: list[int] = []  # number of rows of each step's batch
         self._layers: LayerFacts | None = None
         self._row_indices: tf.Variable | None = None
-        """Index in the usual order of each row of a step's batch; only in the reference trial."""
+        """For each row of a step's batch, its index in the usual order; only in the reference trial."""
 
     def prepare(self, model: keras.Model) -> None:
         """Prepare a built model for recording, before its steps are made."""

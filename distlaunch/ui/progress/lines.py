@@ -151,10 +151,10 @@ def data_source(event: DataResolved) -> str:
 
 
 def step_times(timed: Mapping[str, StepsTimed], hosts: Mapping[str, str]) -> str:
-    """Return `median 12.1 ms, 99 % within 30.2 ms; 1,200 examples/s; 380 MiB and 0.9 cores`, of the slowest task.
+    """Return `median 12.1 ms, 99 % within 30.2 ms; 1,200 examples/s; 380 MiB and 0.9 cores`, about all tasks.
 
-    The examples are those of all tasks. Memory and cores are those of the task that needs most. If there are GPUs, the
-    text ends with `; GPU 71 % and 3.1 GB`, those of the task whose GPUs are used least.
+    The times are those of the slowest task, the examples those of all tasks, memory and cores the highest of any task.
+    With GPUs, their lowest utilization and highest memory in any task follow, and then the names of slow tasks.
 
     Args:
         timed: the latest times of each task; not empty.
