@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 CONTENDERS = ("fit", "loop", "repeat", "distlaunch")
 STRATEGIES: dict[str, dict[str, Any]] = {
     "one_device": {"kind": "one_device"},
@@ -55,10 +57,10 @@ def measure(row: Row) -> Result:
     from distlaunch.config.run import RunConfig
     from distlaunch.strategies.factory import create
 
-    config = RunConfig.model_validate(_config(row))
+    config = RunConfig.model_validate(config_of(row))
     strategy = create(config)
-    repeat = functools.partial(_loop, repeat=True)
-    makers = {"fit": _fit, "loop": _loop, "repeat": repeat, "distlaunch": _distlaunch}
+    repeat = functools.partial(loop_epoch, repeat=True)
+    makers = {"fit": fit_epoch, "loop": loop_epoch, "repeat": repeat, "distlaunch": distlaunch_epoch}
     running: dict[str, Epoch] = {}
     result = Result({}, {})
     for name in CONTENDERS:
@@ -75,7 +77,7 @@ def measure(row: Row) -> Result:
     return result
 
 
-def _config(row: Row) -> dict[str, Any]:
+def config_of(row: Row) -> dict[str, Any]:
     return {
         "model": {"function": f"distlaunch.workloads.images:{row.model}"},
         "data": {
@@ -94,14 +96,16 @@ def _config(row: Row) -> dict[str, Any]:
 
 def examples(number: int) -> dict[str, Any]:
     """Return a number of training examples: the shipped subset of Fashion-MNIST, repeated as needed."""
-    from distlaunch.workloads.images import fashion_mnist
+    # without Keras, since a process of PyTorch calls this too
+    from distlaunch.workloads.datasets import find_fashion_mnist
 
-    images, labels = fashion_mnist(source="shipped")["train"]
-    indices = [index % len(images) for index in range(number)]
-    return {"train": (images[indices], labels[indices])}
+    arrays, _ = find_fashion_mnist("shipped", None)
+    indices = np.arange(number) % len(arrays["x_train"])
+    images = arrays["x_train"][indices, :, :, None].astype(np.float32) / np.float32(255)
+    return {"train": (images, arrays["y_train"][indices].astype(np.int64))}
 
 
-def _fit(_: Any, strategy: Any, row: Row) -> Epoch:
+def fit_epoch(_: Any, strategy: Any, row: Row, *, steps_per_execution: int = 1) -> Epoch:
     import keras
 
     from distlaunch.workloads import images
@@ -116,7 +120,10 @@ def _fit(_: Any, strategy: Any, row: Row) -> Epoch:
     with strategy.scope():
         model = getattr(images, row.model)()
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(optimizer=keras.optimizers.Adam(), loss=loss, metrics=["accuracy"], jit_compile=False)
+        model.compile(
+            optimizer=keras.optimizers.Adam(), loss=loss, metrics=["accuracy"], jit_compile=False,
+            steps_per_execution=steps_per_execution,
+        )  # fmt: skip
 
     def epoch() -> float:
         model.fit(x, y, batch_size=row.batch, epochs=2, callbacks=[watch], verbose=0)
@@ -125,7 +132,7 @@ def _fit(_: Any, strategy: Any, row: Row) -> Epoch:
     return epoch
 
 
-def _loop(_: Any, strategy: Any, row: Row, *, repeat: bool = False) -> Epoch:
+def loop_epoch(_: Any, strategy: Any, row: Row, *, repeat: bool = False) -> Epoch:
     import keras
     import tensorflow as tf
 
@@ -168,7 +175,7 @@ def _loop(_: Any, strategy: Any, row: Row, *, repeat: bool = False) -> Epoch:
     return lambda: (one_epoch(), one_epoch())[1]
 
 
-def _distlaunch(config: Any, strategy: Any, row: Row) -> Epoch:
+def distlaunch_epoch(config: Any, strategy: Any, row: Row) -> Epoch:
     from distlaunch.base.events import EpochEnded, Event
     from distlaunch.checkpoints.meta import Progress
     from distlaunch.checkpoints.store import CheckpointStore

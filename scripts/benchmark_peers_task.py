@@ -1,0 +1,88 @@
+"""One process of a contender of `benchmark_peers.py`: trains an epoch for each line of its input."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from benchmark_task import Epoch, Row, config_of, distlaunch_epoch, examples, fit_epoch, loop_epoch
+
+
+def ddp_epoch(row: Row) -> Epoch:
+    """Return a function that trains two epochs by PyTorch's DistributedDataParallel, and times the second.
+
+    The models are those of `distlaunch.workloads.images`, the loop is that of PyTorch's own tutorial on DDP.
+    """
+    import torch
+    from torch import distributed, nn
+
+    distributed.init_process_group("gloo")
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    torch.manual_seed(0)
+    x, y = examples(row.batch * row.steps)["train"]
+    images, labels = torch.from_numpy(x).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(y)
+    model = nn.parallel.DistributedDataParallel(_torch_model(nn, row.model))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.001, eps=1e-7)
+    loss_of = nn.CrossEntropyLoss()
+    own = row.batch // world
+    generator = torch.Generator().manual_seed(1)  # the same order in both processes
+
+    def one_epoch() -> float:
+        began, total, correct = time.perf_counter(), 0.0, 0
+        order = torch.randperm(len(images), generator=generator)
+        for step in range(row.steps):
+            rows = order[step * row.batch + rank * own :][:own]
+            optimizer.zero_grad()
+            predictions, expected = model(images[rows]), labels[rows]
+            loss = loss_of(predictions, expected)
+            loss.backward()
+            optimizer.step()
+            total += loss.detach()
+            correct += (predictions.argmax(1) == expected).sum()
+        _ = float(total), int(correct)
+        return time.perf_counter() - began
+
+    return lambda: (one_epoch(), one_epoch())[1]
+
+
+def _torch_model(nn: Any, name: str) -> Any:
+    if name == "mlp":
+        return nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(64 * 5 * 5, 64), nn.ReLU(), nn.Linear(64, 10),
+    )  # fmt: skip
+
+
+def _tensorflow_epoch(row: Row, name: str) -> Epoch:
+    from distlaunch.config.run import RunConfig
+    from distlaunch.strategies.factory import create
+
+    config = RunConfig.model_validate(config_of(row))
+    strategy = create(config)
+    kind, _, number = name.partition(" ")
+    makers = {
+        "distlaunch": distlaunch_epoch,
+        "loop": loop_epoch,
+        "repeat": functools.partial(loop_epoch, repeat=True),
+        "fit": functools.partial(fit_epoch, steps_per_execution=int(number or 1)),
+    }
+    return makers[kind](config, strategy, row)
+
+
+def main() -> None:
+    work = json.loads(sys.argv[1])
+    row, name = Row(**work["row"]), work["contender"]
+    epoch = ddp_epoch(row) if name == "ddp" else _tensorflow_epoch(row, name)
+    print("SECONDS", epoch(), flush=True)  # compiles
+    for _ in sys.stdin:
+        print("SECONDS", epoch(), flush=True)
+    os._exit(0)  # the frameworks' own shutdown can wait for peers that are gone
+
+
+if __name__ == "__main__":
+    main()
