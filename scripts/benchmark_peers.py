@@ -3,7 +3,7 @@
     python scripts/benchmark_peers.py [--peers ddp,loop,fit] [--rounds 10] [--only "cnn 64"] [--json FILE] [--quick]
 
 * `ddp`: PyTorch's DistributedDataParallel on gloo, two processes with OMP_NUM_THREADS=1, relative to two workers of
-  `multi_worker_mirrored`. It needs PyTorch: `pip install -e '.[peers]'`.
+  `multi_worker_mirrored`. It needs PyTorch, the extra `peers`.
 * `loop`: the better of the two loops of TensorFlow's tutorials (see `benchmark.py`), under `mirrored` and
   `multi_worker_mirrored`, in two replicas.
 * `fit`: Keras `fit` on one device with the best of several `steps_per_execution`, relative to `one_device`.

@@ -24,7 +24,7 @@ from distlaunch.base.forked import ForkedProcess, fork
 from distlaunch.base.user_modules import begin_program
 from distlaunch.config.backend import choose_backend
 from distlaunch.config.references.modules import program_of
-from distlaunch.tasks.threads import limit_openblas_threads, num_threads
+from distlaunch.tasks.threads import limit_openblas_threads
 
 _WATCH_S = 0.5
 
@@ -48,20 +48,17 @@ def main(argv: list[str] | None = None) -> None:
     _serve(Connection(arguments.pipe), os.getppid(), None)
 
 
-def fork_check(files: Path, *, is_strict: bool) -> ForkedProcess | None:
+def fork_check(files: Path, *, is_strict: bool) -> ForkedProcess:
     """Fork a process for the comparison from this one, which has imported the framework and computed nothing.
+
+    Native code must not have started threads in this process; see `num_foreign_threads`.
 
     Args:
         files: folder of the task's files.
         is_strict: see `CheckProcess`.
-
-    Returns:
-        None if this process must not be forked, because native code has started threads in it.
     """
     from distlaunch.training.first_steps.process import CHECK_ENVIRONMENT, CHECK_LOG, CPU_S
 
-    if num_threads() > len(sys._current_frames()):
-        return None
     parent = os.getpid()
 
     def run(pipe: Connection) -> None:

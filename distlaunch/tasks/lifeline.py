@@ -9,12 +9,16 @@ import signal
 from distlaunch.base.protocol import LIFELINE_FD
 
 
-def hold_lifeline() -> None:
-    """Kill this task and everything it started when the pipe ends, because the launcher is gone."""
+def hold_lifeline() -> bool:
+    """Kill this task and everything it started when the pipe ends, because the launcher is gone.
+
+    Returns:
+        Whether there is a pipe. A thread then waits for its end.
+    """
     # removed from the environment, so that processes started by the task do not use it
     number = os.environ.pop(LIFELINE_FD, None)
     if number is None:
-        return
+        return False
     fd = int(number)
     # and do not inherit it either
     os.set_inheritable(fd, False)
@@ -27,3 +31,4 @@ def hold_lifeline() -> None:
 
     # not `threading`: a program that joins all of its threads would wait for this one forever
     _thread.start_new_thread(wait, ())
+    return True

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import os
 import re
+import threading
 
 _SETTERS = ("openblas_set_num_threads", "openblas_set_num_threads64_", "scipy_openblas_set_num_threads",
             "scipy_openblas_set_num_threads64_")  # fmt: skip
@@ -36,3 +37,12 @@ def num_threads() -> int:
     A process that forks must have only one: another might hold a lock.
     """
     return len(os.listdir("/proc/self/task"))
+
+
+def num_foreign_threads(*, is_held: bool) -> int:
+    """Return the number of threads that native code has started in this process; it must be 0 for a fork.
+
+    Args:
+        is_held: whether a thread waits for the end of the lifeline, which `threading` does not know.
+    """
+    return num_threads() - threading.active_count() - int(is_held)

@@ -43,7 +43,7 @@ from distlaunch.tasks.check import fork_check
 from distlaunch.tasks.lifeline import hold_lifeline
 from distlaunch.tasks.no_terminal import refuse_input
 from distlaunch.tasks.process_end import end_process
-from distlaunch.tasks.threads import limit_openblas_threads
+from distlaunch.tasks.threads import limit_openblas_threads, num_foreign_threads
 
 if TYPE_CHECKING:
     from distlaunch.base.forked import ForkedProcess
@@ -97,12 +97,12 @@ def main(argv: list[str] | None = None) -> None:
     arguments = _parse(argv)
     for number in STOP_SIGNALS:  # until there is something to save
         signal.signal(number, _end_at_once)
-    hold_lifeline()
+    is_held = hold_lifeline()
     refuse_input()
     # a crash of native code then leaves the Python stacks in the log
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
-    end_process(_run(arguments))
+    end_process(_run(arguments, is_held=is_held))
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
@@ -128,8 +128,12 @@ def _step_or_best(text: str) -> int | BestName:
     return BEST if text == BEST else int(text)
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    """Run the task, and return its exit code; errors are written to error.json."""
+def _run(arguments: argparse.Namespace, *, is_held: bool) -> int:
+    """Run the task, and return its exit code; errors are written to error.json.
+
+    Args:
+        is_held: see `hold_lifeline`.
+    """
     run, task = RunDir(arguments.run_dir), arguments.task
     files = run.task(arguments.attempt, str(task))
     heartbeat = Heartbeat(files.heartbeat)
@@ -137,7 +141,7 @@ def _run(arguments: argparse.Namespace) -> int:
         config = read_config(run.attempt_config(arguments.attempt), arguments.config_sha256)
         _import_framework(config, task)
         # before the program of the user is imported, and before the framework starts threads
-        forked = _fork_check(arguments, config, files.path)
+        forked = _fork_check(arguments, config, files.path) if num_foreign_threads(is_held=is_held) == 0 else None
         # starts threads, after which this process could not be forked
         limit_openblas_threads()
         begin_program(program_of(config))
