@@ -52,3 +52,20 @@ def test_a_quick_checkpoint() -> None:
     header, row = done.stdout.splitlines()
     assert header.split()[-2:] == ["while", "writing"]
     assert row.split()[0] == "one_device"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("peer", "row"), [("loop", "mlp 128  multi_worker_mirrored"), ("fit", "mlp 128"), ("ddp", "mlp 512")]
+)
+def test_quick_run_against_peers(peer: str, row: str) -> None:
+    if peer == "ddp":
+        pytest.importorskip("torch")
+    command = [sys.executable, "scripts/benchmark_peers.py", "--quick", "--peers", peer, "--only", row]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    cpu, header, line = done.stdout.splitlines()
+    assert "cores" in cpu
+    assert header.split()[-3:] == ["ours", "/", "peer"]
+    assert line.split()[:3] == [peer, *row.split()[:2]]
