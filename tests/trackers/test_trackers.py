@@ -1,20 +1,26 @@
-"""Real trackers, offline: a run that was continued is one run there, and has no value twice."""
+"""Real trackers, offline: a run that was continued is one run there, has no value twice, and has its own weights."""
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import json
 import os
 import sqlite3
-from collections import Counter
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from distlaunch.base.events import TrainingStarted
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import StepsDone, TrainingStarted
 from distlaunch.base.run_dir import RunDir
+from distlaunch.checkpoints.store import CheckpointStore
 from distlaunch.jobs.tracking import tracking
+from tests.processes.supervised import processes_of, wait_until
 from tests.recorded_run import START, done, ended, record
 from tests.unit.test_tracking import make_job
 
@@ -40,16 +46,15 @@ def track_twice(run: RunDir, name: Any, **variables: str) -> None:
             record(run.events, 2, "worker:0", start, done(35, 2.0), done(40, 1.0), ended(3, 1.0))
 
 
-def test_mlflow(run: RunDir) -> None:
-    pytest.importorskip("mlflow")
-    track_twice(run, "mlflow")
-    with sqlite3.connect(run.path / "tracking" / "mlflow.db") as database:
-        assert database.execute("select name from runs").fetchall() == [("job",)]
-        rows = database.execute("select key, step, value from metrics").fetchall()
-    assert sorted(step for key, step, _ in rows if key == "batch/loss") == STEPS
-    assert sorted((step, value) for key, step, value in rows if key == "val_loss") == [
-        (10, 16.0), (20, 12.0), (30, 6.0), (40, 2.0),
-    ]  # fmt: skip
+Points = list[tuple[str, int]]
+"""Names of values with their steps, as a tracker has them."""
+
+
+def in_mlflow(folder: Path) -> tuple[int, Points]:
+    """The number of runs in a tracker, and the points."""
+    with sqlite3.connect(folder / "tracking" / "mlflow.db") as database:
+        runs = database.execute("select name from runs").fetchall()
+        return len(runs), database.execute("select key, step from metrics").fetchall()
 
 
 def read_records(content: bytes) -> Iterator[bytes]:
@@ -68,37 +73,164 @@ def read_records(content: bytes) -> Iterator[bytes]:
             parts = b""
 
 
-def test_wandb(run: RunDir) -> None:
-    pytest.importorskip("wandb")
-    track_twice(run, "wandb", WANDB_MODE="offline")
-    files = sorted((run.path / "tracking" / "wandb").glob("offline-run-*/run-*.wandb"))
-    assert len({file.name for file in files}) == 1, "one run, whose parts `wandb sync` joins"
+def in_wandb(folder: Path) -> tuple[int, Points]:
+    files = sorted((folder / "tracking" / "wandb").glob("offline-run-*/run-*.wandb"))
     records: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
-    seen: list[int] = []
+    points: Points = []
     for file in files:
         for data in read_records(file.read_bytes()):
             record_: Any = records.Record()
             record_.ParseFromString(data)
             if record_.WhichOneof("record_type") == "history":
-                seen.append(record_.history.step.num)
-    assert seen == STEPS
+                names = [item.key or item.nested_key[0] for item in record_.history.item]
+                points += [(name, record_.history.step.num) for name in names if not name.startswith("_")]
+    # `wandb sync` joins the parts of a run, whose files have the same name
+    return len({file.name for file in files}), points
 
 
-def test_trackio(run: RunDir, tmp_path: Path) -> None:
-    pytest.importorskip("trackio")
-    track_twice(run, "trackio", TRACKIO_DIR=str(tmp_path / "trackio"))
-    (file,) = (tmp_path / "trackio").glob("*.db")
+def in_trackio(folder: Path) -> tuple[int, Points]:
+    (file,) = (folder / "trackio").glob("*.db")
     with sqlite3.connect(file) as database:
         rows = database.execute("select run_name, step, metrics from metrics").fetchall()
-    assert len({name for name, _, _ in rows}) == 1
-    assert Counter(step for _, step, _ in rows) == Counter(STEPS)
+    return len({name for name, _, _ in rows}), [(name, step) for _, step, text in rows for name in json.loads(text)]
 
 
-def test_tensorboard(run: RunDir) -> None:
-    pytest.importorskip("tensorboard")
-    track_twice(run, "tensorboard")
+def in_tensorboard(folder: Path) -> tuple[int, Points]:
     loader: Any = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
-    found = loader.EventAccumulator(str(run.path / "tensorboard" / "distlaunch"))
+    found = loader.EventAccumulator(str(folder / "tensorboard" / "distlaunch"))
     found.Reload()
-    assert [each.step for each in found.Scalars("batch/loss")] == STEPS
-    assert [each.step for each in found.Scalars("val_loss")] == EPOCHS
+    return 1, [(name, each.step) for name in found.Tags()["scalars"] for each in found.Scalars(name)]
+
+
+READERS: dict[str, Callable[[Path], tuple[int, Points]]] = {
+    "mlflow": in_mlflow, "wandb": in_wandb, "trackio": in_trackio, "tensorboard": in_tensorboard,
+}  # fmt: skip
+
+
+def steps(points: Points, name: str) -> list[int]:
+    return sorted(step for key, step in points if key == name)
+
+
+def variables(folder: Path) -> dict[str, str]:
+    return {"WANDB_MODE": "offline", "TRACKIO_DIR": str(folder / "trackio")}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_run_of_several_attempts(name: Any, run: RunDir) -> None:
+    pytest.importorskip(name)
+    track_twice(run, name, **variables(run.path))
+    runs, points = READERS[name](run.path)
+    assert runs == 1
+    assert steps(points, "batch/loss") == STEPS
+    assert steps(points, "val_loss") == EPOCHS
+
+
+def test_values_are_exact(run: RunDir) -> None:
+    pytest.importorskip("mlflow")
+    track_twice(run, "mlflow")
+    with sqlite3.connect(run.path / "tracking" / "mlflow.db") as database:
+        rows = database.execute("select step, value from metrics where key = 'val_loss'").fetchall()
+    assert sorted(rows) == [(10, 16.0), (20, 12.0), (30, 6.0), (40, 2.0)]
+
+
+JOB = """
+name: job
+model: {function: "mine.py:model"}
+data: {function: "mine.py:data", global_batch: 8}
+compile: {optimizer: adam, loss: mse}
+train: {epochs: 3, steps_per_call: 1, log_every_steps: 1}
+checkpoint: {every_steps: 10}
+determinism: true
+"""
+MODEL = """
+import time
+import keras, numpy as np
+
+def model():
+    return keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
+
+def data():
+    x = np.random.default_rng(0).normal(size=(320, 4)).astype("float32")
+    return {"train": (x, x.sum(1, keepdims=True)), "validation": (x[:40], x[:40].sum(1, keepdims=True))}
+
+class Slow(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(0.05)
+"""
+SLOW = ("--set", "train.callbacks=[{name: 'mine.py:Slow'}]")
+
+
+def launch(folder: Path, *words: str, **environ: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "distlaunch", "train", *words], cwd=folder, env={**os.environ, **environ}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def weights_of(run: RunDir) -> dict[str, Any]:
+    saved = CheckpointStore(run.checkpoints).newest_good()
+    assert saved is not None
+    assert max(run.checkpoint_steps()) == 120
+    return saved.state
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(MODEL)
+    (tmp_path / "mine.yaml").write_text(JOB)
+    plain = launch(tmp_path, "mine.yaml", "--name", "plain")
+    assert plain.wait(300) == 0, plain.stdout
+    return tmp_path
+
+
+def assert_same_weights(project: Path) -> None:
+    expected, found = (weights_of(RunDir(project / "runs" / name)) for name in ("plain", "job"))
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, name)
+
+
+def test_a_killed_and_resumed_job_is_one_run_in_each_tracker(project: Path) -> None:
+    names = [name for name in READERS if importlib.util.find_spec(name)]
+    folder = project / "runs" / "job"
+    trackers = f"tracking=[{', '.join(names)}]"
+    launched = launch(project, "mine.yaml", *SLOW, "--set", trackers, **variables(folder))
+    wait_until(lambda: any(isinstance(event, StepsDone) and event.step > 55 for event in
+                           read_events(folder / "events.jsonl")), timeout_s=120)  # fmt: skip
+    launched.kill()
+    launched.wait(60)
+    # the processes that send end by themselves
+    wait_until(lambda: not processes_of(folder), timeout_s=60)
+    again = launch(project, "runs/job", "--resume", "--set", "train.callbacks=[]", **variables(folder))
+    out, _ = again.communicate(timeout=300)
+    assert again.returncode == 0, out
+    assert "tracking:" not in out
+    assert_same_weights(project)
+    for name in names:
+        runs, points = READERS[name](folder)
+        assert (name, runs) == (name, 1)
+        assert (name, steps(points, "val_loss")) == (name, [40, 80, 120])
+        seen = steps(points, "batch/loss")
+        assert len(seen) == len(set(seen)) > 60, name
+        assert seen[-1] == 120
+
+
+@pytest.mark.parametrize("name", ["mlflow", "trackio"])
+def test_a_tracker_without_a_place_does_not_touch_the_run(name: str, project: Path) -> None:
+    """The server is gone, or the folder cannot be written."""
+    pytest.importorskip(name)
+    (project / "a file").write_text("")
+    gone = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+            "TRACKIO_DIR": str(project / "a file" / "trackio")}  # fmt: skip
+    launched = launch(project, "mine.yaml", "--set", f"tracking=[{name}]", **gone)
+    out, _ = launched.communicate(timeout=300)
+    assert launched.returncode == 0, out
+    assert f"tracking: {name} " in out
+    assert f"`distlaunch track runs/job {name}` sends the rest" in out
+    assert_same_weights(project)
+    sent = subprocess.run(
+        [sys.executable, "-m", "distlaunch", "track", "runs/job", name], cwd=project, capture_output=True, text=True,
+        env={**os.environ, **variables(project / "runs" / "job")}, timeout=300,
+    )  # fmt: skip
+    assert sent.returncode == 0, sent.stderr
+    runs, points = READERS[name](project / "runs" / "job")
+    assert (runs, steps(points, "val_loss")) == (1, [40, 80, 120])

@@ -41,6 +41,7 @@ class Follower:
         self._reader = EventReader(run.events)
         self._state_file = run.path / "tracking" / f"{name}.json"
         self._sent = _read_state(self._state_file)
+        self._sent_before = dict(self._sent)
         self._tracker: Tracker | None = None
         self._status = ""
         self._speed: dict[str, float] = {}
@@ -90,8 +91,16 @@ class Follower:
     def finish(self) -> None:
         """Send the remaining values, and close the run in the tracker."""
         self.send_new()
-        if self._tracker is not None:
+        if self._tracker is None:
+            return
+        try:
             self._tracker.finish(self._status)
+        except Exception:
+            # what the tracker has not stored is sent again by the next process
+            if self._tracker.skips_known:
+                self._sent.update(step=self._sent_before["step"], epoch_step=self._sent_before["epoch_step"])
+                self._record()
+            raise
 
     def _record(self) -> None:
         write_atomically(self._state_file, strict_json.dumps(self._sent))

@@ -12,9 +12,10 @@ import sys
 import time
 import types
 import uuid
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from distlaunch.config.run import TrackerName
 
@@ -34,9 +35,11 @@ class Tracker(Protocol):
 
     Attributes:
         id: identifies the run in the tracker, so that a later process can continue it.
+        skips_known: whether `log` leaves out values that the tracker has already.
     """
 
     id: str
+    skips_known: ClassVar[bool]
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Add the values of a step. Steps come in ascending order."""
@@ -66,6 +69,8 @@ def open_tracker(name: TrackerName, folder: Path, run: str, id: str, config: Map
 
 
 class _Wandb:
+    skips_known: ClassVar[bool] = False
+
     def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, str]) -> None:
         wandb: Any = importlib.import_module("wandb")
         self.id = id or uuid.uuid4().hex[:8]
@@ -82,6 +87,8 @@ class _Wandb:
 
 
 class _MLflow:
+    skips_known: ClassVar[bool] = True
+
     def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, str]) -> None:
         mlflow: Any = importlib.import_module("mlflow")
         if not os.environ.get("MLFLOW_TRACKING_URI"):
@@ -120,25 +127,46 @@ class _MLflow:
 
 
 class _Trackio:
+    skips_known: ClassVar[bool] = True
+
     def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, str]) -> None:
         del folder
         self._trackio: Any = importlib.import_module("trackio")
+        project = os.environ.get("TRACKIO_PROJECT", PROJECT)
+        self._known: set[int] = set()
+        """Steps that the run has in trackio."""
+        if id:
+            storage: Any = importlib.import_module("trackio.sqlite_storage").SQLiteStorage
+            self._known = {int(row["step"]) for row in storage.get_logs(project, id)}
+        self._problems: list[str] = []
+        # trackio stores values in a thread, and only warns if it cannot
+        warnings.showwarning = self._heed
         # trackio knows runs by their names
         self.id = id or f"{run}-{int(time.time()):x}"
         self._trackio.init(
-            project=os.environ.get("TRACKIO_PROJECT", PROJECT), name=self.id, resume="allow", config=dict(config),
+            project=project, name=self.id, resume="allow", config=dict(config),
             auto_log_gpu=False, auto_log_cpu=False, embed=False,
         )  # fmt: skip
 
+    def _heed(self, message: Warning | str, *_: object, **__: object) -> None:
+        print(message, flush=True)
+        if str(message).startswith("trackio failed"):
+            self._problems.append(str(message))
+
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._trackio.log(dict(values), step=step)
+        if step not in self._known:
+            self._trackio.log(dict(values), step=step)
 
     def finish(self, status: str) -> None:
         del status
         self._trackio.finish()
+        if self._problems:
+            raise RuntimeError(self._problems[0])
 
 
 class _TensorBoard:
+    skips_known: ClassVar[bool] = False
+
     def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, str]) -> None:
         del run, config
         self.id = id or "distlaunch"
