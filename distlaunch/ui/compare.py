@@ -93,7 +93,8 @@ def comparison_csv(runs: Sequence[KnownRun]) -> str:
         for name in metrics
         for which, what in (("best ", ""), ("best ", " epoch"), ("best ", " step"), ("last ", ""))
     ]
-    writer.writerow(["run", "status", *keys, *of_metrics, "epoch", "step", "seconds", "examples_per_s", "goodput"])
+    of_runs = ["epoch", "step", "seconds", "examples_per_s", "goodput", "started", "attempts"]
+    writer.writerow(["run", "status", *keys, *of_metrics, *of_runs])
     for run in runs:
         summary = run.summary
         values = list[Any]()
@@ -107,6 +108,7 @@ def comparison_csv(runs: Sequence[KnownRun]) -> str:
             summary.epoch, summary.step, summary.seconds,
             "" if summary.examples_per_s is None else summary.examples_per_s,
             "" if summary.goodput is None else summary.goodput.share,
+            summary.started, summary.attempts,
         ])  # fmt: skip
     return out.getvalue()
 
@@ -130,6 +132,8 @@ def _plain(run: KnownRun, keys: Sequence[str]) -> dict[str, Any]:
         "seconds": summary.seconds,
         "examples_per_s": summary.examples_per_s,
         "goodput": summary.goodput and summary.goodput.to_plain(),
+        "started": summary.started,
+        "attempts": summary.attempts,
     }
 
 

@@ -87,6 +87,7 @@ def test_all_numbers_as_json_and_csv() -> None:
     head = next(csv.reader(io.StringIO(compare("--csv").stdout)))
     found = dict(zip(head, row, strict=True))
     assert found["run"] == "runs/good"
+    assert (found["started"], found["attempts"]) == (str(good["started"]), "1")
     assert found["compile.optimizer.args.learning_rate"] == "0.01"
     of_loss = ("best val_loss", "best val_loss epoch", "best val_loss step", "last val_loss")
     assert [found[name] for name in of_loss] == ["0.25", "2", "20", "0.375"]
