@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.base.code_origins import user_line
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.data.on_host.random import Generator
 from distlaunch.patches.keras_batch_norm import accept_synchronized
 from distlaunch.patches.keras_random_on_jax import Draw, draw_with
 from distlaunch.strategies.jax import random as jax_random
@@ -31,16 +31,25 @@ _PARTS = {keras.Layer: "layer", keras.losses.Loss: "loss", keras.metrics.Metric:
 
 
 def _normal(seed: Any, shape: Any, mean: float = 0.0, stddev: float = 1.0, dtype: Any = None) -> Any:
-    return tf.random.stateless_normal(shape, seed, mean, stddev, dtype or keras.config.floatx())
+    return _scaled(Generator(seed).normal, shape, mean, stddev, dtype)
 
 
 def _truncated_normal(seed: Any, shape: Any, mean: float = 0.0, stddev: float = 1.0, dtype: Any = None) -> Any:
-    return tf.random.stateless_truncated_normal(shape, seed, mean, stddev, dtype or keras.config.floatx())
+    return _scaled(Generator(seed).truncated_normal, shape, mean, stddev, dtype)
 
 
 def _uniform(seed: Any, shape: Any, minval: float = 0.0, maxval: float = 1.0, dtype: Any = None) -> Any:
-    kind = dtype or keras.config.floatx()
-    return tf.random.stateless_uniform(shape, seed, tf.cast(minval, kind), tf.cast(maxval, kind), kind)
+    low, high = (np.asarray(value).astype(_dtype(dtype)) for value in (minval, maxval))
+    return Generator(seed).uniform(shape, _dtype(dtype)) * (high - low) + low
+
+
+def _scaled(draw: Callable[..., np.ndarray], shape: Any, mean: Any, stddev: Any, dtype: Any) -> np.ndarray:
+    kind = _dtype(dtype)
+    return draw(shape, kind) * np.asarray(stddev).astype(kind) + np.asarray(mean).astype(kind)
+
+
+def _dtype(given: Any) -> np.dtype[Any]:
+    return np.dtype(given or keras.config.floatx())
 
 
 def _normal_in_step(seed: Any, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None) -> Any:
@@ -98,9 +107,7 @@ def tensorflow_draws() -> AbstractContextManager[None]:
 
 def _on_host(draw: Draw) -> Draw:
     def drawn(seed: Any, *args: Any, **kwargs: Any) -> jax.Array:
-        # on the CPU, because JAX uses the GPUs of this process
-        with tf.device("CPU:0"):
-            return jnp.asarray(draw(_tensorflow_seed(seed), *args, **kwargs).numpy())
+        return jnp.asarray(draw(_tensorflow_seed(seed), *args, **kwargs))
 
     return drawn
 

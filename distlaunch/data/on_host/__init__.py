@@ -1,0 +1,1 @@
+"""Data that a task on JAX reads as NumPy arrays, without TensorFlow."""
