@@ -43,7 +43,11 @@ TESTED = {
 
 
 def installed(package: str) -> str | None:
-    """Return the version of a package, or None if it is not installed."""
+    """Return the version of a package, or None if it is not installed; `tensorflow-cpu` counts as `tensorflow`."""
+    return _installed(package) or _installed(f"{package}-cpu")
+
+
+def _installed(package: str) -> str | None:
     # search like `importlib.metadata`, whose import would cost every command and agent 20 ms
     metadata = re.compile(re.sub(r"[-_.]+", "[-_.]+", package) + r"-(\d.*)\.dist-info", re.IGNORECASE)
     for folder in sys.path:
@@ -67,7 +71,10 @@ def install_command(package: str) -> str:
 
 
 def frameworks(backend: str) -> tuple[str, ...]:
-    """Return the frameworks in use for a backend of Keras. TensorFlow reads the data for every backend."""
+    """Return the frameworks that a run may use for a backend of Keras.
+
+    On JAX, TensorFlow is used only for data that needs it, and for some exports.
+    """
     return tuple(dict.fromkeys(("tensorflow", "keras", backend)))
 
 

@@ -28,6 +28,9 @@ JAX_PROCESSES, JAX_PROCESS = "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 EVENT_FORMAT = 2
 """Format of the lines of event files; see `distlaunch.base.events`."""
 
+WITH_TENSORFLOW = "tensorflow"
+"""Argument of `distlaunch.tasks.preload`: tasks of another backend import TensorFlow too."""
+
 READ_MODES = ("evaluate", "predict", "export")
 """Modes that use the trained model of a run. Several may run at the same time, also during training."""
 

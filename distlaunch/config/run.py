@@ -133,6 +133,12 @@ class Data(Section):
         """Whether the function gets a `context` that tells which worker or stream it is called for."""
         return self.sharding == "function" or self.streams is not None
 
+    @property
+    def is_mapped_by_tensorflow(self) -> bool:
+        """Whether TensorFlow processes the data, whatever the data function returns."""
+        keys = (self.map, self.augment, self.preprocessing, self.streams, self.tfds)
+        return any(key is not None for key in keys)
+
 
 class Component(Section):
     """A Keras object by name, with arguments: `{name: Adam, args: {learning_rate: 0.001}}`."""

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
+
+from distlaunch.data.structures import flatten, map_structure
+from distlaunch.patches.tensorflow_late import is_a, tf
 
 Batch = Any
-Index = int | np.integer | tf.Tensor
+Index = Any
 """A position or a number, in a graph or outside."""
 
 
@@ -19,9 +21,9 @@ class Source:
     """Global batches before they are loaded, so that each replica loads only its own rows.
 
     Attributes:
-        elements: endless `tf.data.Dataset` of *row sources*. A row source is a structure of tensors from which `load`
-            makes a batch. The first dimension of each leaf is the rows of the global batch. An element without rows
-            marks the end of a pass of unknown length.
+        elements: endless `tf.data.Dataset`, or iterable, of *row sources*. A row source is a structure of tensors from
+            which `load` makes a batch. The first dimension of each leaf is the rows of the global batch. An element
+            without rows marks the end of a pass of unknown length.
         load: returns the batch `(x, y)` or `(x, y, sample_weight)` of a slice of an element, in the input pipeline. The
             argument `at_once` is the number of calls that run at the same time and share the threads.
         name: identifies the split and its order, for processes that read batches by number.
@@ -41,6 +43,7 @@ class Source:
             this check, except in a process that only reads batches for others, which has no model. None for no check.
         record: called in the input pipeline with each loaded part of a batch; see `RowRecorder.record`. None to record
             nothing.
+        on_host: whether NumPy arrays take the place of tensors: `elements` is an iterable, and `load` returns arrays.
     """
 
     elements: Any
@@ -56,6 +59,7 @@ class Source:
     global_batch: int | None = None
     check: Callable[[Batch], Batch] | None = None
     record: Callable[..., None] | None = None
+    on_host: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,10 +75,12 @@ def pack(components: tuple[Any, ...]) -> Any:
     return components[0] if len(components) == 1 else components
 
 
-def num_rows(element: Any) -> tf.Tensor:
-    """Return the number of rows of an element, a scalar int64."""
+def num_rows(element: Any) -> Any:
+    """Return the number of rows of an element, a scalar int64: a tensor, or NumPy's for an element of arrays."""
     # not expanded, because the values of a ragged tensor are not its rows
-    first = tf.nest.flatten(element, expand_composites=False)[0]
+    first = flatten(element)[0]
+    if isinstance(first, np.ndarray):
+        return np.int64(len(first))
     if isinstance(first, tf.RaggedTensor):
         return tf.cast(first.nrows(), tf.int64)
     if isinstance(first, tf.SparseTensor):
@@ -94,11 +100,11 @@ def slice_rows(element: Any, start: Index, stop: Index) -> Any:
     """Return rows `start` to `stop` of every leaf."""
 
     def rows(leaf: Any) -> Any:
-        if isinstance(leaf, tf.SparseTensor):
+        if is_a(leaf, "SparseTensor"):
             # a SparseTensor cannot be indexed with a slice
             size = tf.concat([[stop - start], leaf.dense_shape[1:]], 0)
             begin = tf.concat([[start], tf.zeros_like(leaf.dense_shape[1:])], 0)
             return tf.sparse.slice(leaf, begin, size)
         return leaf[start:stop]
 
-    return tf.nest.map_structure(rows, element)
+    return map_structure(rows, element)

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.plural import joined
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.split import Batching, Split
+from distlaunch.patches.tensorflow_late import tf
 
 
 def check_not_batched(splits: dict[str, Split], config: DataConfig, model: Any) -> None:

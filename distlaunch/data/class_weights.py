@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.data.batches import Batch
+from distlaunch.patches.tensorflow_late import tf
 
 
 def class_weights(weights: Mapping[int, float]) -> Callable[[Batch], Batch]:
@@ -21,6 +21,8 @@ def class_weights(weights: Mapping[int, float]) -> Callable[[Batch], Batch]:
         if not isinstance(batch, tuple) or len(batch) != 2:
             raise ConfigError(Problem(("data", "class_weight"), "needs batches (x, y) without sample weights"))
         x, y = batch
+        if isinstance(y, np.ndarray):
+            return x, y, _weights_on_host(table, y)
         labels = tf.cast(y, tf.int64)
         if labels.shape.rank is not None and labels.shape.rank > 1:
             labels = tf.squeeze(labels, -1) if labels.shape[-1] == 1 else tf.argmax(y, -1)
@@ -28,3 +30,12 @@ def class_weights(weights: Mapping[int, float]) -> Callable[[Batch], Batch]:
         return x, y, tf.where((labels >= 0) & (labels < len(table)), known, tf.ones_like(known))
 
     return weigh
+
+
+def _weights_on_host(table: np.ndarray, y: np.ndarray) -> np.ndarray:
+    labels = y
+    if labels.ndim > 1:
+        labels = np.squeeze(labels, -1) if labels.shape[-1] == 1 else np.argmax(labels, -1)
+    labels = labels.astype(np.int64)
+    known = table[np.clip(labels, 0, len(table) - 1)]
+    return np.where((labels >= 0) & (labels < len(table)), known, np.float32(1.0))

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
+
+from distlaunch.data.structures import ArraySpec, flatten, map_structure
+from distlaunch.patches.tensorflow_late import is_imported, tf
 
 SAMPLES = 8
 """Number of examples that each process reads for the description."""
@@ -35,16 +37,17 @@ def fingerprint(examples: Sequence[Any], spec: Any, numbers: Sequence[int] | Non
 
 def _types(spec: Any) -> str:
     def description(leaf: Any) -> str:
-        shape = leaf.shape
-        sizes = "?" if shape.rank is None else ", ".join("?" if size is None else str(size) for size in shape)
-        return f"{leaf.dtype.name} ({sizes})"
+        is_array = isinstance(leaf, ArraySpec)
+        name, is_unknown = (leaf.dtype, leaf.shape is None) if is_array else (leaf.dtype.name, leaf.shape.rank is None)
+        sizes = "?" if is_unknown else ", ".join("?" if size is None else str(size) for size in leaf.shape)
+        return f"{name} ({sizes})"
 
-    return str(tf.nest.map_structure(description, spec))
+    return str(map_structure(description, spec))
 
 
 def _hash(example: Any) -> str:
     digest = hashlib.sha256()
-    for leaf in tf.nest.flatten(example, expand_composites=True):
+    for leaf in tf.nest.flatten(example, expand_composites=True) if is_imported() else flatten(example):
         values = np.asarray(leaf)
         if values.dtype == object:
             for value in values.flat:

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
+from distlaunch.patches.tensorflow_late import not_converted, tf
 from distlaunch.patches.tensorflow_private import is_deterministic
 
 
-@tf.autograph.experimental.do_not_convert
+@not_converted
 def now(after: Any) -> tf.Tensor:
     """Return the time in seconds, a float64 scalar, or 0 under TensorFlow's determinism, which forbids clocks.
 
@@ -26,7 +25,7 @@ def now(after: Any) -> tf.Tensor:
         return tf.constant(0.0, tf.float64) if is_deterministic() else tf.timestamp()
 
 
-@tf.autograph.experimental.do_not_convert
+@not_converted
 def read_timed(read: Callable[[], Any], after: tf.Tensor, ready: Callable[[Any], Any]) -> tuple[Any, tf.Tensor]:
     """Return the result of `read`, and the seconds that it took.
 
@@ -42,7 +41,7 @@ def read_timed(read: Callable[[], Any], after: tf.Tensor, ready: Callable[[Any],
     return element, _seconds(began, now(ready(element)))
 
 
-@tf.autograph.experimental.do_not_convert
+@not_converted
 def time_row(waited: tf.Tensor, began: tf.Tensor, ended: tf.Tensor, rows: Any) -> tf.Tensor:
     """Return the times of a step as a row for `StepTimes.of`.
 
@@ -56,7 +55,7 @@ def time_row(waited: tf.Tensor, began: tf.Tensor, ended: tf.Tensor, rows: Any) -
         return tf.stack([waited, ended - began, tf.cast(tf.add_n(rows), tf.float64)])
 
 
-@tf.autograph.experimental.do_not_convert
+@not_converted
 def time_rows(num_steps: tf.Tensor) -> tf.TensorArray:
     """Return an array with one row of times for each step of a call; rows of steps that do not run are zeros."""
     with tf.device("CPU:0"):

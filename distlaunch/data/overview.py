@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import RunConfig
@@ -13,6 +12,7 @@ from distlaunch.data.read_ahead import batches_ahead
 from distlaunch.data.rows import first_row, rows_of_process
 from distlaunch.data.source import first_worker, open_splits, with_global_batch
 from distlaunch.data.split import Split
+from distlaunch.patches.tensorflow_late import tf
 
 _BATCHES, _NUMBERS = 3, 8  # number of batches that are shown, and of examples in each
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem, reason_of
 from distlaunch.base.file_locks import lock
@@ -19,6 +18,7 @@ from distlaunch.base.folders import make_folder
 from distlaunch.config.run import Preprocessing as PreprocessingConfig
 from distlaunch.data.batches import Batch
 from distlaunch.data.function_references import call, load_function
+from distlaunch.patches.tensorflow_late import tf
 
 _KEY = ("data", "preprocessing")
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.batches import pack
 from distlaunch.data.split import Split
 from distlaunch.data.splits import Splits
+from distlaunch.patches.tensorflow_late import is_a, tf
 from distlaunch.patches.tensorflow_shuffle import shuffles_of
 
 RANDOM_OPS = frozenset(
@@ -35,7 +34,8 @@ def random_warnings(config: DataConfig, train: Split) -> list[str]:
         train: the split for training.
     """
     found: list[str] = []
-    if tf.config.functions_run_eagerly():  # for debugging; functions cannot be traced then
+    # functions run eagerly for debugging, and cannot be traced then
+    if (config.map is None and config.augment is None) or tf.config.functions_run_eagerly():
         return found
     if config.map is not None and (drawn := _random_ops_in(train.unaugmented)):
         what = f"data.map: {config.map} draws random numbers ({drawn}), also in validation, `evaluate` and `predict`"
@@ -50,8 +50,9 @@ def random_warnings(config: DataConfig, train: Split) -> list[str]:
 
 def overlap_warnings(splits: Splits) -> list[str]:
     """Return a warning if both splits are parts of one pipeline that shuffles the examples in each pass."""
-    train, validation = splits.train, splits.validation
-    if not isinstance(train, tf.data.Dataset) or not isinstance(validation, tf.data.Dataset):
+    train: Any = splits.train
+    validation: Any = splits.validation
+    if not is_a(train, "data.Dataset") or not is_a(validation, "data.Dataset"):
         return []
     if not shuffles_of(train).share(shuffles_of(validation)):
         return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
+from distlaunch.patches.tensorflow_late import tf
 
 MOST_BATCHES, MOST_BYTES = 2, 256_000_000
 

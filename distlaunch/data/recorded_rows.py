@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.data.batches import Batch
+from distlaunch.data.structures import ArraySpec, flatten, map_structure, pack
+from distlaunch.patches.tensorflow_late import tf
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class RowRecorder:
             source can be read again; the last call counts.
 
     Attributes:
-        spec: the `tf.TypeSpec` structure of a batch; None until the source is connected.
+        spec: the types of a batch, as a structure of `tf.TypeSpec`, or of `ArraySpec` for a source that is read on the
+            host; None until the source is connected.
     """
 
     def __init__(self, indices: Collection[int], keep: Callable[[Rows], None]) -> None:
@@ -69,7 +71,7 @@ class RowRecorder:
         self.spec: Any = None
 
     def record(self, index: tf.Tensor, batch: Batch, start: tf.Tensor, rows: tf.Tensor, total: tf.Tensor) -> None:
-        """Record a part of a batch if the batch's index is in `indices`; called in the input pipeline's graph.
+        """Record a part of a batch if the batch's index is in `indices`; called in the input pipeline.
 
         Args:
             index: index of the batch; this and the other numbers are int64 scalars.
@@ -78,6 +80,9 @@ class RowRecorder:
             rows: number of its rows; 0 for a stand-in.
             total: number of rows of the batch; 0 at the end of an epoch.
         """
+        if isinstance(flatten(batch)[0], np.ndarray):
+            self._record_arrays(index, batch, start, rows, total)
+            return
         self.spec = tf.nest.map_structure(tf.type_spec_from_value, batch)
         leaves = tf.nest.flatten(batch, expand_composites=True)
 
@@ -87,6 +92,14 @@ class RowRecorder:
 
         # in the function that loads the batch, because another function would cost more than the condition
         tf.cond(tf.reduce_any(tf.constant(self._indices, tf.int64) == index), call, lambda: tf.constant(0, tf.int64))
+
+    def _record_arrays(self, index: Any, batch: Batch, start: Any, rows: Any, total: Any) -> None:
+        self.spec = map_structure(ArraySpec.of, batch)
+        # text cannot be recorded; JAX refuses it anyway
+        if int(index) in self._indices and not any(leaf.dtype.hasobject for leaf in flatten(batch)):
+            # as bytes, because `.npy` files have no type for bfloat16
+            leaves = [_npy(np.ascontiguousarray(leaf).view(np.uint8)) for leaf in flatten(batch)]
+            self._write(index, start, rows, total, *leaves)
 
     def _write(self, index: Any, start: Any, rows: Any, total: Any, *leaves: Any) -> np.int64:
         if rows > 0 and total > 0:
@@ -100,6 +113,8 @@ def read_batch(spec: Any, parts: Sequence[Rows]) -> Batch:
     Args:
         spec: the attribute `spec` of the recorder.
     """
+    if isinstance(flatten(spec)[0], ArraySpec):
+        return _read_arrays(spec, parts)
     flat = tf.nest.flatten(spec, expand_composites=True)
 
     def part(rows: Rows) -> Batch:
@@ -107,6 +122,21 @@ def read_batch(spec: Any, parts: Sequence[Rows]) -> Batch:
         return tf.nest.pack_sequence_as(spec, leaves, expand_composites=True)
 
     return tf.nest.map_structure(_joined, *map(part, parts)) if len(parts) > 1 else part(parts[0])
+
+
+def _read_arrays(spec: Any, parts: Sequence[Rows]) -> Batch:
+    kinds = [np.dtype(each.dtype) for each in flatten(spec)]
+    leaves = [
+        np.concatenate([np.load(io.BytesIO(part.leaves[at]), allow_pickle=False).view(kind) for part in parts])
+        for at, kind in enumerate(kinds)
+    ]
+    return pack(spec, leaves)
+
+
+def _npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()
 
 
 def _joined(*leaves: Any) -> Any:

@@ -11,15 +11,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
 from distlaunch.cluster.cores import num_cores
 from distlaunch.data.batches import Source, num_rows, pack, slice_rows
 from distlaunch.data.read_ahead import batches_ahead, limit_by_bytes
 from distlaunch.patches.tensorflow_iterators import untuned
-
-_no_autograph = tf.autograph.experimental.do_not_convert
-"""Decorator for functions without `if` and `while` on tensors; AutoGraph would take 10 to 40 ms for each."""
+from distlaunch.patches.tensorflow_late import not_converted, tf
 
 
 def split_rows(source: Source, *, first_replica: int, num_local: int, num_replicas: int) -> tf.data.Dataset:
@@ -36,7 +32,7 @@ def split_rows(source: Source, *, first_replica: int, num_local: int, num_replic
         # replicas of other processes have other rows
         first_replica, num_replicas = 0, num_local
 
-    @_no_autograph
+    @not_converted
     def part(element: Any, replica: Any) -> Any:
         element, total = element if source.is_process_local else (element, num_rows(element))
         replica = tf.zeros_like(replica) if num_replicas == 1 else replica
@@ -49,12 +45,12 @@ def split_rows(source: Source, *, first_replica: int, num_local: int, num_replic
 
     if num_local == 1:
         only = tf.constant(first_replica, tf.int64)
-        parts = source.elements.map(_no_autograph(lambda *element: part(pack(element), only)))
+        parts = source.elements.map(not_converted(lambda *element: part(pack(element), only)))
     else:
         # one dataset for all local replicas, so that the source is read only once
         replicas = tf.data.Dataset.range(first_replica, first_replica + num_local)
 
-        @_no_autograph
+        @not_converted
         def all_parts(*element: Any) -> tf.data.Dataset:
             return replicas.map(lambda index: part(pack(element), index))
 
@@ -93,7 +89,7 @@ def rows_of_process(source: Source, *, first: int, number: int, of: int) -> tf.d
         is process-local, `start` is 0 and `total` is the number of rows of this process, without a stand-in.
     """
 
-    @_no_autograph
+    @not_converted
     def part(*components: Any) -> Any:
         element = pack(components)
         if source.is_process_local:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.data.batches import num_rows, pack
 from distlaunch.data.differences import REASONS
+from distlaunch.patches.tensorflow_late import not_converted, tf
 
 Gather = Callable[[str], Mapping[str, str]]
 """See `Strategy.gather`."""
@@ -45,7 +45,7 @@ class RunningFingerprint:
             identify: returns tensors that identify an element, such as its first and last row.
         """
 
-        @tf.autograph.experimental.do_not_convert
+        @not_converted
         def record(*element: Any) -> Any:
             rows = pack(element)
 

@@ -6,10 +6,11 @@ import os
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Index
+from distlaunch.patches import keras_without_tensorflow
+from distlaunch.patches.tensorflow_late import tf, when_imported
 from distlaunch.patches.tensorflow_shuffle import count_iterations
 
 _SEED_STEP = 1_000_003
@@ -30,9 +31,30 @@ def seed_of_pass(seed: int, number_of_pass: Index) -> tf.Tensor:
 def seed_process(config: RunConfig) -> None:
     """Seed this process and reset the names of layers, so that all processes of the run draw the same numbers."""
     keras.utils.clear_session()  # resets the numbers in layers' names, in case this process has built a model before
+    if not config.strategy.runs_tensorflow:
+        keras_without_tensorflow.install()
     keras.utils.set_random_seed(config.seed)
-    count_iterations()
+    _late_seed.value = config.seed
+    when_imported(_seed_tensorflow)
     if config.determinism:
-        tf.config.experimental.enable_op_determinism()
+        when_imported(_make_deterministic)
         if not config.strategy.runs_tensorflow:  # JAX reads the variable when it starts
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()
+
+
+class _LateSeed:
+    """The run's seed, for a later import of TensorFlow."""
+
+    value = 0
+
+
+_late_seed = _LateSeed()
+
+
+def _seed_tensorflow() -> None:
+    tf.random.set_seed(_late_seed.value)
+    count_iterations()
+
+
+def _make_deterministic() -> None:
+    tf.config.experimental.enable_op_determinism()

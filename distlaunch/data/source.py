@@ -9,7 +9,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.run_dir import RunDir
@@ -22,14 +21,18 @@ from distlaunch.data.examples.each_example import example_map
 from distlaunch.data.examples.random_access import Arrays, FileExamples, Items, gives_items
 from distlaunch.data.examples.reader_pool import ReaderPool, reader_pool
 from distlaunch.data.files.base import IndexedFiles
+from distlaunch.data.on_host.indexed import HostIndexed
+from distlaunch.data.on_host.py_datasets import HostPyDatasets
 from distlaunch.data.preprocessing import Preprocessing, prepare
 from distlaunch.data.rows import first_row
-from distlaunch.data.sources.indexed import Examples, Indexed
+from distlaunch.data.sources.indexed import Indexed
 from distlaunch.data.sources.pipelines import Pipeline
 from distlaunch.data.sources.py_datasets import PyDatasets, check_config
 from distlaunch.data.sources.streams import Streams
 from distlaunch.data.split import Split
 from distlaunch.data.splits import PyData, Splits, StreamData, read_splits
+from distlaunch.data.structures import flatten
+from distlaunch.patches.tensorflow_late import is_a
 
 __all__ = ["Split", "make_split", "open_splits", "with_preprocessing"]
 
@@ -48,7 +51,7 @@ def first_worker(config: RunConfig) -> WorkerContext | None:
 
 def make_split(
     data: Any, config: DataConfig, *, seed: int, training: bool, preprocessing: Preprocessing | None = None,
-    share: Share = WHOLE, epoch_steps: int | None = None,
+    share: Share = WHOLE, epoch_steps: int | None = None, on_host: bool = False,
 ) -> Split:  # fmt: skip
     """Make one split readable.
 
@@ -61,9 +64,13 @@ def make_split(
         preprocessing: applied to the inputs of each batch at the end.
         share: the part of each batch that this data is for, if other processes have other data.
         epoch_steps: number of batches of an epoch, if the config sets it.
+        on_host: whether to read NumPy arrays without TensorFlow, if the data and its processing do not need it.
     """
+    on_host = on_host and preprocessing is None and _can_be_read_on_host(data, config)
     if isinstance(data, PyData):
-        return _SplitBuilder(data, config, seed, preprocessing, training=training, epoch_steps=epoch_steps).split()
+        return _SplitBuilder(
+            data, config, seed, preprocessing, training=training, epoch_steps=epoch_steps, on_host=on_host
+        ).split()
     if config.global_batch is None:
         message = f"missing: {config.function} gives examples, not batches like a keras.utils.PyDataset"
         hint = "add `global_batch:` below `data:`, the number of examples in a step"
@@ -73,12 +80,12 @@ def make_split(
         _check_not_empty(data, share)
     if training and config.processes is not None:
         _check_processes(data, config)
-    if training and config.on_error == "skip" and isinstance(data, tf.data.Dataset):
+    if training and config.on_error == "skip" and is_a(data, "data.Dataset"):
         message = "got 'skip', but in a tf.data pipeline no other example can replace one that fails"
         hint = "write 'stop', and skip such examples in the pipeline itself, with `.ignore_errors()`"
         raise ConfigError(Problem(("data", "on_error"), f"{message}; {hint}"))
     return _SplitBuilder(
-        data, config, seed, preprocessing, training=training, is_process_local=share.number > 1
+        data, config, seed, preprocessing, training=training, is_process_local=share.number > 1, on_host=on_host
     ).split()
 
 
@@ -88,17 +95,22 @@ class _SplitBuilder:
     Args:
         training: whether this is the split for training, which has other forms.
         is_process_local: see `Split.is_process_local`.
+        on_host: see `Split.on_host`.
     """
 
     def __init__(self, data: Any, config: DataConfig, seed: int, preprocessing: Preprocessing | None, *,
-                 training: bool, is_process_local: bool = False, epoch_steps: int | None = None) -> None:  # fmt: skip
+                 training: bool, is_process_local: bool = False, epoch_steps: int | None = None,
+                 on_host: bool = False) -> None:  # fmt: skip
         self._data, self._config, self._seed, self._preprocessing = data, config, seed, preprocessing
         self._training, self._is_process_local, self._epoch_steps = training, is_process_local, epoch_steps
+        self._on_host = on_host
         self._limit = config.train_examples if training else config.validation_examples
         self._skips = training and config.on_error == "skip"
-        if not isinstance(data, (PyData, StreamData, tf.data.Dataset)):
+        if not isinstance(data, (PyData, StreamData)) and not is_a(data, "data.Dataset"):
             noun = "example" if training else "validation example"
-            self._data = _examples(data, self._limit, noun, skips=self._skips, pool=_pool(data, config, seed))
+            self._data = _examples(
+                data, self._limit, noun, skips=self._skips, pool=_pool(data, config, seed), on_host=on_host
+            )
         self._plain = None if isinstance(data, PyData) else example_map(config, seed, training=False)
 
     def split(self) -> Split:
@@ -138,25 +150,30 @@ class _SplitBuilder:
         if isinstance(data, PyData):
             # a separate dataset, because the hooks of the one that training reads must not be called
             data = PyData(data.reload(), data.reload) if self._training and not trains else data
-            datasets = PyDatasets(data, config, limit, self._seed, shuffle=shuffles, trains=trains, drop=drop,
-                                  epoch_steps=self._epoch_steps)  # fmt: skip
+            kind = HostPyDatasets if self._on_host else PyDatasets
+            datasets = kind(data, config, limit, self._seed, shuffle=shuffles, trains=trains, drop=drop,
+                            epoch_steps=self._epoch_steps)  # fmt: skip
             check_config(config, data.dataset, datasets.global_batch, training=self._training)
             return datasets
         mapping = example_map(config, self._seed, training=True) if augmented else self._plain
         seed = self._seed if shuffles else None
         if isinstance(data, StreamData):
             return Streams(data, config, mapping, seed, "training" if self._training else "validation")
-        if isinstance(data, tf.data.Dataset):
+        if is_a(data, "data.Dataset"):
             return Pipeline(data, config, limit, mapping, seed, drop=drop)
+        if self._on_host:
+            return HostIndexed(data, config, seed, drop=drop, skips=trains and self._skips)
         return Indexed(data, config, mapping, seed, drop=drop, skips=trains and self._skips)
 
 
 def _check_not_empty(data: Any, share: Share) -> None:
     """Raise ConfigError for a worker without examples, which has no row that could be used as a stand-in."""
-    pipeline = isinstance(data, tf.data.Dataset)
-    arrays = not pipeline and not isinstance(data, IndexedFiles) and not gives_items(data)
-    known = int(data.cardinality()) if pipeline else len(tf.nest.flatten(data)[0]) if arrays else len(data)
-    if known == 0 or (pipeline and known < 0 and not any(True for _ in data.take(1))):
+    if is_a(data, "data.Dataset"):
+        known = int(data.cardinality())
+        is_empty = known == 0 or (known < 0 and not any(True for _ in data.take(1)))
+    else:
+        is_empty = not len(data if isinstance(data, IndexedFiles) or gives_items(data) else flatten(data)[0])
+    if is_empty:
         message = f"worker {share.index} of {share.number} has no training examples, but each worker needs at least one"
         raise ConfigError(Problem(("data", "function"), f"{message}; use fewer workers, or divide the examples evenly"))
 
@@ -171,17 +188,29 @@ def shares_of_splits(config: DataConfig, share: Share) -> tuple[Share, Share]:
     return (share if config.sharding == "function" else of_streams), of_streams
 
 
-def _examples(data: Any, limit: int | None, noun: str, *, skips: bool, pool: ReaderPool | None) -> Examples:
+def _can_be_read_on_host(data: Any, config: DataConfig) -> bool:
+    """Return whether neither the data nor the functions that the config names need TensorFlow."""
+    if config.map is not None or config.augment is not None or isinstance(data, StreamData):
+        return False
+    if isinstance(data, IndexedFiles):
+        return not data.decodes_with_tensorflow
+    return not is_a(data, "data.Dataset")
+
+
+def _examples(data: Any, limit: int | None, noun: str, *, skips: bool, pool: ReaderPool | None, on_host: bool) -> Any:
     if isinstance(data, IndexedFiles):
         return FileExamples(data, limit, noun, skips=skips)
-    return Items(data, limit, noun, skips=skips, pool=pool) if gives_items(data) else Arrays(data, limit, noun)
+    if gives_items(data):
+        return Items(data, limit, noun, skips=skips, pool=pool)
+    return Arrays(data, limit, noun, on_host=on_host)
 
 
 def _check_processes(data: Any, config: DataConfig) -> None:
     if _is_read_by_python(data):
         return
-    kinds = {IndexedFiles: "files of distlaunch.data", StreamData: "streams", tf.data.Dataset: "a tf.data pipeline"}
+    kinds = {IndexedFiles: "files of distlaunch.data", StreamData: "streams"}
     kind = next((words for of, words in kinds.items() if isinstance(data, of)), "arrays")
+    kind = "a tf.data pipeline" if is_a(data, "data.Dataset") else kind
     source = f"{config.function or 'the data'} gives {kind}"
     message = f"got {config.processes}, but {source}, whose examples are not read by Python"
     hint = "remove it, since it is for objects with __getitem__; TensorFlow's operations use `threads`"
@@ -205,7 +234,7 @@ def with_global_batch(config: RunConfig, train: Split) -> RunConfig:
 
 
 def open_splits(
-    config: RunConfig, run: RunDir, share: Share = WHOLE, context: WorkerContext | None = None
+    config: RunConfig, run: RunDir, share: Share = WHOLE, context: WorkerContext | None = None, *, on_host: bool = False
 ) -> tuple[Splits, Split, Split | None]:
     """Return the result of the config's data function, and its splits for training and validation.
 
@@ -213,6 +242,7 @@ def open_splits(
         run: the run, which stores the preprocessing layer.
         share: this process's part of each batch, if processes have different examples.
         context: the worker for which the data function is called; None for the worker with this share.
+        on_host: see `make_split`.
 
     Raises:
         ConfigError: the data does not fit the config.
@@ -222,12 +252,12 @@ def open_splits(
     of_train, of_validation = shares_of_splits(config.data, share)
     steps = config.train.steps_per_epoch
     train = make_split(splits.train, config.data, seed=config.seed, training=True, preprocessing=layer, share=of_train,
-                       epoch_steps=steps)  # fmt: skip
+                       epoch_steps=steps, on_host=on_host)  # fmt: skip
     config = with_global_batch(config, train)
     validation = None
     if splits.validation is not None:
         validation = make_split(splits.validation, config.data, seed=config.seed, training=False, preprocessing=layer,
-                                share=of_validation)  # fmt: skip
+                                share=of_validation, on_host=on_host)  # fmt: skip
     if train.endless and config.train.steps_per_epoch is None:
         message = "missing: the training data is endless, so an epoch needs a number of steps"
         raise ConfigError(Problem(("train", "steps_per_epoch"), message))

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.data.batches import Batch, Index, Source, num_rows, pack, slice_rows
 from distlaunch.data.running_fingerprint import RunningFingerprint
+from distlaunch.patches.tensorflow_late import tf
 
 _ZERO = np.int64(0)
 
@@ -81,6 +81,7 @@ class Split(ABC):
         work: processing of each example, in words: `reading`, `map`, `augment`, several of them, or "".
         in_python: whether Python code of the user reads the examples.
         can_compare_rows: whether the rows that processes read can be compared, by `identify_rows()`.
+        on_host: whether row sources and batches are NumPy arrays; see `on_host/split.py`.
         running_fingerprint: compares the rows that processes read; None if they are not compared.
     """
 
@@ -101,6 +102,7 @@ class Split(ABC):
     work: str = ""
     in_python: bool = False
     can_compare_rows: bool = False
+    on_host: bool = False
     running_fingerprint: RunningFingerprint | None = None
 
     _transforms: tuple[Callable[[Batch], Batch], ...] = ()
@@ -113,8 +115,8 @@ class Split(ABC):
     # what a kind of data defines
 
     @abstractmethod
-    def batches(self, number_of_pass: Index, start: Index) -> tf.data.Dataset:
-        """Return the row sources of the global batches of a pass.
+    def batches(self, number_of_pass: Index, start: Index) -> Any:
+        """Return a `tf.data.Dataset` with the row sources of the global batches of a pass.
 
         Args:
             number_of_pass: an int64 scalar; in a graph, its value is unknown.
@@ -133,7 +135,7 @@ class Split(ABC):
         """
 
     @abstractmethod
-    def sample(self, number: int) -> tf.data.Dataset:
+    def sample(self, number: int) -> Any:
         """Return a dataset with one row source of up to `number` of the first examples; empty if there are none.
 
         The examples are not shuffled, so no shuffle buffer needs to be filled.
@@ -332,15 +334,13 @@ class Split(ABC):
             hint = "return the same number of values and dimensions; use `data.map` to change the form of examples"
             raise ConfigError(Problem(("data", "augment"), f"{message}; {hint}"))
 
-    def _source(
-        self, elements: tf.data.Dataset, name: str, first: int, num_batches: int | None, *, ends: bool
-    ) -> Source:
+    def _source(self, elements: Any, name: str, first: int, num_batches: int | None, *, ends: bool) -> Source:
         ends = ends and not self.is_process_local  # the row counts of each batch show the ends of process-local data
         # `read` itself if possible, so that AutoGraph has one function less to convert
         load = self.load if self._transforms else self.read
         return Source(
             elements, load, name, first, num_batches, ends, self.at_once, self.threads, self.describe,
-            self.is_process_local, self.global_batch, self._check,
+            self.is_process_local, self.global_batch, self._check, on_host=self.on_host,
         )  # fmt: skip
 
     def _process_local_pass(self, rows: tf.data.Dataset, start: Index, num_batches: int | None, *, ends: bool

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem, reason_of
 from distlaunch.config.checks.unused import changed
@@ -17,6 +16,7 @@ from distlaunch.data.context import StreamContext, WorkerContext
 from distlaunch.data.examples.random_access import gives_items
 from distlaunch.data.function_references import call
 from distlaunch.data.preprocessing import Preprocessing
+from distlaunch.patches.tensorflow_late import is_a, tf
 
 SINGLE_WORKER = WorkerContext(num_workers=1, worker=0)
 
@@ -100,7 +100,7 @@ def _read_streams(config: DataConfig, number: int, context: WorkerContext) -> Sp
         if all(part is None for part in parts.values()):
             return None
         for stream, part in parts.items():
-            if not isinstance(part, tf.data.Dataset):
+            if not is_a(part, "data.Dataset"):
                 message = f"{config.function} returned {type(part).__name__} as {name} for stream {stream}"
                 hint = "with `data.streams` it must be a tf.data.Dataset of the stream's examples"
                 raise ConfigError(Problem(("data", "function"), f"{message}; {hint}"))
@@ -138,7 +138,7 @@ def _call_data_function(config: DataConfig, context: WorkerContext | StreamConte
 
 
 def _is_dataset(value: Any) -> bool:
-    return isinstance(value, (tf.data.Dataset, tuple, list))
+    return isinstance(value, (tuple, list)) or is_a(value, "data.Dataset")
 
 
 def _read_tfds(config: DataConfig) -> Splits:
@@ -167,7 +167,7 @@ def _read_tfds(config: DataConfig) -> Splits:
 def unused_settings_of(config: RunConfig, splits: Splits) -> Iterator[str]:
     """Yield a warning for each setting that has no effect on this data."""
     data, validation = config.data, config.validation
-    is_pipeline = isinstance(splits.train, (tf.data.Dataset, StreamData))
+    is_pipeline = isinstance(splits.train, StreamData) or is_a(splits.train, "data.Dataset")
     # `type` and not `isinstance`: True is an int
     if type(data.shuffle) is int and not is_pipeline:
         why = "the data is not a tf.data pipeline, and is shuffled as a whole"

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
+from distlaunch.patches.tensorflow_late import not_converted, tf
 
 
 def with_autograph_in_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -27,7 +27,7 @@ def with_autograph_in_graphs(function: Callable[..., Any]) -> Callable[..., Any]
     def called(*args: Any, **by_name: Any) -> Any:
         return (function if tf.executing_eagerly() else converted)(*args, **by_name)
 
-    return tf.autograph.experimental.do_not_convert(called)
+    return not_converted(called)
 
 
 def _has_source(function: Callable[..., Any]) -> bool:

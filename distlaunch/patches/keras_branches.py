@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from distlaunch.patches.symbols import Patch, Symbol, internal
+from distlaunch.patches.tensorflow_late import tf
 
 PATCH = Patch(
     symbols=(

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from distlaunch.patches.keras_private import optimized
 from distlaunch.patches.symbols import Patch, Symbol, internal, private, replaced_attributes
+from distlaunch.patches.tensorflow_late import tf
 
 _NEUTRAL = {
     "assign": "(self, variable, value)",

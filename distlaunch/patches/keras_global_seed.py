@@ -6,9 +6,9 @@ import functools
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from distlaunch.patches.symbols import Patch, Symbol, internal, private
+from distlaunch.patches.tensorflow_late import tf
 
 _HOME = "keras.src.random.seed_generator"
 _GET = Symbol(f"{_HOME}.global_seed_generator", "()")

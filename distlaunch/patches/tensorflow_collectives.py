@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-import tensorflow as tf
-
 from distlaunch.patches.symbols import Patch, Symbol
+from distlaunch.patches.tensorflow_late import tf
 
 PATCH = Patch(
     symbols=(

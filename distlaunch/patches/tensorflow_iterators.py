@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import tensorflow as tf
-
 from distlaunch.patches.symbols import Patch, Symbol, internal
+from distlaunch.patches.tensorflow_late import tf
 
 _MODULE = "tensorflow.python.data.ops.multi_device_iterator_ops"
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
-import tensorflow as tf
-
 from distlaunch.patches.symbols import Patch, Symbol, private
+from distlaunch.patches.tensorflow_late import tf
 from distlaunch.patches.tensorflow_shuffle import shuffled_by
 
 _CONTEXT = "tensorflow.python.eager.context"

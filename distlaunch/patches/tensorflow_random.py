@@ -7,9 +7,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import tensorflow as tf
-
 from distlaunch.patches.symbols import Patch, Symbol, internal, replaced_attributes
+from distlaunch.patches.tensorflow_late import tf
 
 Draw = Callable[..., Any]
 """Maps (shape, key, counter, ...) to numbers."""

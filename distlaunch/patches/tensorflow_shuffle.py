@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import tensorflow as tf
-
 from distlaunch.patches.symbols import Patch, Symbol
+from distlaunch.patches.tensorflow_late import not_converted, tf
 
 _SHUFFLE = Symbol(
     "tensorflow.data.Dataset.shuffle", "(self, buffer_size, seed=None, reshuffle_each_iteration=True, name=None)"
@@ -72,7 +71,7 @@ class Shuffles:
         if not self.found:
             return dataset
 
-        @tf.autograph.experimental.do_not_convert
+        @not_converted
         def begun(number: tf.Tensor) -> tf.data.Dataset:
             self.begin(number)
             return dataset
@@ -132,7 +131,7 @@ def _shuffle(
         iterations = tf.Variable(tf.constant(0, tf.int64), trainable=False)
     shape = tf.data.experimental.get_structure(self)
 
-    @tf.autograph.experimental.do_not_convert
+    @not_converted
     def one(_: tf.Tensor) -> tf.data.Dataset:
         seeds = _drawn(own, operation, iterations.assign_add(1) - 1)
         variant = tf.raw_ops.ShuffleDatasetV3(

@@ -22,6 +22,7 @@ from distlaunch.base.protocol import (
     SAFE_MODULE,
     TASK,
     UNBUFFERED,
+    WITH_TENSORFLOW,
 )
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.task_dir import TaskDir
@@ -411,5 +412,7 @@ def plan_json(
 
 def preload_for(config: RunConfig, task: Task, mode: str) -> Preload:
     """Return what every task of a run imports."""
-    use = [mode] if mode in USES else []
-    return Preload("distlaunch.tasks.preload", (config.backend_of(task.job), *use), READ_LATE)
+    backend, use = config.backend_of(task.job), [mode] if mode in USES else []
+    # for other data, a task finds out only when its data function returns
+    also = [WITH_TENSORFLOW] if not config.strategy.runs_tensorflow and config.data.is_mapped_by_tensorflow else []
+    return Preload("distlaunch.tasks.preload", (backend, *use, *also), READ_LATE)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 
-import tensorflow as tf
-
 from distlaunch.base.errors import UsageError
+from distlaunch.patches.tensorflow_late import tf
 
 
 def grow_gpu_memory() -> None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from keras import ops
+
+from distlaunch.patches.tensorflow_late import not_converted, tf
 
 _SMALL = 4096
 """Largest number of elements of a variable that is checked after each step."""
@@ -34,7 +35,7 @@ def losses_are_finite(logs: Any) -> tf.Tensor:
     return tf.math.is_finite(loss_probe(logs))
 
 
-@tf.autograph.experimental.do_not_convert
+@not_converted
 def weights_are_finite(variables: Sequence[Any]) -> tf.Tensor:
     """Return whether the small variables, or the smallest one if none is small, are finite; a bool scalar.
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.base.errors import UsageError
 from distlaunch.patches.keras_alone import Functions, alone
 from distlaunch.patches.keras_private import replaced_values
+from distlaunch.patches.tensorflow_late import is_a, tf
 from distlaunch.strategies.variables import metric_variables
 
 METHODS = ("predict", "evaluate", "predict_on_batch", "test_on_batch")
@@ -70,7 +70,8 @@ class LocalModel:
         for key, variable in replaced.items():
             # metrics may start with any value, because they are reset before they are used
             value = np.zeros(tuple(variable.shape), variable.dtype) if key in known else self._full_value(variable)
-            if isinstance(kept := self._values.get(key), tf.Variable):
+            kept: Any = self._values.get(key)
+            if is_a(kept, "Variable"):
                 kept.assign(value)  # functions that were traced before use it
             else:
                 self._values[key] = self._make(value)

@@ -11,9 +11,9 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.patches.keras_private import layers_of, put_path
+from distlaunch.patches.tensorflow_late import tf
 from distlaunch.patches.tensorflow_private import attributes_of, find_in
 
 

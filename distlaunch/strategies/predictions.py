@@ -7,13 +7,13 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.data.batches import slice_rows
+from distlaunch.patches.tensorflow_late import tf
 from distlaunch.strategies.replica.row_random import RowPlace, draw_for_rows
 
-_SUMMABLE = (tf.float32, tf.float64, tf.int32, tf.int64)  # dtypes that processes can sum
+_SUMMABLE = ("float32", "float64", "int32", "int64")  # dtypes that processes can sum
 
 
 def make_predict_call(strategy: Any, model: keras.Model, num_processes: int) -> Callable[..., Any]:
@@ -75,7 +75,7 @@ def _sum_over_processes(leaf: tf.Tensor, rows: tf.Tensor, total: tf.Tensor, star
 
 def _summable_dtype(dtype: tf.DType) -> tf.DType:
     """Return a dtype that processes can sum and that holds all values of a dtype."""
-    if dtype in _SUMMABLE:
+    if dtype.name in _SUMMABLE:
         return dtype
     if dtype == tf.uint32:
         return tf.int64

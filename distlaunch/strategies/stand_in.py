@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
+from distlaunch.patches.tensorflow_late import tf, when_imported
 
 _UNARY = ("abs", "neg", "invert")
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
@@ -39,4 +39,4 @@ def _convert(value: StandIn, dtype: Any = None, name: str | None = None, as_ref:
     return tensor if dtype is None or dtype == tensor.dtype else tf.cast(tensor, dtype)
 
 
-tf.register_tensor_conversion_function(StandIn, _convert)
+when_imported(lambda: tf.register_tensor_conversion_function(StandIn, _convert))

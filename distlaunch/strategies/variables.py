@@ -10,16 +10,16 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.patches.keras_private import compiled_loss, compiled_metrics, value_of
+from distlaunch.patches.tensorflow_late import is_a, tf
 from distlaunch.strategies.parameter_server.partition import is_split, join_shards
 from distlaunch.strategies.state import Logs, State, StateMismatchError
 
 WEIGHTS, SLOTS, UNTRACKED = "model", "optimizer", "attribute"
 """First part of the names of layers' variables, optimizers' variables, and variables that Keras does not track."""
-_NON_NUMERIC = (tf.string, tf.resource, tf.variant, "string")
-_LEAF_TYPES = (str, bytes, int, float, complex, bool, type(None), np.ndarray, np.generic, tf.Tensor, tf.DType)
+_NON_NUMERIC = ("string", "resource", "variant")
+_LEAF_TYPES = (str, bytes, int, float, complex, bool, type(None), np.ndarray, np.generic)
 _OTHER_LIBRARIES = frozenset({*sys.stdlib_module_names, "keras", "tensorflow", "jax", "jaxlib", "numpy"})
 """Packages whose objects are not searched for parts of the model, except layers, modules and containers."""
 
@@ -100,7 +100,11 @@ def untracked_variables(model: keras.Model) -> dict[str, Any]:
     known = {id(one) for one in listed} | {id(value_of(one)) for one in listed if isinstance(one, keras.Variable)}
     named: dict[str, Any] = {}
     for path, variable in _find_parts(model):
-        if isinstance(variable, keras.optimizers.Optimizer) or id(variable) in known or variable.dtype in _NON_NUMERIC:
+        if (
+            isinstance(variable, keras.optimizers.Optimizer)
+            or id(variable) in known
+            or _dtype_name(variable) in _NON_NUMERIC
+        ):
             continue
         # the shards of this variable are found separately
         if isinstance(variable, keras.Variable) and is_split(variable):
@@ -134,7 +138,7 @@ def _unique(name: str, taken: Collection[str]) -> str:
 
 def host_value(variable: Any) -> np.ndarray:
     """Return a copy of a variable's value in host memory, which no later step changes."""
-    if isinstance(variable, tf.Variable):
+    if is_a(variable, "Variable"):
         return np.array(tf.convert_to_tensor(variable))
     value = variable.value
     # `np.array(variable)` would copy twice
@@ -235,6 +239,11 @@ def may_return_more(model: keras.Model, step: str) -> bool:
     return overrides_method(model, step) or overrides_method(model, "compute_metrics")
 
 
+def _dtype_name(variable: Any) -> str:
+    """Return the name of a variable's dtype, which is a string on Keras's variables."""
+    return getattr(variable.dtype, "name", variable.dtype)
+
+
 def _find_parts(model: keras.Model) -> Iterator[NamedPart]:
     """Yield each optimizer and variable that a model holds, once, in the order of its attributes, at any depth.
 
@@ -248,18 +257,18 @@ def _find_parts(model: keras.Model) -> Iterator[NamedPart]:
     waiting: list[NamedPart] = [("", model)]
     while waiting:
         path, value = waiting.pop()
-        if isinstance(value, _LEAF_TYPES) or id(value) in seen:
+        if isinstance(value, _LEAF_TYPES) or is_a(value, "Tensor", "DType") or id(value) in seen:
             continue
         seen.add(id(value))
         if isinstance(value, keras.random.SeedGenerator):
             value = value.state
-        if isinstance(value, (keras.optimizers.Optimizer, keras.Variable, tf.Variable)):
+        if isinstance(value, (keras.optimizers.Optimizer, keras.Variable)) or is_a(value, "Variable"):
             yield path, value
         waiting.extend(reversed(list(_children(path, value))))
 
 
 def _children(path: str, value: Any) -> Iterator[NamedPart]:
-    if isinstance(value, (keras.Variable, tf.Variable, keras.metrics.Metric)):
+    if isinstance(value, (keras.Variable, keras.metrics.Metric)) or is_a(value, "Variable"):
         return
     if isinstance(value, dict):
         yield from ((_join_path(path, str(key)), inner) for key, inner in value.items())
@@ -275,7 +284,7 @@ def _children(path: str, value: Any) -> Iterator[NamedPart]:
 
 def _may_hold_parts(value: Any) -> bool:
     """Return whether the attributes of an object may hold parts of the model."""
-    if isinstance(value, (keras.Layer, keras.optimizers.Optimizer, tf.Module, types.SimpleNamespace)):
+    if isinstance(value, (keras.Layer, keras.optimizers.Optimizer, types.SimpleNamespace)) or is_a(value, "Module"):
         return True
     if isinstance(value, (type, types.ModuleType, types.FunctionType, types.MethodType)):
         return False

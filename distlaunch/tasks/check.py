@@ -98,10 +98,11 @@ def _serve(pipe: Connection, parent: int, log: Path | None) -> None:
 def _answer(pipe: Connection, parent: int, log: Path | None) -> None:
     # imported only now, because these modules import the backend; unpickling the first message needs them
     from distlaunch.patches.tensorflow_autograph import keep_in_memory
+    from distlaunch.patches.tensorflow_late import when_imported
     from distlaunch.training.first_steps.messages import Verdict
     from distlaunch.training.first_steps.reference import Checker
 
-    keep_in_memory()
+    when_imported(keep_in_memory)
     setup: Any = pipe.recv()
     if log is not None:
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)

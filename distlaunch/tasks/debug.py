@@ -102,18 +102,21 @@ def debug_config(config: RunConfig) -> RunConfig:
 
 
 def _run_eagerly(*, tensorflow: bool) -> None:
-    import tensorflow as tf
+    from distlaunch.patches.tensorflow_late import tf, when_imported
 
-    from distlaunch.patches.tensorflow_autograph import keep_in_memory
+    def run_tensorflow_eagerly() -> None:
+        from distlaunch.patches.tensorflow_autograph import keep_in_memory
 
-    tf.config.run_functions_eagerly(True)
-    # otherwise `data.map` would still be traced, since eager mode does not affect tf.data
-    tf.data.experimental.enable_debug_mode()
+        tf.config.run_functions_eagerly(True)
+        # otherwise `data.map` would still be traced, since eager mode does not affect tf.data
+        tf.data.experimental.enable_debug_mode()
+        keep_in_memory()
+
+    when_imported(run_tensorflow_eagerly)
     if not tensorflow:
         import jax
 
         jax.config.update("jax_disable_jit", True)
-    keep_in_memory()
     # both, since many programs call `pdb.set_trace()`
     sys.breakpointhook = pdb.set_trace = _stop_at_values
 
@@ -133,10 +136,11 @@ _NEVER_ENTERED = ("jax._src.lib",)
 
 
 def _is_traced(frame: FrameType) -> bool:
-    import tensorflow as tf
+    from distlaunch.patches.tensorflow_late import is_imported, tf
 
+    in_graph = is_imported() and not tf.executing_eagerly()
     if "jax" not in sys.modules:
-        return not tf.executing_eagerly()
+        return in_graph
     import jax
     import jax.core
 
@@ -146,7 +150,7 @@ def _is_traced(frame: FrameType) -> bool:
                 bool(jax.numpy.any(value))
     except jax.errors.ConcretizationTypeError:
         return True
-    return not tf.executing_eagerly()
+    return in_graph
 
 
 class _Debugger(pdb.Pdb):

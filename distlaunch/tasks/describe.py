@@ -63,11 +63,12 @@ def _variables(config: RunConfig, run: RunDir) -> dict[str, Any]:
         config = config.model_copy(update={"cluster": in_process})
     from distlaunch.base.process import Process
     from distlaunch.patches.tensorflow_autograph import keep_in_memory
+    from distlaunch.patches.tensorflow_late import when_imported
     from distlaunch.training.session import Session
 
     # after the imports of Session: hooks of the frameworks are skipped, those of the user are not
     end_process.skip_earlier_hooks()
-    keep_in_memory()
+    when_imported(keep_in_memory)
     session = Session.build(config, run, Task("chief", 0), Process(lambda event: None, lambda: False))
     return {"variables": session.program.placement(), "mesh": session.program.mesh()}
 

@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from distlaunch.base.compat import frameworks
 from distlaunch.base.errors import ConfigError
 from distlaunch.base.plural import count
+from distlaunch.base.protocol import WITH_TENSORFLOW
 from distlaunch.config.backend import choose_backend
+from distlaunch.patches.tensorflow_late import is_imported
 from distlaunch.patches.tensorflow_lite import without_jax
 from distlaunch.tasks.threads import num_threads
 
@@ -26,10 +28,9 @@ _TASKS = (
     "tasks.process_end",
     "tasks.no_terminal",
     "training.session",
-    "training.server",
-    "training.evaluator",
     "training.trials.recorder",
 )
+_TASKS_ON_TENSORFLOW = ("training.server", "training.evaluator")
 _STEPS = ("strategies.replica.program:ReplicaProgram._make_call.<locals>.call",
           "strategies.parameter_server.program:CoordinatorProgram._make_call.<locals>.call")  # fmt: skip
 """Functions that are passed to TensorFlow directly; the others are called by converted functions."""
@@ -44,7 +45,8 @@ def main(arguments: Sequence[str]) -> str:
     """Import the modules for tasks of a backend.
 
     Args:
-        arguments: the backend; then the tasks' mode, if they do not train.
+        arguments: the backend; then the tasks' mode, if they do not train; then `WITH_TENSORFLOW`, if tasks on another
+            backend need it.
 
     Returns:
         Why this process must not be forked; empty if it may.
@@ -60,9 +62,10 @@ def main(arguments: Sequence[str]) -> str:
     except ConfigError as error:
         return str(error)
     with contextlib.nullcontext() if backend == "jax" else without_jax():
-        for name in frameworks(backend):
+        # tasks on JAX may never need TensorFlow
+        for name in frameworks(backend) if WITH_TENSORFLOW in words else (backend, "keras"):
             importlib.import_module(name)
-    for name in _TASKS:
+    for name in (*_TASKS, *_TASKS_ON_TENSORFLOW) if is_imported() else _TASKS:
         importlib.import_module(f"distlaunch.{name}")
     from distlaunch.config.strategies import MODELS
     from distlaunch.config.strategies.base import FUNCTIONAL_STEP
@@ -75,7 +78,8 @@ def main(arguments: Sequence[str]) -> str:
     if all(FUNCTIONAL_STEP in MODELS[kind].step_forms for kind in strategies):
         # TensorFlow only reads the data
         used = tuple(group for group in used if group in (_ORDERS, _READS))
-    _convert_ahead(used)
+    if is_imported():
+        _convert_ahead(used)
     os.register_at_fork(after_in_child=_new_random_numbers)
     # only the forking thread exists in a child: a lock held by another thread would stay locked
     more = num_threads() - threads

@@ -184,9 +184,10 @@ def _import_framework(config: RunConfig, task: Task) -> None:
         # its workers load batches outside of pipelines, in TensorFlow's own thread pool
         os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(threads + num_visible_cores()))
     from distlaunch.patches.tensorflow_autograph import keep_in_memory
+    from distlaunch.patches.tensorflow_late import when_imported
 
     end_process.skip_earlier_hooks()
-    keep_in_memory()
+    when_imported(keep_in_memory)
 
 
 def _fork_check(arguments: argparse.Namespace, config: RunConfig, files: Path) -> ForkedProcess | None:
@@ -211,14 +212,13 @@ def _play(arguments: argparse.Namespace, config: RunConfig, run: RunDir, emit: C
     """Run the task's part in the attempt."""
     from distlaunch.base.process import Process
     from distlaunch.data.examples.read_failures import data_errors_raised
-    from distlaunch.training.server import is_server
 
     process = Process(
         emit, stop, on_connected=stop.install, on_step=heartbeat.at_step, on_meeting=heartbeat.turn,
         saving=heartbeat.saving, writing=heartbeat.writing, is_stopping=stop.event.is_set,
         files=run.task(arguments.attempt, str(arguments.task)).path, forked=forked,
     )  # fmt: skip
-    if is_server(config, arguments.task):
+    if _is_server(config, arguments.task):
         return _serve(arguments, config, run, process, stop)
     with data_errors_raised():
         emit(_started())
@@ -227,6 +227,11 @@ def _play(arguments: argparse.Namespace, config: RunConfig, run: RunDir, emit: C
         if arguments.mode == "verify":
             return _run_trial(arguments, config, run, process)
         return _train_or_use(arguments, config, run, process)
+
+
+def _is_server(config: RunConfig, task: Task) -> bool:
+    """Return whether a task of this run serves a coordinator, instead of training by itself."""
+    return task.job in config.strategy.processes(config.cluster) and config.strategy.is_server(task.job)
 
 
 def _started() -> TaskStarted:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.patches.keras_private import layers_of
+from distlaunch.patches.tensorflow_late import tf
 
 
 def replica_batch_norms(model: keras.Model) -> list[str]:

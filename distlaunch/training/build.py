@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem, reason_of
 from distlaunch.config.references.keras_names import canonical
@@ -24,6 +23,7 @@ from distlaunch.patches.keras_private import (
     is_functional,
     restart_names,
 )
+from distlaunch.patches.tensorflow_late import is_a
 from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.patches.keras_dry_step import create_variables_by_step, undo_assignments
 from distlaunch.strategies.protocol import Strategy
@@ -114,10 +114,10 @@ def can_be_tested(model: keras.Model) -> bool:
 
 
 def _call_model_function(config: RunConfig, rows: Batch) -> keras.Model:
-    made = call(config.model.function, config.model.args, ("model",))
+    made: Any = call(config.model.function, config.model.args, ("model",))
     if isinstance(made, keras.Model):
         return made
-    if not isinstance(made, tf.Module) or not callable(made):
+    if not callable(made) or not is_a(made, "Module"):
         expected = "expected a keras.Model, or a tf.Module with __call__"
         message = f"{config.model.function} returned {type(made).__name__}; {expected}"
         raise ConfigError(Problem(("model", "function"), message))
@@ -411,7 +411,11 @@ def _build_losses(model: keras.Model, rows: Batch, predictions: Any, key: Key, *
         try:
             with undo_assignments(), preserve_untracked(model):
                 compute()
-        except (ValueError, TypeError, KeyError, tf.errors.InvalidArgumentError) as error:
+        except Exception as error:
+            if not isinstance(error, (ValueError, TypeError, KeyError)) and not is_a(
+                error, "errors.InvalidArgumentError"
+            ):
+                raise
             if not own_step:
                 place = ("compile", name) if key[0] == "compile" else key
                 reason = _without_rows(reason_of(error), int(num_rows(rows)))

@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
 from distlaunch.base.errors import CheckpointError, ConfigError, Problem
 from distlaunch.base.event_files import EventReader, read_events
 from distlaunch.base.events import Evaluated, Event, RunEnded
@@ -16,6 +14,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategies.base import OneDeviceSection
+from distlaunch.patches.tensorflow_late import tf
 from distlaunch.training.session import Session
 
 _CHECK_INTERVAL_S = 0.5

@@ -8,8 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 
-import tensorflow as tf
-
 from distlaunch.base.errors import UsageError
 from distlaunch.base.events import Event, Notice
 from distlaunch.base.run_dir import RunDir
@@ -19,6 +17,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.data.context import WorkerContext
 from distlaunch.data.seeds import seed_process
 from distlaunch.data.source import open_splits, with_global_batch
+from distlaunch.patches.tensorflow_late import tf
 from distlaunch.strategies.devices import grow_gpu_memory, use_one_gpu
 from distlaunch.strategies.parameter_server.numbered_batches import offer_splits
 from distlaunch.strategies.parameter_server.strategy import start_server
@@ -27,11 +26,6 @@ from distlaunch.training.step_timer import StepTimer
 
 _PROBE_S = 1.0  # interval between probes, and the timeout of each
 _MAX_UNANSWERED = 3  # after so many unanswered probes in a row, the coordinator counts as ended
-
-
-def is_server(config: RunConfig, task: Task) -> bool:
-    """Return whether a task of this run serves a coordinator, instead of training by itself."""
-    return task.job in config.strategy.processes(config.cluster) and config.strategy.is_server(task.job)
 
 
 def serve(config: RunConfig, run: RunDir, task: Task, asked_to_stop: threading.Event, on_started: Callable[[], None],

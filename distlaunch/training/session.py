@@ -50,11 +50,11 @@ from distlaunch.data.random_ops import overlap_warnings, random_warnings
 from distlaunch.data.seeds import seed_process
 from distlaunch.data.source import Split, first_worker, open_splits, with_global_batch
 from distlaunch.data.splits import unused_settings_of
+from distlaunch.patches.tensorflow_late import when_imported
 from distlaunch.strategies.coordination import Vote
 from distlaunch.strategies.devices import grow_gpu_memory
 from distlaunch.strategies.factory import create
 from distlaunch.strategies.module_model import ModuleModel
-from distlaunch.strategies.parameter_server.numbered_batches import offer_splits
 from distlaunch.strategies.protocol import Logs, Program, Strategy
 from distlaunch.strategies.state import State
 from distlaunch.training.build import Findings, build_model, can_be_tested, check_formats_of_module, fixed_batch
@@ -118,7 +118,7 @@ class Session:
         """
         # first, because everything below may draw random numbers
         seed_process(config)
-        grow_gpu_memory()
+        when_imported(grow_gpu_memory)
         # before any computation, because it splits the CPU into devices and joins the cluster
         strategy: Strategy = create(config)
         strategy.keep_compiled(compiled or run.compiled)
@@ -383,11 +383,14 @@ def _read_data(config: RunConfig, run: RunDir, strategy: Strategy, notices: _Not
     """
     context = first_worker(config)
     share = strategy.share() if config.data.gives_context else Share()
-    splits, train, validation = open_splits(config, run, share, context)
+    on_host = not config.strategy.runs_tensorflow
+    splits, train, validation = open_splits(config, run, share, context, on_host=on_host)
     if strategy.is_chief:
         notices.from_each_task("warning", *overlap_warnings(splits), *unused_settings_of(config, splits))
     given = with_global_batch(config, train)
     if given.cluster.hosting == "in_process":
+        from distlaunch.strategies.parameter_server.numbered_batches import offer_splits
+
         offer_splits(given, splits, train, validation, context)
     train, validation = compare_data(given, strategy, train, validation, notices.emit)
     both = [train] if validation is None else [train, validation]

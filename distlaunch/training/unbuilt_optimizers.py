@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem, reason_of
 from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Batch, any_rows
+from distlaunch.patches.tensorflow_late import tf
 from distlaunch.strategies.protocol import Strategy
 from distlaunch.strategies.variables import optimizers_of
 from distlaunch.training.build import has_own_step
@@ -47,9 +47,11 @@ def build_used_optimizers(config: RunConfig, strategy: Strategy, model: keras.Mo
                 if not optimizer.built:
                     optimizer.build(variables)
         unbuilt = [optimizer for optimizer in unbuilt if not optimizer.built]
-    with strategy.scope():
-        # only one device can build an optimizer in the first step
-        too_late = config.strategy.is_functional or tf.distribute.has_strategy()
+    # only one device can build an optimizer in the first step
+    too_late = config.strategy.is_functional
+    if not too_late:
+        with strategy.scope():
+            too_late = tf.distribute.has_strategy()
     # a step that was traced to its end has applied all optimizers that it uses
     if unbuilt and (on_jax or (reason is not None and too_late)):
         raise _not_built(unbuilt[0], reason)

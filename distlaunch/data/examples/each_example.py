@@ -6,8 +6,6 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import tensorflow as tf
-
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.cluster.cores import num_cores
 from distlaunch.config.references.signatures import SEED, map_with_seed
@@ -17,6 +15,7 @@ from distlaunch.data.examples.example_times import add_batch_times, with_duratio
 from distlaunch.data.function_references import load_function
 from distlaunch.data.seeds import seed_of_pass
 from distlaunch.data.user_functions import with_autograph_in_graphs
+from distlaunch.patches.tensorflow_late import tf
 
 
 class ExampleMap:

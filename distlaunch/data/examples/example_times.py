@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.data.graph_clock import now
+from distlaunch.patches.tensorflow_late import not_converted, tf
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def not_for_training() -> Iterator[None]:
 def with_duration(one: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function for `Dataset.map` that calls `one` and also returns its duration in seconds."""
 
-    @tf.autograph.experimental.do_not_convert
+    @not_converted
     def both(*parts: Any) -> tuple[Any, tf.Tensor]:
         began = now(parts)
         with tf.control_dependencies([began]):
@@ -73,7 +73,17 @@ def with_duration(one: Callable[..., Any]) -> Callable[..., Any]:
     return both
 
 
-@tf.autograph.experimental.do_not_convert
+def add_times(seconds: Sequence[float], batch_s: float) -> None:
+    """Add the times of a batch to the sums.
+
+    Args:
+        seconds: duration of each example.
+        batch_s: duration of the batch.
+    """
+    _add(np.array(seconds, np.float64), np.float64(batch_s))
+
+
+@not_converted
 def add_batch_times(batch: Any, seconds: tf.Tensor, began: tf.Tensor, at_once: int) -> Any:
     """Add the times of a batch to the sums, in a graph, and return the batch.
 
@@ -87,7 +97,7 @@ def add_batch_times(batch: Any, seconds: tf.Tensor, began: tf.Tensor, at_once: i
         return tf.nest.map_structure(tf.identity, batch)
 
 
-def _add(seconds: np.ndarray, batch_s: np.ndarray) -> np.bool_:
+def _add(seconds: np.ndarray, batch_s: Any) -> np.bool_:
     with _Sums.lock:
         if not _Sums.pauses and batch_s > 0:
             was = _Sums.total

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, DataError, Problem
 from distlaunch.base.plural import listed
@@ -18,6 +17,8 @@ from distlaunch.data.examples.reader_pool import ReaderPool
 from distlaunch.data.examples.skipping import read_first_readable
 from distlaunch.data.files.base import IndexedFiles
 from distlaunch.data.fingerprints import evenly_spaced, fingerprint
+from distlaunch.data.structures import ArraySpec, flatten, map_structure, pack
+from distlaunch.patches.tensorflow_late import is_a, not_converted, tf
 
 _KEY = ("data", "function")
 _MOST_NAMED = 12
@@ -28,20 +29,25 @@ class Arrays:
 
     Args:
         limit: largest number of examples to use; None for all.
+        on_host: whether the arrays stay NumPy arrays, for `load`.
     """
 
     whole = True
     in_python = False
 
-    def __init__(self, data: Any, limit: int | None, noun: str = "example") -> None:
+    def __init__(self, data: Any, limit: int | None, noun: str = "example", *, on_host: bool = False) -> None:
         self._noun = noun
-        self._tensors, self.number = as_tensors(data, limit)
-        tensors = self._tensors
-        self.labels = tensors[1] if isinstance(tensors, tuple) and len(tensors) > 1 else None
+        self._arrays, self.number = (_as_host_arrays if on_host else as_tensors)(data, limit)
+        arrays = self._arrays
+        self.labels = arrays[1] if isinstance(arrays, tuple) and len(arrays) > 1 else None
 
-    @tf.autograph.experimental.do_not_convert
+    @not_converted
     def rows(self, indices: tf.Tensor) -> Any:
-        return tf.nest.map_structure(lambda leaf: tf.gather(leaf, indices), self._tensors)
+        return tf.nest.map_structure(lambda leaf: tf.gather(leaf, indices), self._arrays)
+
+    def load(self, indices: np.ndarray) -> Any:
+        """Return the rows of a batch as arrays."""
+        return map_structure(lambda leaf: np.take(leaf, indices, 0), self._arrays)
 
     def example(self, row: Any, number_of_pass: Index) -> Any:
         return row
@@ -51,8 +57,8 @@ class Arrays:
 
     def describe(self) -> str:
         numbers = evenly_spaced(self.number)
-        examples = [tf.nest.map_structure(lambda leaf, at=at: leaf[at], self._tensors) for at in numbers]
-        spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), self._tensors)
+        examples = [map_structure(lambda leaf, at=at: leaf[at], self._arrays) for at in numbers]
+        spec = map_structure(_spec_of_row, self._arrays)
         return fingerprint(examples, spec, numbers)
 
 
@@ -65,18 +71,29 @@ def as_tensors(data: Any, limit: int | None) -> tuple[Any, int]:
     Raises:
         ConfigError: values have no rows, different numbers of rows, or a type that tensors cannot have.
     """
+    data, given, arrays, number = _given_arrays(data, limit)
+    with tf.device("CPU:0"):
+        tensors = [_tensor(leaf, array, number) for leaf, array in zip(given, arrays, strict=True)]
+    return tf.nest.pack_sequence_as(data, tensors), number
+
+
+def _as_host_arrays(data: Any, limit: int | None) -> tuple[Any, int]:
+    """Return the structure with a NumPy array for each array; otherwise like `as_tensors`."""
+    data, given, arrays, number = _given_arrays(data, limit)
+    return pack(data, [_host_array(leaf, array)[:number] for leaf, array in zip(given, arrays, strict=True)]), number
+
+
+def _given_arrays(data: Any, limit: int | None) -> tuple[Any, list[Any], list[np.ndarray], int]:
+    """Return the structure, its leaves as given and as arrays, and the number of examples; see `as_tensors`."""
     data = tuple(data) if isinstance(data, (tuple, list)) else data
-    given = tf.nest.flatten(data)
+    given = flatten(data)
     arrays = [np.asarray(leaf) for leaf in given]
     if (single := next((leaf for leaf, array in zip(given, arrays, strict=True) if array.ndim == 0), _KEY)) is not _KEY:
         raise ConfigError(Problem(_KEY, f"got {_describe_single(single)}"))
     if len({len(array) for array in arrays}) != 1:
         shapes = [array.shape for array in arrays]
         raise ConfigError(Problem(_KEY, f"the arrays differ in length: their shapes are {shapes}"))
-    number = len(arrays[0]) if limit is None else min(len(arrays[0]), limit)
-    with tf.device("CPU:0"):
-        tensors = [_tensor(leaf, array, number) for leaf, array in zip(given, arrays, strict=True)]
-    return tf.nest.pack_sequence_as(data, tensors), number
+    return data, given, arrays, len(arrays[0]) if limit is None else min(len(arrays[0]), limit)
 
 
 def _describe_single(leaf: Any) -> str:
@@ -95,6 +112,26 @@ def _tensor(leaf: Any, array: np.ndarray, number: int) -> tf.Tensor:
         return tf.constant(array[:number])
     except (ValueError, TypeError) as error:
         raise ConfigError(Problem(_KEY, _describe_unsupported_array(leaf, array))) from error
+
+
+def _host_array(leaf: Any, array: np.ndarray) -> np.ndarray:
+    """Return an array of numbers, or of text as bytes, as a tensor of the array has them."""
+    kind = array.dtype.kind
+    if kind == "O" and all(isinstance(value, str) for value in array.flat):
+        array, kind = array.astype(str), "U"
+    if kind == "U":
+        return np.char.encode(array, "utf-8").astype(object)
+    is_text = kind == "S" or (kind == "O" and all(isinstance(value, bytes) for value in array.flat))
+    is_number = kind in "biufc" and array.dtype.itemsize <= np.dtype(np.complex128).itemsize
+    if not (is_text or is_number or array.dtype.type.__module__ == "ml_dtypes") or array.dtype == np.longdouble:
+        raise ConfigError(Problem(_KEY, _describe_unsupported_array(leaf, array)))
+    return array.astype(object) if is_text else array
+
+
+def _spec_of_row(leaf: Any) -> Any:
+    """Return the type of a row of an array or a tensor."""
+    dtype = ArraySpec.of(leaf).dtype if isinstance(leaf, np.ndarray) else leaf.dtype.name
+    return ArraySpec(tuple(leaf.shape[1:]), dtype)
 
 
 def _describe_unsupported_array(leaf: Any, array: np.ndarray) -> str:
@@ -150,12 +187,32 @@ class Items:
     def example(self, row: tf.Tensor, number_of_pass: Index) -> Any:
         if self._pool is not None:
             self._pool.open()
-        leaves = tf.nest.flatten(self._spec)
+        leaves = flatten(self._spec)
         call = numpy_function_without_traceback if self._skips else tf.numpy_function
-        values = tf.nest.flatten(call(self._read, [row, number_of_pass], [leaf.dtype for leaf in leaves]))
+        values = tf.nest.flatten(call(self._read, [row, number_of_pass], [tf.as_dtype(leaf.dtype) for leaf in leaves]))
         for value, leaf in zip(values, leaves, strict=True):
             value.set_shape(leaf.shape)
-        return tf.nest.pack_sequence_as(self._spec, values)
+        return pack(self._spec, values)
+
+    def load_one(self, index: int, number_of_pass: int) -> list[np.ndarray]:
+        """Return the arrays of an example, in the order of `flatten`."""
+        if self._pool is not None:
+            self._pool.open()
+        return self._read(index, number_of_pass)
+
+    def batch_of(self, examples: Sequence[list[np.ndarray]]) -> Any:
+        """Return a batch of the results of `load_one`.
+
+        Raises:
+            DataError: the examples have different shapes.
+        """
+        for at, leaves in enumerate(zip(*examples, strict=True)):
+            shapes = {leaf.shape: None for leaf in leaves}
+            if len(shapes) > 1:
+                one, other, *_ = map(list, shapes)
+                message = f"value {at} of an example has shape {one}, but that of another in the batch has {other}"
+                raise DataError(f"data: {message}; return examples of one shape")
+        return pack(self._spec, [np.stack(leaves) for leaves in zip(*examples, strict=True)])
 
     def name(self, index: int) -> str:
         return f"{self._noun} {index}"
@@ -164,17 +221,17 @@ class Items:
         numbers = evenly_spaced(self.number)
         return fingerprint([self._leaves(self._next_readable(at)) for at in numbers], self._spec, numbers)
 
-    def _read(self, index: np.ndarray, number_of_pass: np.ndarray) -> list[np.ndarray]:
+    def _read(self, index: Any, number_of_pass: Any) -> list[np.ndarray]:
         number, pool = int(index), self._pool
         with reading(self.name(number), keep=not self._skips):
             item = as_arrays(self._items[number]) if pool is None else pool.read(int(number_of_pass), number)
-            leaves, specs = self._leaves(item), tf.nest.flatten(self._spec)
+            leaves, specs = self._leaves(item), flatten(self._spec)
             # checked here, because TensorFlow's error would not name the example
             if len(leaves) != len(specs):
                 raise DataError(f"it has {len(leaves)} parts, but example 0 has {len(specs)}")
             for leaf, spec in zip(leaves, specs, strict=True):
-                if not spec.shape.is_compatible_with(leaf.shape):
-                    others = f"its shape is {tuple(leaf.shape)}, but the shape of other examples is {tuple(spec.shape)}"
+                if not spec.is_compatible_with(leaf.shape):
+                    others = f"its shape is {tuple(leaf.shape)}, but the shape of other examples is {spec.shape}"
                     hint = "return examples of one shape, for instance by resizing them in __getitem__"
                     raise DataError(f"{others}; {hint}")
             return [_cast(leaf, spec.dtype) for leaf, spec in zip(leaves, specs, strict=True)]
@@ -189,19 +246,19 @@ class Items:
 
     @staticmethod
     def _leaves(item: Any) -> list[np.ndarray]:
-        return [as_array(leaf) for leaf in tf.nest.flatten(item)]
+        return [as_array(leaf) for leaf in flatten(item)]
 
     def _common_spec(self) -> Any:
         """Return the common spec of the first, middle and last example; sizes that differ are None."""
         # reading all examples may take long; other shapes are reported when an example is read
         first, *others = (self._read_checked(number) for number in sorted({0, self.number // 2, self.number - 1}))
-        spec = [tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype)) for leaf in first[1]]
+        spec = [ArraySpec.of(leaf) for leaf in first[1]]
         for _, leaves in others:
             if len(leaves) != len(spec):
                 message = f"the examples differ in structure: {len(spec)} parts in the first, {len(leaves)} in another"
                 raise ConfigError(Problem(_KEY, message))
             spec = [_common_spec_of(one, leaf) for one, leaf in zip(spec, leaves, strict=True)]
-        return tf.nest.pack_sequence_as(first[0], spec)
+        return pack(first[0], spec)
 
     def _read_checked(self, number: int) -> tuple[Any, list[np.ndarray]]:
         item = self._next_readable(number)
@@ -216,7 +273,7 @@ class Items:
 
 def gives_items(value: Any) -> bool:
     """Return whether an object returns examples by number, and is not an array or a structure of arrays."""
-    if isinstance(value, (tf.data.Dataset, tf.Tensor, np.ndarray, tuple, list, str, bytes, Mapping)):
+    if isinstance(value, (np.ndarray, tuple, list, str, bytes, Mapping)) or is_a(value, "data.Dataset", "Tensor"):
         return False
     return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not hasattr(value, "columns")
 
@@ -232,19 +289,19 @@ def _length(items: Any) -> int:
     return number
 
 
-def _common_spec_of(spec: tf.TensorSpec, leaf: np.ndarray) -> tf.TensorSpec:
-    if spec.dtype != tf.as_dtype(leaf.dtype):
-        message = f"the examples differ in type: {spec.dtype.name} in the first, {leaf.dtype} in another"
+def _common_spec_of(spec: ArraySpec, leaf: np.ndarray) -> ArraySpec:
+    if spec.dtype != ArraySpec.of(leaf).dtype:
+        message = f"the examples differ in type: {spec.dtype} in the first, {leaf.dtype} in another"
         raise ConfigError(Problem(_KEY, message))
-    return tf.TensorSpec(spec.shape.most_specific_compatible_shape(tf.TensorShape(leaf.shape)), spec.dtype)
+    return spec.joined(leaf.shape)
 
 
-def _cast(leaf: np.ndarray, dtype: tf.DType) -> np.ndarray:
-    if dtype == tf.string:
+def _cast(leaf: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype == "string":
         return leaf.astype(object)
-    wanted = dtype.as_numpy_dtype
+    wanted = np.dtype(dtype)
     if leaf.dtype != wanted and not np.can_cast(leaf.dtype, wanted, "same_kind"):
-        raise DataError(f"it has {leaf.dtype} where example 0 has {dtype.name}")
+        raise DataError(f"it has {leaf.dtype} where example 0 has {dtype}")
     return leaf.astype(wanted, copy=False)
 
 
@@ -266,6 +323,10 @@ class FileExamples:
         self._files, self._noun, self._skips = files, noun, skips
         self.number = len(files) if limit is None else min(len(files), limit)
 
+    def load(self, indices: np.ndarray) -> Any:
+        """Return the rows of a batch as arrays, from files that need no TensorFlow to decode them."""
+        return self._files.decode(*self._read(indices))
+
     def rows(self, indices: tf.Tensor) -> Any:
         specs = self._files.raw_spec
         call = numpy_function_without_traceback if self._skips else tf.numpy_function
@@ -282,14 +343,9 @@ class FileExamples:
         numbers = evenly_spaced(self.number)
         read = self._files.__getitem__
         examples = [read_first_readable(read, at, self.number) if self._skips else read(at) for at in numbers]
-        spec = tf.nest.map_structure(_spec_of, examples[0])
+        spec = map_structure(lambda leaf: ArraySpec.of(np.asarray(leaf)), examples[0])
         return fingerprint(examples, spec, numbers, files=self._files.fingerprint())
 
     def _read(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:
         with reading(keep=not self._skips):
             return self._files.read(indices)
-
-
-def _spec_of(leaf: Any) -> tf.TensorSpec:
-    array = np.asarray(leaf)
-    return tf.TensorSpec(array.shape, tf.as_dtype(array.dtype))

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.base.code_origins import user_line
 from distlaunch.base.errors import DataError
+from distlaunch.patches.tensorflow_late import is_a, tf
 
 Find = Callable[[np.ndarray], tuple[str, Exception] | None]
 """Function of int64 rows that returns name and error of the first example that fails when it is read separately."""
@@ -88,13 +88,16 @@ def data_errors_raised() -> Iterator[None]:
     """Raise a DataError with the reason instead of the error of an operation that could not read an example."""
     try:
         yield
-    except tf.errors.OpError as error:
+    except Exception as error:
+        if not is_a(error, "errors.OpError"):
+            raise
+        message = str(getattr(error, "message", ""))
         with _lock:
             # prefer a failure that this error quotes, since another pass that reads ahead may have failed too
-            named = [failure for failure in _first if str(failure) in error.message]
+            named = [failure for failure in _first if str(failure) in message]
             failure = next(iter(named or _first), None)
             _first.clear()
-        failure = failure or _find_failed_example() or _explain_pipeline_error(error.message)
+        failure = failure or _find_failed_example() or _explain_pipeline_error(message)
         if failure is None:
             raise
         raise failure from failure.__cause__
@@ -141,7 +144,7 @@ def _find_failed_example() -> Exception | None:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, tf.errors.OpError):
+    if is_a(error, "errors.OpError"):
         # for an exception in a Python function, the message contains the whole traceback
         message = str(getattr(error, "message", ""))
         return message.partition("\nTraceback (")[0].partition(" [Op:")[0].rpartition("}} ")[2].strip()

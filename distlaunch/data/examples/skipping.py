@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, DataError, Problem
 from distlaunch.base.events import ExampleSkipped
 from distlaunch.data.batches import Batch, num_rows
 from distlaunch.data.examples.pending_events import add_event
 from distlaunch.data.examples.read_failures import explain, reading
+from distlaunch.patches.tensorflow_late import tf
 
 _NAMED = 8
 _TRIES = 16
@@ -41,18 +41,70 @@ class Skipping:
 
     Args:
         number: number of examples of the split.
+        name: returns the name of an example, given its number.
+        limit: number of different examples that may be skipped.
+    """
+
+    def __init__(self, number: int, name: Callable[[int], str], limit: int) -> None:
+        self._number, self._name, self._limit = number, name, limit
+        # Not protected by a lock: an allocation while it is held may trigger garbage collection of another pass's
+        # iterator. The collection waits for the iterator's threads, which may wait for the lock.
+        self._skipped: dict[int, object] = {}
+
+    def read(self, row: int, read: Callable[[int, int], Any]) -> Any:
+        """Return the result of `read` for the example of a row, or for the first one after it that does not fail.
+
+        Args:
+            row: see `Indexed`.
+            read: function of the example's number and the number of the pass.
+        """
+        while True:
+            row = self._next_readable(row)
+            number_of_pass, index = divmod(row, self._number)
+            try:
+                return read(index, number_of_pass)
+            except Exception as error:
+                self._skip(index, explain(self._name(index), error))
+
+    def _next_readable(self, row: int) -> int:
+        number_of_pass, index = divmod(row, self._number)
+        others = ((index + further) % self._number for further in range(self._number))
+        good = next((other for other in others if other not in self._skipped), None)
+        if good is None:  # another thread has reported the reason
+            raise DataError("data: no example can be read")
+        return number_of_pass * self._number + good
+
+    def _skip(self, index: int, failure: Exception) -> None:
+        own = object()
+        if self._skipped.setdefault(index, own) is not own:
+            return
+        count = len(self._skipped)
+        if count <= self._limit and count < self._number:
+            add_event(ExampleSkipped(example=self._name(index), reason=str(failure)))
+            return
+        names = [self._name(number) for number in sorted(self._skipped)]
+        shown_names = ", ".join(names if len(names) <= _NAMED else [*names[:_NAMED], "..."])
+        allowed = f"more examples fail ({shown_names}) than data.skip_limit allows ({self._limit:,})"
+        why = allowed if count > self._limit else "no example can be read"
+        with reading():
+            raise DataError(f"{why}; the last error: {str(failure).removeprefix('data: ')}")
+
+
+class GraphSkipping(Skipping):
+    """Replaces examples in an input pipeline of TensorFlow.
+
+    Args:
+        number: number of examples of the split.
         one: returns the example of a row, an int64 scalar, in a graph or eagerly.
         name: returns the name of an example, given its number.
         limit: number of different examples that may be skipped.
     """
 
     def __init__(self, number: int, one: Callable[[tf.Tensor], Any], name: Callable[[int], str], limit: int) -> None:
-        self._number, self._one, self._name, self._limit = number, one, name, limit
+        super().__init__(number, name, limit)
+        self._one = one
         # compiled, because eagerly an example takes about 50 ms, and a batch may have thousands
         self._compiled = tf.function(one, input_signature=[tf.TensorSpec([], tf.int64)], autograph=False)
-        # Not protected by a lock: an allocation while it is held may trigger garbage collection of another pass's
-        # iterator. The collection waits for the iterator's threads, which may wait for the lock.
-        self._skipped: dict[int, object] = {}
 
     def load(self, rows: tf.Tensor, load: Callable[[tf.Tensor], Batch]) -> Batch:
         """Return the batch of `load` for these rows; if `load` leaves out some rows, read and replace them one by one.
@@ -83,14 +135,6 @@ class Skipping:
             return rows
         return np.array([self._next_readable(int(row)) for row in rows], np.int64)
 
-    def _next_readable(self, row: int) -> int:
-        number_of_pass, index = divmod(row, self._number)
-        others = ((index + further) % self._number for further in range(self._number))
-        good = next((other for other in others if other not in self._skipped), None)
-        if good is None:  # another thread has reported the reason
-            raise DataError("data: no example can be read")
-        return number_of_pass * self._number + good
-
     def _batch(self, rows: np.ndarray) -> list[np.ndarray]:
         examples = [tf.nest.flatten(self._example(int(row))) for row in rows]
         return [np.stack([np.asarray(leaf) for leaf in leaves]) for leaves in zip(*examples, strict=True)]
@@ -107,18 +151,3 @@ class Skipping:
             except Exception as error:
                 index = row % self._number
                 self._skip(index, explain(self._name(index), error))
-
-    def _skip(self, index: int, failure: Exception) -> None:
-        own = object()
-        if self._skipped.setdefault(index, own) is not own:
-            return
-        count = len(self._skipped)
-        if count <= self._limit and count < self._number:
-            add_event(ExampleSkipped(example=self._name(index), reason=str(failure)))
-            return
-        names = [self._name(number) for number in sorted(self._skipped)]
-        shown_names = ", ".join(names if len(names) <= _NAMED else [*names[:_NAMED], "..."])
-        allowed = f"more examples fail ({shown_names}) than data.skip_limit allows ({self._limit:,})"
-        why = allowed if count > self._limit else "no example can be read"
-        with reading():
-            raise DataError(f"{why}; the last error: {str(failure).removeprefix('data: ')}")

@@ -41,7 +41,7 @@ def array_record(files: Patterns) -> ArrayRecordFiles:
 class ArrayRecordFiles(FilesOfRecords):
     """See `array_record`."""
 
-    raw_spec = (STRING,)
+    raw_types = (STRING,)
 
     def __init__(self, files: FileSet) -> None:
         _library()

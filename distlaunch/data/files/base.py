@@ -8,13 +8,14 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.base.errors import DataError
 from distlaunch.data.files.listing import FileSet, data_function_error
 from distlaunch.data.files.samples import hash_files
+from distlaunch.data.structures import ArraySpec, map_structure
+from distlaunch.patches.tensorflow_late import tf
 
-STRING = tf.TensorSpec([], tf.string)
+STRING = ArraySpec((), "string")
 
 
 class UnreadableRecordError(Exception):
@@ -50,10 +51,20 @@ class IndexedFiles(ABC):
     Threads and forked processes may share an object.
 
     Attributes:
-        raw_spec: type specs of the arrays that `read` returns, for one example.
+        raw_types: types of the arrays that `read` returns, for one example. A class of a user sets `raw_spec` instead.
     """
 
-    raw_spec: tuple[tf.TensorSpec, ...]
+    raw_types: tuple[ArraySpec, ...]
+
+    @functools.cached_property
+    def raw_spec(self) -> tuple[tf.TensorSpec, ...]:
+        """Type specs of the arrays that `read` returns, for one example."""
+        return tuple(each.tensor_spec() for each in self.raw_types)
+
+    @property
+    def decodes_with_tensorflow(self) -> bool:
+        """Whether `decode` calls operations of TensorFlow, so that its arguments must be tensors."""
+        return type(self).decode is not IndexedFiles.decode
 
     @abstractmethod
     def __len__(self) -> int:
@@ -67,7 +78,7 @@ class IndexedFiles(ABC):
             indices: int64 [n], from 0 to len - 1, in any order; a number may occur several times.
 
         Returns:
-            An array [n, ...] for each entry of `raw_spec`; for strings, an array of `bytes` objects.
+            An array [n, ...] for each value of an example; for strings, an array of `bytes` objects.
 
         Raises:
             RecordError: an example cannot be read.
@@ -86,7 +97,10 @@ class IndexedFiles(ABC):
         """
 
     def decode(self, *raw: Any) -> Any:
-        """Decode an example from the result of `read`, with operations of TensorFlow only."""
+        """Decode an example from the result of `read`, with operations of TensorFlow only.
+
+        If `decodes_with_tensorflow` is false, the arguments may also be the arrays of several examples.
+        """
         return raw[0] if len(raw) == 1 else raw
 
     def __getitem__(self, index: int) -> Any:
@@ -101,6 +115,8 @@ class IndexedFiles(ABC):
             raise IndexError(f"got example {index:,}; there are {len(self):,}")
         index %= len(self)
         raw = self.read(np.array([index], np.int64))
+        if not self.decodes_with_tensorflow:
+            return self.decode(*(part[0] for part in raw))
         try:
             # TensorFlow has strings on the CPU only
             with tf.device("CPU:0"):
@@ -110,7 +126,7 @@ class IndexedFiles(ABC):
             # without the names of graph nodes
             reason = first_line(re.sub(r"\{\{[^}]*\}\}\s*|\s*\[Op:\w+\].*", "", error.message))
             raise RecordError(index, self.where(index), reason) from error
-        return tf.nest.map_structure(
+        return map_structure(
             lambda value: value.numpy() if tf.is_tensor(value) and hasattr(value, "numpy") else value, example
         )
 

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.data.files.base import STRING, IndexedFiles, RecordError, as_objects
 from distlaunch.data.files.image_listing import ClassFolder, list_classes
 from distlaunch.data.files.listing import data_function_error
 from distlaunch.data.files.samples import read_sample
+from distlaunch.data.structures import ArraySpec
+from distlaunch.patches.tensorflow_late import tf
 
 _NUM_SAMPLES = 32  # number of images whose first bytes are hashed
 
@@ -60,7 +61,7 @@ class ImageFolder(IndexedFiles):
     """
 
     def __init__(self, folders: list[ClassFolder], root: str, size: tuple[int, int] | None, channels: int) -> None:
-        self.raw_spec = (STRING, tf.TensorSpec([], tf.int64))
+        self.raw_types = (STRING, ArraySpec((), "int64"))
         self.class_names = [folder.name for folder in folders]
         self._root = os.fsencode(root)
         self._size, self._channels = size, channels

@@ -27,7 +27,7 @@ def text_lines(files: Patterns) -> TextLines:
 class TextLines(FilesOfByteRanges):
     """See `text_lines`."""
 
-    raw_spec = (STRING,)
+    raw_types = (STRING,)
 
     def _parse(self, spans: list[bytes]) -> tuple[np.ndarray, ...]:
         return (as_objects([span.removesuffix(b"\n").removesuffix(b"\r") for span in spans]),)

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.data.files.base import STRING, UnreadableRecordError, as_objects
 from distlaunch.data.files.byte_reader import read_fully
 from distlaunch.data.files.listing import FileSet, Patterns, compressed_file_error, data_function_error, find_files
 from distlaunch.data.files.records import FilesOfByteRanges, Format, ScanError, Scanned
 from distlaunch.data.files.samples import why_unreadable
+from distlaunch.patches.tensorflow_late import tf
 
 _HEADER = struct.Struct("<QI")  # length of the data in bytes, and a checksum of these eight bytes
 _FOOTER = struct.Struct("<I")  # checksum of the data
@@ -44,7 +44,7 @@ def tfrecord(files: Patterns, *, features: Mapping[str, Any] | None = None) -> T
 class TFRecordFiles(FilesOfByteRanges):
     """See `tfrecord`."""
 
-    raw_spec = (STRING,)
+    raw_types = (STRING,)
 
     def __init__(self, files: FileSet, features: Mapping[str, Any] | None = None) -> None:
         self._features = None if features is None else dict(features)
@@ -53,6 +53,10 @@ class TFRecordFiles(FilesOfByteRanges):
             if size:
                 _check_not_compressed(path, self._checksum)
         super().__init__(files, Format("tfrecord", 1, self._scan))
+
+    @property
+    def decodes_with_tensorflow(self) -> bool:
+        return self._features is not None
 
     def decode(self, *raw: Any) -> Any:
         """Return the parsed features, or the bytes."""

@@ -11,7 +11,6 @@ import math
 from typing import Any, Protocol
 
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.plural import joined
@@ -19,10 +18,11 @@ from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.batches import Batch, Index
 from distlaunch.data.examples.each_example import ExampleMap, batch_of, first_failure, num_parallel_batches, num_threads
 from distlaunch.data.examples.read_failures import remember_rows
-from distlaunch.data.examples.skipping import Skipping
+from distlaunch.data.examples.skipping import GraphSkipping
 from distlaunch.data.graph_clock import now
 from distlaunch.data.seeds import shuffle_numbers
 from distlaunch.data.split import Split
+from distlaunch.patches.tensorflow_late import not_converted, tf
 
 
 class Examples(Protocol):
@@ -79,7 +79,7 @@ class Indexed(Split):
         if self._number < (self._size if drop else 1):
             raise ConfigError(Problem(("data",), f"{self._number} examples are too few for a batch of {self._size}"))
         one = self._make_example_by_number
-        self._skipping = Skipping(self._number, one, examples.name, config.skip_limit) if skips else None
+        self._skipping = GraphSkipping(self._number, one, examples.name, config.skip_limit) if skips else None
         # 2, because workers in one process may be in two passes
         self._known_order = functools.lru_cache(maxsize=2)(self._order_in_memory)
         self._returns_rows_directly = examples.whole and example_map is None
@@ -99,7 +99,7 @@ class Indexed(Split):
             order = shuffle_numbers(order, seed=seed)
         return order + number_of_pass * self._number
 
-    @tf.autograph.experimental.do_not_convert
+    @not_converted
     def batches(self, number_of_pass: Index, start: Index) -> tf.data.Dataset:
         order = self._order(number_of_pass)[start * self._size : self._used]
         return tf.data.Dataset.from_tensor_slices(order).batch(self._size)
@@ -137,7 +137,7 @@ class Indexed(Split):
         indices = tf.math.floormod(numbers, self._number)
         return self._examples.rows(indices), tf.math.floordiv(numbers, self._number), indices
 
-    @tf.autograph.experimental.do_not_convert
+    @not_converted
     def _make_example(self, row: Any, number_of_pass: Index, index: tf.Tensor) -> Any:
         example = row if self._examples.whole else self._examples.example(row, number_of_pass)
         return example if self._map is None else self._map(example, number_of_pass, index)

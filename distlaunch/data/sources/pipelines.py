@@ -12,7 +12,6 @@ import math
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.plural import joined
@@ -33,6 +32,7 @@ from distlaunch.data.fingerprints import fingerprint
 from distlaunch.data.graph_clock import now
 from distlaunch.data.seeds import seed_of_pass
 from distlaunch.data.split import Batching, Split
+from distlaunch.patches.tensorflow_late import not_converted, tf
 from distlaunch.patches.tensorflow_private import batching_of
 from distlaunch.patches.tensorflow_shuffle import shuffles_of
 
@@ -181,7 +181,7 @@ class Pipeline(Split):
         if self._map is None:
             return examples
 
-        @tf.autograph.experimental.do_not_convert
+        @not_converted
         def row(index: tf.Tensor, example: Any) -> Any:
             one = tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(example))
             number = index * self._stream.num_streams + self._stream.stream
@@ -203,7 +203,7 @@ class Pipeline(Split):
             return rows
         rows = rows[0], remember_rows(rows[1], find)
 
-        @tf.autograph.experimental.do_not_convert
+        @not_converted
         def example(*row: Any) -> tf.data.Dataset:
             variant, key = row
             one = tf.data.experimental.from_variant(variant, spec)
@@ -212,7 +212,7 @@ class Pipeline(Split):
         examples = tf.data.Dataset.from_tensor_slices(rows).flat_map(example)
         return batch_of(rows, examples, self._make_example, num_threads(self._config), now(rows[1]), at_once=at_once)
 
-    @tf.autograph.experimental.do_not_convert
+    @not_converted
     def _make_example(self, example: Any, key: tf.Tensor) -> Any:
         assert self._map is not None
         return self._map(example, key[0], key[1])

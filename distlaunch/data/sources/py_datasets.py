@@ -15,7 +15,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, DataError, Problem
 from distlaunch.config.run import Data as DataConfig
@@ -27,6 +26,8 @@ from distlaunch.data.fingerprints import fingerprint
 from distlaunch.data.seeds import shuffle_numbers
 from distlaunch.data.split import Split
 from distlaunch.data.splits import PyData
+from distlaunch.data.structures import ArraySpec, flatten, map_structure, pack
+from distlaunch.patches.tensorflow_late import not_converted, tf
 
 _KEY = ("data", "function")
 _BEGIN, _END, _ITEM, _FIRST = range(4)
@@ -71,10 +72,14 @@ class PyDatasets(Split):
             number = min(number, math.ceil(limit / self.global_batch))
         self._number = number
         self.num_examples, self.num_batches = None, None if drop else number
-        self.empty = tf.nest.map_structure(empty_value, self._batch_spec)
+        self.empty = self._empty()
         self.endless = self.is_numbered = number is None
         self.in_python = self.can_compare_rows = True
         self.reads_all, self.notes = self._name, tuple(self._notes)
+
+    def _empty(self) -> Any:
+        """Return a row source without rows."""
+        return map_structure(lambda leaf: empty_value(leaf.tensor_spec()), self._batch_spec)
 
     def _choose_threads(self, dataset: keras.utils.PyDataset, config: DataConfig, number: int | None) -> int:
         """Return the number of threads that may read, and add notes about settings of the dataset that have no effect.
@@ -99,8 +104,8 @@ class PyDatasets(Split):
         # several threads would read batches of two epochs at the same time if the dataset has no end
         return 1 if number is None or self._draws else wanted
 
-    @tf.autograph.experimental.do_not_convert
-    def batches(self, number_of_pass: Index, start: Index) -> tf.data.Dataset:
+    @not_converted
+    def batches(self, number_of_pass: Index, start: Index) -> Any:
         # with `drop`, batches must be read to find the ones to drop
         first = tf.constant(0, tf.int64) if self._drop else start
         if self._number is None:
@@ -110,7 +115,7 @@ class PyDatasets(Split):
 
         def read(index: tf.Tensor) -> Any:
             at = number_of_pass if self._number is not None else index // self._epoch_steps
-            read = tf.numpy_function(self._read, [at, index, first], [leaf.dtype for leaf in self._spec])
+            read = tf.numpy_function(self._read, [at, index, first], [tf.as_dtype(leaf.dtype) for leaf in self._spec])
             leaves = [tf.ensure_shape(leaf, spec.shape) for leaf, spec in zip(read, self._spec, strict=True)]
             return tf.nest.pack_sequence_as(self._structure, leaves)
 
@@ -128,16 +133,16 @@ class PyDatasets(Split):
         seed = [tf.constant(self._seed, tf.int64), number_of_pass]
         return shuffle_numbers(order, seed=seed)
 
-    def _read(self, number_of_pass: np.ndarray, index: np.ndarray, start: np.ndarray) -> list[np.ndarray]:
+    def _read(self, number_of_pass: Any, index: Any, start: Any) -> list[np.ndarray]:
         at, number = int(number_of_pass), int(index)
         with reading(f"batch {number} of {self._name}"):
             _, leaves = self._item(at, number)
             if len(leaves) != len(self._spec):
                 raise DataError(f"it has {len(leaves)} parts, but batch 0 has {len(self._spec)}")
             for leaf, spec in zip(leaves, self._spec, strict=True):
-                if not spec.shape.is_compatible_with(leaf.shape):
-                    raise DataError(f"its shape is {leaf.shape}, but the shape of other batches is {tuple(spec.shape)}")
-            cast = [leaf.astype(object if spec.dtype == tf.string else spec.dtype.as_numpy_dtype, copy=False)
+                if not spec.is_compatible_with(leaf.shape):
+                    raise DataError(f"its shape is {leaf.shape}, but the shape of other batches is {spec.shape}")
+            cast = [leaf.astype(object if spec.dtype == "string" else spec.dtype, copy=False)
                     for leaf, spec in zip(leaves, self._spec, strict=True)]  # fmt: skip
         self._epochs.batch_was_read(at, number, self._num_read_in_pass(at, int(start)))
         return cast
@@ -158,7 +163,7 @@ class PyDatasets(Split):
                 self._draws |= has_drawn()
         item = tuple(item) if isinstance(item, list) else item if isinstance(item, (tuple, dict)) else (item,)
         item = as_arrays(item)
-        return item, [as_array(leaf) for leaf in tf.nest.flatten(item)]
+        return item, [as_array(leaf) for leaf in flatten(item)]
 
     def read(self, rows: Any, *, at_once: int = 1) -> Batch:
         return rows
@@ -172,7 +177,7 @@ class PyDatasets(Split):
 
     @property
     def _batch_spec(self) -> Any:
-        return tf.nest.pack_sequence_as(self._structure, self._spec)
+        return pack(self._structure, self._spec)
 
 
 class _Epochs:
@@ -270,13 +275,12 @@ def _length(dataset: keras.utils.PyDataset) -> int | None:
         raise ConfigError(Problem(_KEY, f"{message}; add `def __len__(self)`, the number of batches")) from None
 
 
-def _spec(leaves: list[np.ndarray], name: str) -> tf.TensorSpec:
+def _spec(leaves: list[np.ndarray], name: str) -> ArraySpec:
     if any(leaf.ndim == 0 for leaf in leaves):
         raise ConfigError(Problem(_KEY, f"batch 0 of {name} has a single value; expected arrays with rows"))
-    text = leaves[0].dtype.kind in "OSU"
     sizes = [None, *(size.pop() if len(size := {leaf.shape[at] for leaf in leaves}) == 1 else None
                      for at in range(1, leaves[0].ndim))]  # fmt: skip
-    return tf.TensorSpec(sizes, tf.string if text else tf.as_dtype(leaves[0].dtype))
+    return ArraySpec(tuple(sizes), ArraySpec.of(leaves[0]).dtype)
 
 
 def check_config(config: DataConfig, dataset: keras.utils.PyDataset, rows: int | None, *, training: bool) -> None:

@@ -11,7 +11,6 @@ import json
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import Data as DataConfig
@@ -21,6 +20,7 @@ from distlaunch.data.examples.each_example import ExampleMap, unpack_arguments
 from distlaunch.data.sources.pipelines import Pipeline
 from distlaunch.data.split import Batching, Split
 from distlaunch.data.splits import StreamData
+from distlaunch.patches.tensorflow_late import tf
 
 _ZERO = np.int64(0)
 

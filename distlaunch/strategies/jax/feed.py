@@ -8,17 +8,20 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import numpy as np
-import tensorflow as tf
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.data.batches import Batch, Source
+from distlaunch.data.on_host import rows as on_host
 from distlaunch.data.rows import rows_of_process
+from distlaunch.data.structures import ArraySpec, map_structure
 from distlaunch.patches.jax_partitioning import Kernels, Uncertain
+from distlaunch.patches.tensorflow_late import is_a
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch
 from distlaunch.strategies.mesh.row_counts import RowCounts
@@ -49,9 +52,10 @@ class Placement:
         """Apply all remedies to every subsequent batch."""
         self._applies_all = True
 
-    def rows_of_process(self, source: Source) -> tf.data.Dataset:
+    def rows_of_process(self, source: Source) -> Iterable[Any]:
         """Return the part of each batch that this process reads; see `data.rows.rows_of_process`."""
-        return rows_of_process(source, first=self._first, number=self.parts_here, of=self._parts)
+        read = on_host.rows_of_process if source.on_host else rows_of_process
+        return read(source, first=self._first, number=self.parts_here, of=self._parts)
 
     def put(self, batch: Batch, start: int, total: int) -> Batch:
         """Put host arrays on the devices, without splitting the rows if their number is not divisible.
@@ -177,19 +181,23 @@ def to_jax_arrays(batch: Batch) -> Batch:
     Raises:
         ConfigError: the batch contains text, or rows of different lengths.
     """
-    return tf.nest.map_structure(_to_jax_array, batch)
+    return map_structure(_to_jax_array, batch)
 
 
 def _to_jax_array(leaf: Any) -> np.ndarray:
-    """Return a tensor as an array of a type that JAX uses by default, which has at most 32 bits."""
-    if not isinstance(leaf, tf.Tensor) or leaf.dtype in (tf.string, tf.variant):
-        kind = leaf.dtype.name if isinstance(leaf, tf.Tensor) else type(leaf).__name__
+    """Return an array or a tensor as an array of a type that JAX uses by default, which has at most 32 bits."""
+    if isinstance(leaf, np.ndarray):
+        kind, is_supported = ArraySpec.of(leaf).dtype, True
+    else:
+        is_supported = is_a(leaf, "Tensor")
+        kind = leaf.dtype.name if is_supported else type(leaf).__name__
+    if not is_supported or kind in ("string", "variant"):
         message = (
             f"a batch has a component of type {kind}, which JAX does not support; "
             "convert it to a numeric array with the same shape for every example, in the data function"
         )
         raise ConfigError(Problem(("data",), message))
-    array = leaf.numpy()
+    array = np.asarray(leaf)
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import keras
 import numpy as np
-import tensorflow as tf
 from jax.sharding import Mesh
 
 from distlaunch.base.errors import ConfigError, Problem, UsageError
@@ -20,6 +19,7 @@ from distlaunch.base.plural import count
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.strategies.mesh import JaxSection
 from distlaunch.patches.jax_private import coordination_client
+from distlaunch.patches.tensorflow_late import tf, when_imported
 from distlaunch.strategies.coordination import Peers, addresses_and_rank
 from distlaunch.strategies.jax.feed import parts_of_process
 from distlaunch.strategies.jax.keras_backend import building
@@ -45,8 +45,7 @@ class Jax(MeshStrategy):
         if keras.backend.backend() != "jax":
             message = f"strategy jax needs Keras on JAX, but Keras runs on {keras.backend.backend()} in this process"
             raise UsageError(f"{message}; start the run with `distlaunch train`, or set KERAS_BACKEND=jax first")
-        with contextlib.suppress(RuntimeError):  # TensorFlow is already running, and keeps its devices
-            tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads data here
+        when_imported(_hide_gpus)
         peers = _connect((cluster or Cluster()).start_timeout_s)
         mesh = _make_mesh(section, peers.number)
         super().__init__(section, mesh, {str(axis): int(size) for axis, size in mesh.shape.items()}, peers)
@@ -66,6 +65,12 @@ class Jax(MeshStrategy):
 
     def _parts_here(self, axis: str | None) -> tuple[int, int]:
         return parts_of_process(self.mesh, axis)
+
+
+def _hide_gpus() -> None:
+    """Hide all GPUs from TensorFlow, which only reads data here."""
+    with contextlib.suppress(RuntimeError):  # TensorFlow is already running, and keeps its devices
+        tf.config.set_visible_devices([], "GPU")
 
 
 def _make_mesh(section: JaxSection, num_processes: int) -> Mesh:

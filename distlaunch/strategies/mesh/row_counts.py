@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.data.batches import Batch
+from distlaunch.data.structures import map_structure
 from distlaunch.strategies.coordination import Peers
 
 
@@ -68,9 +68,9 @@ class RowCounts:
         if self.even:
             return put(batch, self.start, self.total)
         # some devices need rows of another process, which happens only near the end of a pass
-        padded = tf.nest.map_structure(lambda leaf: leaf_of(self._pad(np.asarray(leaf))), batch)
+        padded = map_structure(lambda leaf: leaf_of(self._pad(np.asarray(leaf))), batch)
         split = put(padded, self.rank * self.padded, len(self.counts) * self.padded)
-        whole = tf.nest.map_structure(lambda leaf: leaf_of(self._select(gathered(leaf))), split)
+        whole = map_structure(lambda leaf: leaf_of(self._select(gathered(leaf))), split)
         return put(whole, 0, self.total)
 
     def _pad(self, rows: np.ndarray) -> np.ndarray:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Batch, pack
@@ -23,6 +22,7 @@ from distlaunch.data.read_ahead import batches_ahead
 from distlaunch.data.source import Split, make_split
 from distlaunch.data.splits import Splits, read_splits
 from distlaunch.patches.tensorflow_iterators import untuned
+from distlaunch.patches.tensorflow_late import tf
 from distlaunch.strategies.parameter_server.worker_batches import OfferedSplit, offer
 
 _ZERO = np.int64(0)

@@ -15,7 +15,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.strategies.parameter_server import Partitioner
@@ -28,6 +27,7 @@ from distlaunch.patches.keras_private import (
     trainable_list,
     value_of,
 )
+from distlaunch.patches.tensorflow_late import tf
 from distlaunch.strategies.stand_in import StandIn
 
 # optimizers that compute means, norms or products over a whole variable

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.data.batches import Batch, Source, num_rows
 from distlaunch.data.differences import REASONS, FirstPass, check_passes, describe_duplicates, different_data, kind_of
 from distlaunch.data.recorded_rows import Rows
+from distlaunch.patches.tensorflow_late import tf
 from distlaunch.patches.tensorflow_py_function import answer
 from distlaunch.strategies.step_times import StepTimes
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.patches.keras_global_seed import share_generator
 from distlaunch.patches.symbols import Patch, Symbol, internal, replaced_attributes
+from distlaunch.patches.tensorflow_late import tf
 from distlaunch.strategies.variables import host_value
 
 _OPTIMIZER = "keras.src.optimizers.base_optimizer.BaseOptimizer"

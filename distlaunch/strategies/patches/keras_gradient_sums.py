@@ -6,9 +6,9 @@ import types
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from distlaunch.patches.symbols import Patch, Symbol
+from distlaunch.patches.tensorflow_late import tf
 from distlaunch.strategies.replica.share import ReplicaShare, current_replica_share
 from distlaunch.strategies.variables import with_wrapped_optimizers
 

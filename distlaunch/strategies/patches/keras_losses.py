@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from distlaunch.patches.keras_private import layers_of, mask_of, put_mask
 from distlaunch.patches.symbols import Patch, Symbol, internal
+from distlaunch.patches.tensorflow_late import tf
 from distlaunch.strategies.replica.share import Reduction, ReplicaShare, current_replica_share, zero_without_rows
 
 _LOSSES = "keras.src.losses.loss"

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from distlaunch.patches.keras_overrides import insert_class
 from distlaunch.patches.symbols import Patch, Symbol
+from distlaunch.patches.tensorflow_late import tf
 from distlaunch.strategies.replica.share import current_replica_share
 
 PATCH = Patch(

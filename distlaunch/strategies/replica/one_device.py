@@ -5,10 +5,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import tensorflow as tf
-
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.strategies.base import OneDeviceSection
+from distlaunch.patches.tensorflow_late import tf
 from distlaunch.strategies.replica.strategy import ReplicaStrategy
 
 

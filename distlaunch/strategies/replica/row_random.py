@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import tensorflow as tf
-
+from distlaunch.patches.tensorflow_late import tf
 from distlaunch.patches.tensorflow_random import COUNTING, known_shape, replace_draws
 
 _local = threading.local()  # each replica is traced in a separate thread

@@ -23,8 +23,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
-import tensorflow as tf
-
+from distlaunch.patches.tensorflow_late import tf
 from distlaunch.strategies.replica.row_random import RowPlace, draw_for_rows
 
 if TYPE_CHECKING:
@@ -201,12 +200,15 @@ class ReplicaShare:
             yield
 
 
-@tf.custom_gradient
 def _with_scaled_gradient(value: tf.Tensor, share: tf.Tensor) -> Any:
-    def scale_gradient(gradient: tf.Tensor) -> Any:
-        return tf.math.divide_no_nan(gradient, tf.cast(share, gradient.dtype)), None
+    @tf.custom_gradient
+    def scaled(value: tf.Tensor, share: tf.Tensor) -> Any:
+        def scale_gradient(gradient: tf.Tensor) -> Any:
+            return tf.math.divide_no_nan(gradient, tf.cast(share, gradient.dtype)), None
 
-    return tf.identity(value), scale_gradient
+        return tf.identity(value), scale_gradient
+
+    return scaled(value, share)
 
 
 @contextlib.contextmanager

@@ -15,11 +15,11 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, DataError, Problem
 from distlaunch.data.batches import Batch
 from distlaunch.data.split import Split
+from distlaunch.patches.tensorflow_late import is_a, tf
 from distlaunch.training.checks.loss_fit import SPARSE, LabelPlace, loss_inputs
 
 _MARK = "distlaunch: label outside"  # identifies this check's failure in TensorFlow's text
@@ -91,9 +91,26 @@ def with_label_checks(split: Split, rules: Sequence[LabelRule]) -> Split:
     if not rules:
         return split
     if split.labels is None:
-        return split.with_check(functools.partial(_assert_labels, rules))
+        check = _check_batch if split.on_host else _assert_labels
+        return split.with_check(functools.partial(check, rules))
     check_arrays(split.labels, rules, "training" if split.name == "train" else split.name)
     return split
+
+
+def _check_batch(rules: Sequence[LabelRule], batch: Batch) -> Batch:
+    """Return a batch of arrays.
+
+    Raises:
+        DataError: a label violates a rule.
+    """
+    labels = keras.utils.unpack_x_y_sample_weight(batch)[1]
+    for rule in rules:
+        values = np.asarray(rule.place.of(labels))
+        good = (values >= 0) & (values < rule.num_classes)
+        good |= False if rule.ignored is None else values == rule.ignored
+        if not good.all():
+            raise DataError(f"data: {_message(values[~good].flat[0], 'in a batch', rule.text)}")
+    return batch
 
 
 def _assert_labels(rules: Sequence[LabelRule], batch: Batch) -> Batch:
@@ -125,7 +142,9 @@ def explain_label_errors() -> Iterator[None]:
     """Raise a DataError instead of the pipeline's error if a wrong label has stopped the pipeline."""
     try:
         yield
-    except tf.errors.InvalidArgumentError as error:
+    except Exception as error:
+        if not is_a(error, "errors.InvalidArgumentError"):
+            raise
         # `tf.debugging.Assert` prints each value in brackets, on its own line
         found = _FOUND.search(str(error).replace("\n", " "))
         if found is None:

@@ -14,10 +14,10 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.patches.keras_private import is_functional, origin_of
+from distlaunch.patches.tensorflow_late import is_a
 
 Key = tuple[str | int, ...]
 _PROBABILITY_TOLERANCE = 1e-3
@@ -117,7 +117,7 @@ def loss_inputs(model: keras.Model, y: Any, predictions: Any) -> Iterator[LossIn
     names = list(getattr(model, "output_names", None) or [])
     for output, loss, at, tensor in _match_outputs(getattr(model, "loss", None), label_places(y), predictions, names):
         labels, known = at.of(y), known_loss(loss)
-        if known is None or isinstance(labels, (tf.RaggedTensor, tf.SparseTensor)):
+        if known is None or is_a(labels, "RaggedTensor", "SparseTensor"):
             continue
         if hasattr(labels, "shape") and hasattr(tensor, "shape") and len(tensor.shape) > 1:
             values = np.asarray(keras.ops.convert_to_numpy(tensor), np.float32)

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.base.errors import DistlaunchError
 from distlaunch.base.helper_process import run_helper
@@ -27,6 +26,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.config.strategies.base import OneDeviceSection
 from distlaunch.data.batches import Batch
 from distlaunch.data.preprocessing import Preprocessing
+from distlaunch.data.structures import map_structure
 from distlaunch.strategies.state import State
 
 _LAST_LINES = 20
@@ -49,7 +49,7 @@ def export_on_tensorflow(
     )
     before = {name: None if layer is None else (str(layer.path), layer.input_spec) for name, layer in wanted.items()}
     request = folder / "model.pickle"
-    request.write_bytes(pickle.dumps((dump_config(plain), state, tf.nest.map_structure(np.asarray, rows), before)))
+    request.write_bytes(pickle.dumps((dump_config(plain), state, map_structure(np.asarray, rows), before)))
     command = [sys.executable, *SAFE_MODULE, "distlaunch.training.export.on_tensorflow", str(request), str(folder)]
     environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "-1"}
     answer = run_helper(command, environment)

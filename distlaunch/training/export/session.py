@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import tensorflow as tf
+import numpy as np
 
 from distlaunch.base.errors import DistlaunchError, reason_of
 from distlaunch.base.run_dir import EXPORTS
 from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Batch
 from distlaunch.data.preprocessing import Preprocessing
+from distlaunch.data.structures import flatten, map_structure
 from distlaunch.patches.keras_private import layers_of
+from distlaunch.patches.tensorflow_late import is_a, tf
 from distlaunch.serving.exported_model import named_outputs
 from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import overrides_method
@@ -175,12 +177,12 @@ def _has_nan(array: Any) -> bool:
 
 def _as_numpy(x: Any) -> Any:
     """Return NumPy arrays in the same structure, or None if some tensors are ragged or sparse."""
-    if not all(isinstance(leaf, tf.Tensor) for leaf in tf.nest.flatten(x)):
+    if not all(isinstance(leaf, np.ndarray) or is_a(leaf, "Tensor") for leaf in flatten(x)):
         return None
-    return tf.nest.map_structure(lambda tensor: tensor.numpy(), x)
+    return map_structure(np.asarray, x)
 
 
 def _predict(model: Any, x: Any) -> dict[str, Any]:
     with export_backend().exact_products():
-        texts = any(leaf.dtype.kind == "O" for leaf in tf.nest.flatten(x))
-        return named_outputs(model(tf.nest.map_structure(tf.constant, x) if texts else x, training=False), on_host)
+        texts = any(leaf.dtype.kind == "O" for leaf in flatten(x))
+        return named_outputs(model(map_structure(tf.constant, x) if texts else x, training=False), on_host)

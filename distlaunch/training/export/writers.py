@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.base.file_locks import lock
 from distlaunch.base.folders import make_folder
@@ -22,7 +21,8 @@ from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Batch
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.patches.keras_private import layers_of
-from distlaunch.strategies.replica.one_device import OneDevice
+from distlaunch.patches.tensorflow_late import tf
+from distlaunch.strategies.protocol import Program, Steps, Strategy
 from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import restore_variables
 from distlaunch.training.build import build_model
@@ -33,8 +33,9 @@ _OLD = f"{_STAGING}old_"
 
 def rebuild(config: RunConfig, state: State, rows: Batch) -> keras.Model:
     """Return the model on one device with the values of a snapshot; models built earlier remain usable."""
-    with export_backend().building():
-        model = build_model(config, OneDevice(), rows)
+    backend = export_backend()
+    with backend.building():
+        model = build_model(config, backend.one_device(), rows)
     restore_variables(model, state)
     return model
 
@@ -182,6 +183,10 @@ class ExportBackend(Protocol):
         """Return a context in which a model is built again from its function."""
         ...
 
+    def one_device(self) -> Strategy:
+        """Return a strategy under which the model is built."""
+        ...
+
     def exact_products(self) -> AbstractContextManager[None]:
         """Return a context in which GPUs multiply in full float32 precision, as CPUs do."""
         ...
@@ -192,6 +197,12 @@ class _OnTensorFlow:
 
     def building(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
+
+    def one_device(self) -> Strategy:
+        # imported here: a process on JAX may never need TensorFlow
+        from distlaunch.strategies.replica.one_device import OneDevice
+
+        return OneDevice()
 
     @contextlib.contextmanager
     def exact_products(self) -> Iterator[None]:
@@ -213,10 +224,25 @@ class _OnJax:
 
         return building()
 
+    def one_device(self) -> Strategy:
+        return _PlainJax()
+
     def exact_products(self) -> AbstractContextManager[None]:
         import jax
 
         return jax.default_matmul_precision("highest")
+
+
+class _PlainJax(Strategy):
+    """Builds models where JAX puts them by default."""
+
+    num_replicas = 1
+
+    def scope(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def program(self, steps: Steps) -> Program:
+        raise NotImplementedError
 
 
 _BACKENDS: dict[str, ExportBackend] = {"tensorflow": _OnTensorFlow(), "jax": _OnJax()}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -26,7 +27,6 @@ from typing import Any, Self
 import keras
 import numpy as np
 import psutil
-import tensorflow as tf
 
 from distlaunch.base.errors import DistlaunchError
 from distlaunch.base.event_files import read_events_of
@@ -37,8 +37,8 @@ from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Batch, Source, num_rows
 from distlaunch.data.recorded_rows import RowRecorder, Rows, read_batch
 from distlaunch.data.source import Split
-from distlaunch.strategies.parameter_server.program import CoordinatorProgram
-from distlaunch.strategies.parameter_server.worker_batches import batch_spec
+from distlaunch.data.structures import flatten
+from distlaunch.patches.tensorflow_late import is_imported, tf
 from distlaunch.strategies.protocol import BatchHooks, Logs, Program, Strategy
 from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import state_variables
@@ -208,8 +208,8 @@ class StepsCheck(NoCheck):
         self._before: State | None = None
         self._after: State | None = None
         self._validated = False
-        if isinstance(subject.program, CoordinatorProgram):
-            self._rows = _WorkerRows(subject.program)
+        if config.strategy.has_coordinator:
+            self._rows: _WorkerRows | _RowStore = _WorkerRows(subject.program)
         else:
             self._rows = _RowStore(subject, in_files=in_files)
         self._process = None
@@ -388,7 +388,8 @@ def _built_rates(optimizers: Sequence[Mapping[str, Any]], start: Progress) -> li
 
 
 def _are_equal(one: Batch, other: Batch) -> bool:
-    leaves = zip(*(tf.nest.flatten(batch, expand_composites=True) for batch in (one, other)), strict=True)
+    flat = functools.partial(tf.nest.flatten, expand_composites=True) if is_imported() else flatten
+    leaves = zip(*(flat(batch) for batch in (one, other)), strict=True)
     return all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in leaves)
 
 
@@ -406,7 +407,7 @@ class _WorkerRows:
     A compared step is a call of its own. So one worker takes it, and its last batch is that of the step.
     """
 
-    def __init__(self, program: CoordinatorProgram) -> None:
+    def __init__(self, program: Any) -> None:
         self._program = program
         self._sources: dict[str, Source] = {}
         self._specs: dict[str, Any] = {}
@@ -418,6 +419,8 @@ class _WorkerRows:
 
     def spec(self, kind: str) -> Any:
         if kind not in self._specs:
+            from distlaunch.strategies.parameter_server.worker_batches import batch_spec
+
             source = self._sources[kind]
             self._specs[kind] = batch_spec(source.elements, source.load)
         return self._specs[kind]
@@ -459,7 +462,7 @@ class _RowStore:
         return replace(source, record=self._recorders[kind].record)
 
     def spec(self, kind: str) -> Any:
-        """Return the `tf.TypeSpec` structure of a batch."""
+        """Return the types of a batch; see `RowRecorder.spec`."""
         return self._recorders[kind].spec
 
     def _keeper(self, kind: str) -> Callable[[Rows], None]:

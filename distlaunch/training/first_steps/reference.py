@@ -7,6 +7,7 @@ that Keras's own `fit` calls for each batch. The reference uses neither our prog
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import re
@@ -19,7 +20,6 @@ from typing import Any, Protocol
 import keras
 import ml_dtypes
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.base.judge import NOISE_FACTOR, ROUNDING_ALONE, TOLERANCE, judge
 from distlaunch.base.plural import listed
@@ -28,8 +28,11 @@ from distlaunch.checkpoints.optimizer_changes import describe_optimizers
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Batch, Source, num_rows, slice_rows
+from distlaunch.data.on_host.split import Elements
 from distlaunch.data.recorded_rows import read_batch
 from distlaunch.data.seeds import seed_process
+from distlaunch.data.structures import flatten
+from distlaunch.patches.tensorflow_late import tf
 from distlaunch.strategies.factory import create
 from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.protocol import Logs, Strategy, Vote
@@ -232,6 +235,10 @@ def _keeping_metrics(model: keras.Model) -> Iterator[None]:
 
 def _source_of(batch: Batch) -> Source:
     """Return a source with one batch, then endless elements without rows."""
+    if isinstance(flatten(batch)[0], np.ndarray):
+        whole, ended = np.arange(num_rows(batch)), np.zeros([0], np.int64)
+        elements = Elements(lambda: itertools.chain([whole], itertools.repeat(ended)))
+        return Source(elements, lambda at, **_: slice_rows(batch, 0, len(at)), on_host=True)
     indices = tf.data.Dataset.from_tensors(tf.range(num_rows(batch)))
     ended = tf.data.Dataset.from_tensors(tf.zeros([0], tf.int64)).repeat()
 

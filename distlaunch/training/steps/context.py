@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.patches.tensorflow_late import not_converted, tf
 from distlaunch.strategies.replica.share import current_row_fraction, global_rows, zero_without_rows
 
-PerExampleLoss = Callable[[Any, Any], tf.Tensor]
+PerExampleLoss = Callable[[Any, Any], Any]
 
 
 class StepContext:
@@ -30,7 +30,7 @@ class StepContext:
         self.optimizer = getattr(model, "optimizer", None)
         self._per_example_loss = per_example_loss
 
-    @tf.autograph.experimental.do_not_convert
+    @not_converted
     def per_example_loss(self, y: Any, predictions: Any) -> Any:
         """Return the config's loss without reduction; shape [rows]."""
         if self._per_example_loss is None:
@@ -42,7 +42,7 @@ class StepContext:
             )
         return self._per_example_loss(y, predictions)
 
-    @tf.autograph.experimental.do_not_convert
+    @not_converted
     def average(self, per_example: tf.Tensor, sample_weight: tf.Tensor | None = None) -> tf.Tensor:
         """Return this replica's contribution to the mean over the global batch.
 
@@ -63,7 +63,7 @@ class StepContext:
         total = tf.cast(tf.shape(per_example)[0] if rows is None else rows, per_example.dtype)
         return zero_without_rows(tf.reduce_sum(per_example)) / total
 
-    @tf.autograph.experimental.do_not_convert
+    @not_converted
     def sum(self, per_example: tf.Tensor) -> tf.Tensor:
         """Return the sum over this replica's rows.
 
@@ -74,7 +74,7 @@ class StepContext:
         """
         return zero_without_rows(tf.reduce_sum(per_example))
 
-    @tf.autograph.experimental.do_not_convert
+    @not_converted
     def regularization(self) -> tf.Tensor:
         """Return this replica's share of the model's regularization and other added losses, in proportion to its rows.
 
@@ -86,7 +86,7 @@ class StepContext:
         total = tf.add_n(losses) if losses else tf.constant(0.0)
         return total if share is None else total * tf.cast(share, total.dtype)
 
-    @tf.autograph.experimental.do_not_convert
+    @not_converted
     def apply(self, tape: tf.GradientTape, loss: tf.Tensor) -> None:
         """Apply one optimizer step to all trainable variables; gradients are summed over replicas."""
         variables = self.model.trainable_variables
@@ -95,7 +95,7 @@ class StepContext:
             scaled = self.optimizer.scale_loss(loss)
         self.optimizer.apply(self.gradients(tape, scaled, variables), variables)
 
-    @tf.autograph.experimental.do_not_convert
+    @not_converted
     def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, variables: list[Any]) -> list[Any]:
         """Return this replica's gradients; None for a variable that the loss does not depend on."""
         return tape.gradient(loss, variables)

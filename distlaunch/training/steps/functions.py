@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Batch
 from distlaunch.data.function_references import load_function
 from distlaunch.data.user_functions import with_autograph_in_graphs
+from distlaunch.patches.tensorflow_late import tf
 from distlaunch.strategies.collected_scope import CollectedScope
 from distlaunch.strategies.mesh.functional_step import FunctionalStep, TestState, TrainState, average, reference_loss
 from distlaunch.strategies.protocol import StepFunction, Steps

@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras import ops
 
 from distlaunch.base.run_files.trial_records import ModelFacts
 from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Source, num_rows, pack, slice_rows
 from distlaunch.data.random_ops import RANDOM_OPS, operations
+from distlaunch.data.structures import flatten
 from distlaunch.patches.keras_overrides import insert_class
 from distlaunch.patches.keras_private import has_seed_generators, layers_of, optimized, other_list, other_paths
+from distlaunch.patches.tensorflow_late import tf
 from distlaunch.patches.tensorflow_private import pipeline_graph
 from distlaunch.strategies.module_model import parts_of
 from distlaunch.strategies.state import State
@@ -62,6 +64,11 @@ def changed_state_variables(model: keras.Model, before: State, after: State) -> 
 def checksum(source: Source, batches: int) -> str:
     """Return a SHA-256 checksum of the first batches."""
     digest = hashlib.sha256()
+    if source.on_host:
+        for element in itertools.islice(source.elements, batches):
+            for leaf in flatten(_load_batch(source, (element,))):
+                digest.update(leaf.tobytes())
+        return digest.hexdigest()
     for batch in _batches(source).take(batches):
         for leaf in tf.nest.flatten(batch, expand_composites=True):
             digest.update(leaf.numpy().tobytes())
@@ -70,7 +77,7 @@ def checksum(source: Source, batches: int) -> str:
 
 def takes_shards(source: Source) -> bool:
     """Return whether the pipeline itself selects a shard of the examples."""
-    return _SHARDING_OP in _pipeline_ops(source)
+    return not source.on_host and _SHARDING_OP in _pipeline_ops(source)
 
 
 def _batches(source: Source) -> Any:

@@ -15,7 +15,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.base.errors import CheckpointError
 from distlaunch.base.events import Event, StepsDone
@@ -25,6 +24,7 @@ from distlaunch.checkpoints.store import CheckpointStore
 from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Source, num_rows, pack
 from distlaunch.data.seeds import shuffle_numbers
+from distlaunch.patches.tensorflow_late import tf
 from distlaunch.strategies.coordination import Vote
 from distlaunch.strategies.protocol import Program
 from distlaunch.strategies.replica.row_random import RowOrder, draw_for_rows

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from distlaunch.data.files.base import as_objects
 from distlaunch.data.files.listing import data_function_error
+from distlaunch.data.structures import ArraySpec
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ class Kind:
     shape: tuple[int, ...] = ()
     missing: bool = False
 
-    def spec(self) -> tf.TensorSpec:
-        """Return the spec of a tensor of this kind."""
-        return tf.TensorSpec(self.shape, tf.as_dtype(self.name))
+    def spec(self) -> ArraySpec:
+        """Return the type of an array of this kind."""
+        return ArraySpec(self.shape, self.name)
 
     def to_plain(self) -> list[Any]:
         """Return this kind as JSON types."""
@@ -105,6 +105,7 @@ class Table:
     """The base class of sources with named columns."""
 
     _columns: Columns
+    decodes_with_tensorflow = False
 
     def _choose(
         self, kinds: Mapping[str, Kind], columns: Sequence[str] | None, label: str | None, what: str

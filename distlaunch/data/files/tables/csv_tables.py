@@ -54,7 +54,7 @@ class CSVFiles(Table, FilesOfByteRanges):
         places = {name: place for place, name in enumerate(kinds)}
         chosen = self._choose(kinds, columns, label, "columns")
         self._read_columns = [(places[name], kind) for name, kind in chosen.items()]
-        self.raw_spec = tuple(kind.spec() for kind in chosen.values())
+        self.raw_types = tuple(kind.spec() for kind in chosen.values())
 
     def _parse(self, spans: list[bytes]) -> tuple[np.ndarray, ...]:
         try:

@@ -45,7 +45,7 @@ class JSONLines(Table, FilesOfByteRanges):
     def __init__(self, files: FileSet, fields: Sequence[str] | None, label: str | None) -> None:
         super().__init__(files, Format("jsonl", 1, _scan, _merge))
         self._kinds = self._choose(kinds_from_facts(self.facts), fields, label, "fields")
-        self.raw_spec = tuple(kind.spec() for kind in self._kinds.values())
+        self.raw_types = tuple(kind.spec() for kind in self._kinds.values())
 
     def _parse(self, spans: list[bytes]) -> tuple[np.ndarray, ...]:
         records: list[dict[str, Any]] = []

@@ -54,7 +54,7 @@ class ParquetFiles(Table, FilesOfRecords):
         self._group_firsts = index.arrays["group_firsts"]
         self._first_groups = index.arrays["first_groups"]
         self._kinds = self._choose(kinds_from_facts(index.facts), columns, label, "columns")
-        self.raw_spec = tuple(kind.spec() for kind in self._kinds.values())
+        self.raw_types = tuple(kind.spec() for kind in self._kinds.values())
         self._cache = RowGroupCache(self._load)
 
     def _read(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:
