@@ -1,6 +1,6 @@
 """Data of a run, and helpers for data functions that read examples from files.
 
-The helpers are imported on first use, because they need TensorFlow.
+The helpers are imported on first use, because they need NumPy.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def is_imported() -> bool:
     """Return whether this process has imported TensorFlow."""
-    module = sys.modules.get("tensorflow")
+    module = sys.modules.get(_NAME)
     # while another thread imports TensorFlow, no value belongs to it yet
     return module is not None and hasattr(module, "Tensor") and hasattr(module, "__version__")
 
@@ -56,7 +56,7 @@ def is_a(value: Any, *names: str) -> TypeGuard[Any]:
     """Return whether a value is an instance of a class of TensorFlow, such as `Tensor` or `data.Dataset`."""
     if not is_imported():
         return False
-    tensorflow = sys.modules["tensorflow"]
+    tensorflow = sys.modules[_NAME]
     return isinstance(value, tuple(operator.attrgetter(name)(tensorflow) for name in names))
 
 

@@ -124,6 +124,8 @@ CANNOT = {
     "distlaunch train config.yaml": "names no file; it stands for `train` as such",
     "pip install 'distlaunch[jax]'": "installs what these tests run with",
     "pip install tensorboard": "no part of distlaunch",
+    "pip uninstall --yes tensorflow": "changes what these tests run with",
+    "pip install --no-deps 'tensorflow-cpu>=2.21,<2.22'": "likewise",
     TESTS: "runs this test",
     "scripts/check.sh": "CI runs it before the tests",
     "pytest": "runs this test",

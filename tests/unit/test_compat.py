@@ -49,6 +49,14 @@ def test_an_untested_version_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     ]
 
 
+def test_tensorflow_may_be_the_build_for_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tensorflow_cpu-2.21.3.dist-info").mkdir()
+    (tmp_path / "tensorflow_cpu-2.21.3.dist-info/METADATA").write_text("Name: tensorflow-cpu\nVersion: 2.21.3\n")
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    assert installed("tensorflow") == "2.21.3"
+    assert untested(["tensorflow"]) == []
+
+
 @pytest.mark.parametrize("package", [*COMPARED, "scikit-learn", "ruamel.yaml", "ruamel", "no-such-package"])
 def test_a_version_is_the_one_that_python_finds(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("scikit_learn-1.5.0rc1", "ruamel_yaml_clib-0.2", "ruamel.yaml-0.18+local", "keras_hub-0.1"):

@@ -21,6 +21,7 @@ from distlaunch import patches
 from distlaunch.base.compat import TESTED, installed
 from distlaunch.base.errors import ExitCode, FrameworkError
 from distlaunch.patches.symbols import Symbol, internal, private
+from distlaunch.patches.tensorflow_late import not_converted
 from distlaunch.strategies import patches as step_patches
 
 PACKAGE = Path(patches.__file__).parents[1]
@@ -49,6 +50,12 @@ def test_each_patch_says_what_and_why_and_fits(name: str) -> None:
     assert patch.why.endswith(".")
     assert patch.until.endswith(".")
     patch.check()
+
+
+def test_autograph_knows_functions_that_it_must_not_convert() -> None:
+    is_artifact = internal("tensorflow.python.autograph.impl.api.is_autograph_artifact")
+    assert is_artifact(not_converted(lambda: None))
+    assert not is_artifact(lambda: None)
 
 
 def test_nothing_outside_the_folder_touches_private_parts() -> None:
