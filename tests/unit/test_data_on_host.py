@@ -27,6 +27,7 @@ from distlaunch.data.rows import rows_of_process  # noqa: E402
 from distlaunch.data.source import make_split  # noqa: E402
 from distlaunch.data.splits import PyData  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("virtual_devices")
 X = np.random.default_rng(0).normal(size=(23, 3)).astype(np.float32)
 Y = np.arange(23, dtype=np.int64) % 4
 

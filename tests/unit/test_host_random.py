@@ -9,6 +9,7 @@ tf = pytest.importorskip("tensorflow")
 
 from distlaunch.data.on_host.random import Generator, shuffled  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("virtual_devices")
 SEEDS = ((7, 123), (2_147_483_645, 0))
 TYPES = ("float32", "float16", "bfloat16", "float64")
 

@@ -57,11 +57,11 @@ class HostIndexed(HostSplit):
         return order + number_of_pass * self._number
 
     def batches(self, number_of_pass: int, start: int) -> Iterator[np.ndarray]:
-        if self._seed is not None and self._number > _LARGE:
-            # otherwise the steps would wait for the next order at the end of the pass
-            threading.Thread(target=self._order, args=(int(number_of_pass) + 1,), daemon=True).start()
         for index in range(int(start), self.num_batches or 0):
             yield self.pick(int(number_of_pass), index)
+            if index == start and self._seed is not None and self._number > _LARGE:
+                # otherwise the steps would wait for the next order at the end of the pass
+                threading.Thread(target=self._order, args=(int(number_of_pass) + 1,), daemon=True).start()
 
     def pick(self, number_of_pass: int, index: int) -> np.ndarray:
         return self._order(number_of_pass)[index * self._size : min((index + 1) * self._size, self._used)]
