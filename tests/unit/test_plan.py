@@ -21,6 +21,7 @@ from distlaunch.plan.train import (
     fit_config,
     plan_json,
     plan_launch,
+    preload_for,
     render_plan,
     task_run_name,
 )
@@ -159,6 +160,24 @@ def test_the_given_cluster_shares_the_mesh() -> None:
     assert json.loads(plan.tasks[0].env["TF_CONFIG"])["cluster"]["worker"] == ["a:1", "b:1", "c:1"]
     with pytest.raises(ConfigError, match=r"cluster.workers: got 3, which cannot share the mesh's 4 devices equally"):
         fit_config(config({"kind": "dtensor", "mesh": {"batch": 4}}, workers=2), spec)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "words"),
+    [
+        ("jax", None, ("jax",)),
+        ("jax", "map", ("jax", "tensorflow")),
+        ("jax", "augment", ("jax", "tensorflow")),
+        ("one_device", "map", ("tensorflow",)),
+    ],
+)
+def test_tasks_are_forked_from_imports_that_their_data_needs(
+    kind: str, key: str | None, words: tuple[str, ...]
+) -> None:
+    mesh = {"mesh": {"batch": 1}} if kind == "jax" else {}
+    made = config({"kind": kind, **mesh})
+    made = made if key is None else made.model_copy(update={"data": made.data.model_copy(update={key: "m:f"})})
+    assert preload_for(made, Task("worker", 0), "train").arguments == words
 
 
 def test_too_few_gpus() -> None:

@@ -159,7 +159,7 @@ def _describe_data_frame(frame: Any) -> str:
 class Items:
     """Examples of a Python object with `__len__` and `__getitem__`.
 
-    They are read in threads of tf.data. Several threads help if reading waits for a disk or a network, or releases the
+    They are read in threads, of tf.data or of Python. Several threads help if reading waits for a disk or a network, or releases the
     interpreter's lock, as NumPy and image libraries do. With a pool, the pool's processes read the examples.
 
     Args:
@@ -308,7 +308,7 @@ def _cast(leaf: np.ndarray, dtype: str) -> np.ndarray:
 class FileExamples:
     """Examples in files.
 
-    One Python call reads the bytes of all rows of a replica; TensorFlow decodes them in its threads.
+    One Python call reads the bytes of all rows of a replica. TensorFlow decodes them in its threads, if that is needed.
 
     Args:
         limit: largest number of examples to use; None for all.
