@@ -159,8 +159,9 @@ def _describe_data_frame(frame: Any) -> str:
 class Items:
     """Examples of a Python object with `__len__` and `__getitem__`.
 
-    They are read in threads, of tf.data or of Python. Several threads help if reading waits for a disk or a network, or releases the
-    interpreter's lock, as NumPy and image libraries do. With a pool, the pool's processes read the examples.
+    They are read in threads, of tf.data or of Python. Several threads help if reading waits for a disk or a network, or
+    releases the interpreter's lock, as NumPy and image libraries do. With a pool, the pool's processes read the
+    examples.
 
     Args:
         limit: largest number of examples to use; None for all.

@@ -32,7 +32,7 @@ _BLOCK = 1 << 14
 _EXACT = 1 << 20
 """Largest number of normal numbers in a draw that are equal to TensorFlow's bit by bit.
 
-Beyond, one in a thousand differs by rounding, but the draw takes a third of the time, and uses all cores.
+Beyond, one in 400 differs by rounding, but the draw takes half of the processor time, and uses all cores.
 """
 _AT_ONCE = 1 << 18
 """Number of exchanges of a shuffle that are drawn together, which limits the memory for Python's numbers."""
