@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import faulthandler
 import hashlib
+import importlib
 import os
 import signal
 import socket
@@ -186,8 +187,10 @@ def _import_framework(config: RunConfig, task: Task) -> None:
     from distlaunch.patches.tensorflow_autograph import keep_in_memory
     from distlaunch.patches.tensorflow_late import when_imported
 
-    end_process.skip_earlier_hooks()
     when_imported(keep_in_memory)
+    # with its backend: a task has started when the frameworks that it surely needs are imported
+    importlib.import_module("keras")
+    end_process.skip_earlier_hooks()
 
 
 def _fork_check(arguments: argparse.Namespace, config: RunConfig, files: Path) -> ForkedProcess | None:
