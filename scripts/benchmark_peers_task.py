@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
 import sys
@@ -17,15 +18,15 @@ def ddp_epoch(row: Row) -> Epoch:
 
     The models are those of `distlaunch.workloads.images`, the loop is that of PyTorch's own tutorial on DDP.
     """
-    import torch
-    from torch import distributed, nn
+    torch: Any = importlib.import_module("torch")  # an extra
+    distributed, nn = importlib.import_module("torch.distributed"), importlib.import_module("torch.nn")
 
     distributed.init_process_group("gloo")
     rank, world = distributed.get_rank(), distributed.get_world_size()
     torch.manual_seed(0)
     x, y = examples(row.batch * row.steps)["train"]
     images, labels = torch.from_numpy(x).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(y)
-    model = nn.parallel.DistributedDataParallel(_torch_model(nn, row.model))
+    model = torch.nn.parallel.DistributedDataParallel(_torch_model(nn, row.model))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001, eps=1e-7)
     loss_of = nn.CrossEntropyLoss()
     own = row.batch // world
