@@ -8,21 +8,21 @@ import pytest
 from real import run
 
 from distlaunch.base.event_files import read_events
-from distlaunch.base.events import EpochEnded
+from distlaunch.base.events import EpochEnded, NumbersChecked
 from distlaunch.base.run_dir import RunDir
 
 pytest.importorskip("jax")
 
 MINE = """
 import sys
-import keras, numpy as np
+import distlaunch, keras, numpy as np
 from distlaunch.data import csv
 
 layers = keras.layers
 
 
 def model():
-    assert "tensorflow" not in sys.modules, "before the model"
+    assert distlaunch.task().is_check or "tensorflow" not in sys.modules, "before the model"
     one, two = keras.Input((), name="one"), keras.Input((), name="two")
     x = layers.Concatenate()([layers.Reshape((1,))(one), layers.Reshape((1,))(two)])
     x = layers.Dropout(0.1)(layers.Dense(4, "relu", kernel_initializer="he_normal")(x))
@@ -63,6 +63,7 @@ data: {function: "mine.py:files", global_batch: 6}
 compile: {optimizer: adam, loss: mse}
 train:
   epochs: 1
+  check: strict
   callbacks: [{name: "mine.py:Watch"}, {name: ModelCheckpoint, args: {filepath: best.keras}}]
 strategy: {kind: jax, mesh: {batch: 2}}
 """
@@ -77,5 +78,8 @@ def test_a_task_without_tensorflow(data: str, tmp_path: Path) -> None:
     code, out, err = run("train", "mine.yaml", "--set", f"data.function=mine.py:{data}", cwd=tmp_path)
     assert code == 0, out + err
     assert "without TensorFlow" in out
-    (epoch,) = [event for event in read_events(RunDir(tmp_path / "runs/job").events) if isinstance(event, EpochEnded)]
+    events = read_events(RunDir(tmp_path / "runs/job").events)
+    # Dropout draws the same masks, also if the config compiles the model
+    assert {event.status for event in events if isinstance(event, NumbersChecked)} == {"equal"}
+    (epoch,) = [event for event in events if isinstance(event, EpochEnded)]
     assert epoch.logs["loss"] > 0

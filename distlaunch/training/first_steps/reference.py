@@ -118,6 +118,8 @@ class _KerasReference:
             # random numbers are those of TensorFlow in every strategy
             for name in ("train_step", "test_step"):
                 object.__setattr__(self.model, name, draw_like_tensorflow(getattr(self.model, name)))
+            # as our program; a step that is not compiled has its seeds at hand, and JAX would draw the masks of Dropout
+            self.model.run_eagerly, self.model.jit_compile = False, True
         else:
             self.model.jit_compile = False  # XLA rounds differently
         self._is_built = False
