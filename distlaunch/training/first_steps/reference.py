@@ -63,6 +63,12 @@ _ROUNDINGS = 8
 """Deviation of a variable that is allowed in a step, as a multiple of the rounding error of its largest value."""
 _GPU_FACTOR, _HALF_FACTOR = 100.0, 300.0
 """Factors of all tolerances for GPUs, which may multiply with 10 bits (TF32), and for types of 16 bits."""
+_HALF_ROUNDING = 2.0**-9
+"""Relative size of a rounding error in the 16 bits of bfloat16, which has the shorter mantissa."""
+_HALF_UPDATE_TOLERANCE, _HALF_NOISE_FACTOR = 0.3, 3.0
+"""Deviation of a variable that is allowed in a step in 16 bits, relative to its change in that step, and to that of
+nudged weights; both as lengths of vectors. Replicas round their gradients before they are added up, and an optimizer
+such as Adam turns the sign of a small gradient into a full step, so single entries are not comparable."""
 _NOISE_RUNS = 2
 _NOTABLE = 1e-2
 """The ratio of the updates to those on one device is reported if it differs from 1 by more than this."""
@@ -358,6 +364,13 @@ class Checker:
             hint = "write `synchronize_batch_norm: true` to use those of the whole batch, as on one device"
             what = f"BatchNormalization ({listed(norms, 3)}) uses the statistics of each replica's rows, as in Keras"
             return replace(verdict, differences=(), known_cause=f"{what}; {hint}")
+        overflowed = _has_overflowed(taken.before, taken.after)
+        if overflowed != _has_overflowed(taken.before, reference.step(taken.before, batch)[1]):
+            cause = "the scaled gradients of float16 have overflowed in the run, but not on one device"
+            if not overflowed:
+                cause = "the scaled gradients of float16 have overflowed on one device, but not in the run"
+            hint = "the optimizer skips such a step, and the next one has a smaller scale"
+            return replace(verdict, differences=(), known_cause=f"{cause}; {hint}")
         on_mesh = config.strategy.is_functional and config.strategy.runs_tensorflow
         if on_mesh and isinstance(reference, _KerasReference):
             dense = _KerasReference(config, batch, dense_gradients=True)
@@ -367,14 +380,23 @@ class Checker:
         return verdict
 
     @property
-    def _tolerance_factor(self) -> float:
+    def _is_half(self) -> bool:
+        """Return whether steps compute in 16 bits."""
         assert self._reference is not None
-        half = "16" in str(self._setup.config.precision) or "16" in self._reference.model.dtype_policy.name
-        return _HALF_FACTOR if half else _GPU_FACTOR if self._setup.on_gpu else 1.0
+        return "16" in str(self._setup.config.precision) or "16" in self._reference.model.dtype_policy.name
+
+    @property
+    def _tolerance_factor(self) -> float:
+        return _HALF_FACTOR if self._is_half else _GPU_FACTOR if self._setup.on_gpu else 1.0
+
+    def _nudged(self, state: State) -> Iterator[State]:
+        """Yield states whose steps show how rounding changes the numbers."""
+        for seed in range(1, _NOISE_RUNS + 1):
+            yield nudge_weights(state, seed, _HALF_ROUNDING if self._is_half else 0.0)
 
     def _step(self, reference: Reference, taken: StepTaken, batch: Batch) -> Verdict:
         logs, after = reference.step(taken.before, batch)
-        noise = [reference.step(nudge_weights(taken.before, seed), batch) for seed in range(1, _NOISE_RUNS + 1)]
+        noise = [self._noisy_step(reference, nudged, taken.before, batch) for nudged in self._nudged(taken.before)]
         found = list(self._settings(reference.model)) if taken.is_first else []
         found += self._rates(reference, taken)
         has_other_settings = bool(found)
@@ -383,10 +405,19 @@ class Checker:
         found += self._state(taken, after, [state for _, state in noise])
         return Verdict(deviation, tuple(found), has_other_settings=has_other_settings)
 
+    def _noisy_step(self, reference: Reference, nudged: State, before: State, batch: Batch) -> tuple[Logs, State]:
+        """Return the logs and the state after a step from a nudged state. In 16 bits, without the nudges themselves."""
+        logs, after = reference.step(nudged, batch)
+        if not self._is_half:
+            return logs, after
+        moved = {name for name in after if name in nudged and not np.array_equal(nudged[name], before[name])}
+        return logs, {
+            name: value - nudged[name] + before[name] if name in moved else value for name, value in after.items()
+        }
+
     def _evaluation(self, reference: Reference, evaluated: BatchEvaluated, batch: Batch) -> Verdict:
         logs = reference.test(evaluated.before, batch)
-        seeds = range(1, _NOISE_RUNS + 1)
-        noise = [reference.test(nudge_weights(evaluated.before, seed), batch) for seed in seeds]
+        noise = [reference.test(nudged, batch) for nudged in self._nudged(evaluated.before)]
         return Verdict(*self._logs(evaluated.logs, logs, noise, int(num_rows(batch))))
 
     def _settings(self, model: keras.Model) -> Iterator[str]:
@@ -438,11 +469,14 @@ class Checker:
         wrong: dict[str, float] = {}
         for name, value in theirs.items():
             if name in ours:
-                others = [state[name] for state in noise]
-                known = gradients.known_entries(name)
-                deviation, allowed = _deviation(taken.before.get(name), ours[name], value, others, known)
+                before, others = taken.before.get(name), [state[name] for state in noise]
+                if self._is_half and before is not None and value.dtype.name in _FLOATS:
+                    deviation, allowed = _deviation_in_16_bits(before, ours[name], value, others)
+                else:
+                    deviation, allowed = _deviation(before, ours[name], value, others, gradients.known_entries(name))
+                    allowed *= self._tolerance_factor
                 # `not <=`: NaN must not pass
-                if not deviation <= allowed * self._tolerance_factor:
+                if not deviation <= allowed:
                     wrong[name] = deviation
         if not wrong:
             return []
@@ -514,6 +548,12 @@ class _Gradients:
         return (last.removeprefix(weight), weight) if weight else (name, "")
 
 
+def _has_overflowed(before: State, after: State) -> bool:
+    """Return whether a step has reduced the scale of a `LossScaleOptimizer`, because gradients were not finite."""
+    names = [name for name in before if name.endswith("/dynamic_scale") and name in after]
+    return any(float(after[name]) < float(before[name]) for name in names)
+
+
 def _slot_name(name: str) -> str:
     """Return the name of a weight as it is part of the names of the optimizer's variables."""
     return name.partition("/")[2].replace("/", "_")
@@ -557,6 +597,22 @@ def _deviation(
     same |= False if known is None else ~known
     with np.errstate(invalid="ignore"):
         return _largest(np.where(same, 0.0, ours.astype(np.float64) - wide)), allowed
+
+
+def _deviation_in_16_bits(
+    before: np.ndarray, ours: np.ndarray, expected: np.ndarray, noise: list[np.ndarray]
+) -> tuple[float, float]:
+    """Return the deviation of a variable after a step in 16 bits as the length of a vector, and the allowed one."""
+    if ours.shape != expected.shape or ours.dtype != expected.dtype:
+        return math.inf, 0.0
+    wide = expected.astype(np.float64)
+    change = float(np.linalg.norm(wide - before.astype(np.float64)))
+    noises = [float(np.linalg.norm(other.astype(np.float64) - wide)) for other in noise]
+    own_noise = max(filter(math.isfinite, noises), default=0.0)
+    epsilon = float(ml_dtypes.finfo(expected.dtype).eps)
+    rounding = _ROUNDINGS * epsilon * float(np.linalg.norm(wide))
+    allowed = max(_HALF_UPDATE_TOLERANCE * change, rounding, _HALF_NOISE_FACTOR * own_noise)
+    return float(np.linalg.norm(ours.astype(np.float64) - wide)), allowed
 
 
 def _largest(values: np.ndarray) -> float:

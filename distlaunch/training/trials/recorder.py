@@ -258,14 +258,20 @@ def _unwrap(element: Any, source: Source) -> Any:
     return element[0] if _is_tuple(source) else element
 
 
-def nudge_weights(state: State, seed: int) -> State:
-    """Return the state with each weight moved to the next number above or below it, at random."""
+def nudge_weights(state: State, seed: int, relative: float = 0.0) -> State:
+    """Return the state with each weight moved up or down at random.
+
+    Args:
+        relative: the size of the move, relative to the weight; 0 moves it to the next number.
+    """
     random = np.random.default_rng(seed)
 
     def nudged(name: str, value: np.ndarray) -> np.ndarray:
         if not name.startswith("model/") or value.dtype not in (np.float32, np.float64):
             return value
         towards = np.where(random.random(value.shape) < 0.5, -np.inf, np.inf).astype(value.dtype)
+        if relative:
+            return (value * (1 + np.sign(towards) * relative)).astype(value.dtype)
         # zeros stay zero, because the next number is far below any rounding error
         return np.where(value == 0, value, np.nextafter(value, towards)).astype(value.dtype)
 
