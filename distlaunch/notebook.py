@@ -150,7 +150,7 @@ def _recorded_settings(given: str | Path | Mapping[str, Any], config: RunConfig)
 
 
 def _processes_needed(strategy: Strategy, cluster: Cluster) -> str:
-    """Return how the config could do without other processes, if it can."""
+    """Return an error message: a notebook is a single process, and how the config could do without others."""
     otherwise = f"use `distlaunch train` for '{strategy.kind}'"
     if "hosting" in strategy.cluster_keys:
         key, got, change = "cluster.hosting", cluster.hosting, "write `hosting: in_process`"

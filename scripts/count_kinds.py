@@ -23,7 +23,7 @@ NAMES = {*MODELS, *(model.backend for model in MODELS.values())}
 
 
 def is_own(path: Path) -> bool:
-    """Whether a file belongs to a strategy."""
+    """Return whether a file belongs to a strategy."""
     parts = path.relative_to(PACKAGE).parts
     return parts[:2] == ("config", "strategies") or (parts[0] == "strategies" and len(parts) > 2)
 

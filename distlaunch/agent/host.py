@@ -82,7 +82,7 @@ class HostTasks:
         self._pump.unwatch(fd)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for output and read a bounded part of it; return True if the watched descriptor can be read."""
+        """Wait for output and read a bounded part of it; return True if a watched descriptor is ready."""
         ready = self._pump.turn(timeout_s)
         imported = ready & self._importing.keys()
         for fd in imported:

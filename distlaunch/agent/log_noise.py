@@ -1,4 +1,4 @@
-"""Recognises lines that TensorFlow logs for its own developers. They are written to log files but not shown."""
+"""Recognises lines that libraries log for their own developers. They are written to log files but not shown."""
 
 from __future__ import annotations
 

@@ -57,7 +57,8 @@ class TaskSpec(NamedTuple):
     """The specification of a task for the host that starts it.
 
     Attributes:
-        argv: the command. `preload` is used only if it consists of an interpreter, `-P -m`, a module and its arguments.
+        argv: the command. `preload` is used only if the command consists of an interpreter, `-P -m`, a module and its
+            arguments.
         env: the complete environment.
         heartbeat: the file to which the task writes its heartbeats.
         preload: the imports of the task; None to start a fresh process.

@@ -10,7 +10,7 @@ import sys
 
 
 def main() -> None:
-    """Watch the launcher until it has ended."""
+    """Wait until the launcher has ended, and kill the process groups of its remaining tasks."""
     # signals that end the launcher must not end the guard
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

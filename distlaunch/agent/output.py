@@ -154,7 +154,10 @@ class Pump:
         return ready - self._streams.keys()
 
     def finish(self, task: str) -> None:
-        """Read the rest of the pipes of an ended task and close them, even if a stray process has them open."""
+        """Read the last output of an ended task, up to a limit, and close its pipes.
+
+        A stray process may still have the pipes open, and may write forever.
+        """
         for stream in [stream for stream in self._streams.values() if stream.task == task]:
             left = DRAIN_BYTES
             # `_read` closes the stream at the end of file
@@ -214,10 +217,10 @@ class Pump:
                 self._hide(stream, now, 1, [line])
 
     def _hide(self, stream: _Stream, now: float, number: int, last: Iterable[str]) -> None:
-        """Count hidden lines.
+        """Count hidden lines, and keep the last ones.
 
         Args:
-            number: number of the lines.
+            number: how many lines are hidden.
             last: the last of the lines.
         """
         self._hiding[stream.pipe.fileno()] = stream

@@ -123,7 +123,7 @@ class Child:
             self._signal_group(number)
 
     def poll(self) -> int | None:
-        """Return the exit code once the leader has ended, after killing the rest of its group. Does not wait."""
+        """Return None while the leader runs. Once it has ended, kill the rest of its group and return its exit code."""
         # WNOWAIT keeps the leader as a zombie, so that its number is not reused before its group is killed
         if self.code is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             self._bury()

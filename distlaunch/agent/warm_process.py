@@ -100,7 +100,7 @@ def _stamps() -> list[tuple[int, int]]:
 
 
 def _fork() -> int | None:
-    """Fork; return the task's process id, None in the task, or 0 if that failed."""
+    """Fork; return the task's process ID, None in the task, or 0 if the fork failed."""
     read, write = os.pipe()
     between = os.fork()
     if between == 0:

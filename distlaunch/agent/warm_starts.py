@@ -79,7 +79,7 @@ class WarmProcess:
         return self._process.pid
 
     def is_ready(self, timeout_s: float = 0.0) -> bool:
-        """Return True if the imports are done."""
+        """Return True if the imports are done or have failed."""
         with self._lock:
             if self.unfit is None and select.select([self._connection], [], [], timeout_s)[0]:
                 self._read_answer()
@@ -186,7 +186,10 @@ class WarmStarts:
         self._processes[_ImportKey.of(interpreter, preload, env)] = process
 
     def process_for(self, spec: TaskSpec) -> WarmProcess | None:
-        """Return the process from which to fork a task, which may still be importing; None to start a fresh process."""
+        """Return the warm process from which to fork a task; None to start a fresh process.
+
+        The warm process may still be importing.
+        """
         # only modules of distlaunch are known to begin with these imports
         if spec.preload is None or tuple(spec.argv[1:3]) != SAFE_MODULE or sys.platform != "linux":
             return None

@@ -173,7 +173,7 @@ class NotStoppedError(DistlaunchError):
 
 
 class DataError(DistlaunchError):
-    """The data has changed since an earlier attempt, or differs between processes."""
+    """The data cannot be read, or differs between processes."""
 
 
 class NonFiniteError(DistlaunchError):

@@ -124,7 +124,7 @@ def read_all_events(run: RunDir) -> list[Event]:
 
 
 def read_all_events_of(run: RunDir, *kinds: type[Event]) -> list[Event]:
-    """Return the events of some kinds of a run, from the same files and in the same order as `read_all_events`."""
+    """Return those events of a run that are of the given kinds, in the order of `read_all_events`."""
     return _in_order([read_events_of(path, *kinds) for path in run.event_files()])
 
 
@@ -134,7 +134,7 @@ def _in_order(files: Sequence[list[Event]]) -> list[Event]:
 
 
 def read_events_of(path: Path, *kinds: type[E]) -> list[E]:
-    """Return the events of some kinds, oldest first, without parsing the many other lines."""
+    """Return those events of a file that are of the given kinds, oldest first, without parsing the many other lines."""
     marks = [f'"event":"{kind.__name__}"'.encode() for kind in kinds]
     try:
         with open_regular(path) as file:

@@ -13,7 +13,7 @@ from typing import NoReturn, cast
 
 
 class ForkedProcess:
-    """A forked child with a pipe to it. Its methods are those of `subprocess.Popen`.
+    """A forked child with a pipe to it. `kill` and `wait` work like those of `subprocess.Popen`.
 
     Attributes:
         pid: its process ID.

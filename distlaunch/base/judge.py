@@ -17,7 +17,7 @@ from distlaunch.base.run_files.trial_records import Series
 
 TOLERANCE, NOISE_FACTOR = 1e-5, 10.0
 SHARP = 1e-2
-"""Relative deviation above which a tolerance proves nothing."""
+"""If a step may deviate by more than this, relatively, its comparison proves nothing."""
 _SMALLEST_SHARE = 1e-2
 """Lower limit of the values by which deviations are divided, as a fraction of the series' largest value. It is needed
 because a loss may become zero."""
@@ -106,7 +106,7 @@ class _Compared:
 
 def judge(trial: Series, reference: Series, noise: Sequence[Series], rows: Sequence[int] = (), *,
           tolerance: float = TOLERANCE) -> Judgement:  # fmt: skip
-    """Compare the values of every step and the final weights.
+    """Compare the values of every step and the final weights of a trial with those of a reference.
 
     Args:
         noise: runs on one device that differ from the reference only in rounding.
@@ -183,7 +183,7 @@ def spread(reference: Series, noise: Sequence[Series]) -> tuple[float, float]:
 
 
 def first_not_a_number(reference: Series) -> tuple[int, list[str]] | None:
-    """Return the first step with values that are not finite, and the names of these values."""
+    """Return the first step with values that are not finite, and the names of these values; None if all are finite."""
     for step, logs in enumerate(reference.logs, 1):
         norms = reference.gradients[step - 1] if reference.gradients else []
         found = [log_in_words([name]) for name, value in logs.items() if not math.isfinite(value)]
@@ -220,7 +220,7 @@ def _gradient(index: int) -> Pick:
 def _compare(
     trial: Series, reference: Series, noise: Sequence[Series], picks: Sequence[Pick], tolerance: float
 ) -> _Compared:
-    """Return the largest deviation among the picked values at each step."""
+    """Compare the picked values at each step with those of the reference."""
     if not picks:
         return _Compared([], None)
     deviations = _largest(trial, reference, picks)

@@ -25,7 +25,10 @@ def leaving_page(run: RunDir, environ: Mapping[str, str]) -> Generator[None]:
 
 
 def write_page_in_child(run: RunDir, environ: Mapping[str, str]) -> None:
-    """Write the page, if the run has written anything. Errors are ignored: `distlaunch report --html` shows them."""
+    """Write the page if the run has written anything and DISTLAUNCH_REPORT is not `off`.
+
+    Errors are ignored, because `distlaunch report --html` shows them.
+    """
     if environ.get(REPORT) == "off" or not run.exists():
         return
     with contextlib.suppress(OSError, subprocess.SubprocessError):

@@ -310,7 +310,7 @@ class RunDir:
         return _path(path)
 
     def known_paths(self) -> list[Path]:
-        """Return all recorded paths of the run, newest first: now, at its last start, and before."""
+        """Return the run's current path, its path at the last start, and its earlier paths, newest first."""
         try:
             recorded = [*read_json(self.environment)["run_dirs"]]
         except (OSError, ValueError, KeyError, TypeError):
@@ -349,7 +349,7 @@ class RunDir:
         return Submission.read(self._submission)
 
     def live_submission(self) -> Submission | None:
-        """Return the last submitted job unless it has reported its end."""
+        """Return the last submitted job, or None if there is none or it has ended for good."""
         job = self.submission()
         return job if job is not None and self.may_be_queued() else None
 
@@ -364,7 +364,7 @@ class RunDir:
             return None
 
     def may_be_queued(self) -> bool:
-        """Return True if the run has a submitted job that has not reported its end."""
+        """Return True unless the submitted job has reported that it ended for good. The run must have a job."""
         # a job that was stopped or has failed temporarily may be requeued
         return self.job_exit_code() in (None, ExitCode.PREEMPTED, ExitCode.TEMPORARY)
 

@@ -228,7 +228,10 @@ def _listed(text: str) -> list[str]:
 
 
 def credentials_in(value: str) -> Iterator[str]:
-    """Yield the passwords of the URLs in a text, both quoted and unquoted."""
+    """Yield the passwords and tokens of the URLs in a text, both quoted and unquoted.
+
+    A short password is yielded together with its user name.
+    """
     for found in _CREDENTIALS.finditer(value) if "://" in value else ():
         user, password = found[1], found[2]
         # `https://TOKEN@host`
@@ -241,7 +244,7 @@ def credentials_in(value: str) -> Iterator[str]:
 
 
 def _is_path(value: str) -> bool:
-    """Return True if a value is the path of a file."""
+    """Return True if a value looks like the path of a file or folder."""
     if value.startswith(("./", "../", "~")):
         return True
     # secrets may also begin with `/`, so check that the first folder exists

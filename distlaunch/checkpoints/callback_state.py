@@ -17,7 +17,7 @@ CSVLogger checks its file for a header when training begins.
 
 
 _RESTORED = ("_ema_weights_in_model", "_batches_seen_since_last_saving", "_last_batch_seen")
-"""Private attributes of Keras's callbacks that are restored: of SwapEMAWeights and ModelCheckpoint."""
+"""Private attributes of SwapEMAWeights and ModelCheckpoint that are restored."""
 
 
 def remember_config(callback: keras.callbacks.Callback, place: int) -> None:
@@ -55,7 +55,7 @@ def _plain(callback: keras.callbacks.Callback) -> dict[str, Any]:
     state = {}
     for name, value in vars(callback).items():
         plain = value.item() if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 else value
-        # private attributes belong to Keras, such as the model
+        # private attributes, such as the model, belong to Keras
         if (not name.startswith("_") or name in _RESTORED) and (
             plain is None or isinstance(plain, (bool, int, float, str))
         ):
@@ -75,7 +75,7 @@ def array_state(callback: keras.callbacks.Callback) -> dict[str, np.ndarray]:
 
 
 def _can_be_kept(value: Any) -> bool:
-    """Return whether this is an array that files can contain, which excludes Python objects and records."""
+    """Return whether this is an array that files can contain: one without Python objects, and without named fields."""
     return isinstance(value, np.ndarray) and not value.dtype.hasobject and value.dtype.names is None
 
 

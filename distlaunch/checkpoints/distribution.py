@@ -270,7 +270,7 @@ class StateServer:
                 connection, address = self._listener.accept()
             except TimeoutError:
                 continue
-            except OSError:  # such as too many open files, which the receiver reports
+            except OSError:  # for example because of too many open files; the receiver reports it
                 self._over.wait(_POLL_S)
                 continue
             self._unproven.append(connection)
@@ -438,7 +438,7 @@ def this_host() -> str:
     return f"{socket.gethostname()} {uuid.getnode()}"
 
 
-# mapped memory with a state, which has the layout of a state file, including the header
+# memory that maps a state and has the layout of a state file, including the header
 
 
 def _allocate(fd: int, shapes: Shapes) -> State:

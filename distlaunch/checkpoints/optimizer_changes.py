@@ -64,7 +64,7 @@ class BuiltOptimizer:
 
     @property
     def wraps(self) -> bool:
-        """Whether this optimizer wraps others, which have the learning rate."""
+        """True if this optimizer wraps others, which have the learning rate."""
         return bool({"LossScaleOptimizer", "MultiOptimizer"} & set(self.classes))
 
     def prefix(self) -> str:
@@ -173,7 +173,7 @@ class _Report:
             self._rate(float(value))
 
     def _changed(self, short: str, was: float, now: float, stored: float) -> None:
-        held = "" if stored == was else f", {stored:g} when it ended"
+        held = "" if stored == was else f" and ended with {stored:g}"
         words = short.replace("_", " ")
         self._said.append(f"{words} {now:g} from {self._source} (the checkpoint's attempt began with {was:g}{held})")
         if short == RATE and not self._built.wraps:
@@ -257,7 +257,7 @@ def optimizers_text(optimizers: Sequence[Mapping[str, Any]], *, with_rates: bool
 
 
 def current_rate(model: keras.Model) -> float | None:
-    """Return the learning rate of the compiled optimizer's next update; None if it has none, or more than one."""
+    """Return the learning rate of the compiled optimizer's next update; None if it has no learning rate, or several."""
     optimizer = getattr(model, "optimizer", None)
     parts = [] if optimizer is None else list(with_wrapped_optimizers(optimizer))
     own = [part for part in parts if len(list(with_wrapped_optimizers(part))) == 1]
@@ -309,7 +309,7 @@ def _check_number(model: keras.Model, state: State) -> None:
 
 
 def _aligned(old: Sequence[BuiltOptimizer], new: Sequence[BuiltOptimizer]) -> dict[tuple[str, str], BuiltOptimizer]:
-    """Return the checkpoint's optimizer for each optimizer of the model, by word and name."""
+    """Return a dict from the word and name of each of the model's optimizers to the checkpoint's optimizer."""
     found: dict[tuple[str, str], BuiltOptimizer] = {}
     for word in dict.fromkeys(one.word for one in new):
         before = [one for one in old if one.word == word]
@@ -359,7 +359,7 @@ def _settings(part: Any) -> dict[str, Any]:
 
 
 def _described(rate: Any) -> str | None:
-    """Return a learning-rate schedule as Python code, or None for a number."""
+    """Return a description of a learning-rate schedule or function, or None for a number."""
     if isinstance(rate, keras.Variable):
         return None
     if not isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):

@@ -81,7 +81,7 @@ class Restorer:
             chief.close()
 
     def _newest(self, chief: ChiefState, *, archive: bool) -> Saved | None:
-        """Return the newest good checkpoint; damaged ones are reported."""
+        """Return the newest good checkpoint, or None. Report damaged ones, and rename them if `archive` is set."""
         damaged: list[int] = []
 
         def pass_over(step: int, error: DamagedError) -> None:
@@ -97,7 +97,7 @@ class Restorer:
         return saved
 
     def _share(self, saved: Saved | None, progress: Progress | None) -> Progress:
-        """Broadcast what the chief has found."""
+        """Send the chief's findings to all tasks, and return the progress in each of them."""
         if saved is not None and saved.config["data"]["global_batch"] != self._config.data.global_batch:
             message = (
                 "the global batch size has changed since the checkpoint, so the order of the following examples differs"
@@ -180,7 +180,7 @@ class Restorer:
 def _shows_final_weights(progress: Progress, step: int | BestName | None) -> bool:
     """Return whether to use the checkpoint with the final weights that its optimizer computes.
 
-    For the best epoch, and for any step before the end, the weights that validation has used are used.
+    For the best epoch, and for any step before the end, use the weights with which the checkpoint was validated.
     """
     if step == BEST or progress.final_weights is None:
         return validated_with_averages(progress.callbacks)

@@ -37,7 +37,7 @@ _NICENESS = 15
 _THROTTLED = 1 / 3
 """Fraction of the time between checkpoints in which writing is throttled.
 
-After it, the rest is written at full speed, so that the next checkpoint does not have to wait.
+After this time, the rest is written at full speed, so that the next checkpoint does not have to wait.
 """
 
 
@@ -69,7 +69,7 @@ class _Pending:
     Attributes:
         throttle: slows the writing down.
         own_part: set when this process has written its part.
-        done: done when the checkpoint is committed, or when another process will commit it.
+        done: a future that completes when the checkpoint is committed, or when another process will commit it.
     """
 
     throttle: Throttle
@@ -181,7 +181,7 @@ class Saver:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no checkpoint is being written."""
+        """True if no checkpoint is being written."""
         return self._pending is None or self._pending.done.done()
 
     def _wait(self) -> None:

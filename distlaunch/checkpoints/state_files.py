@@ -187,7 +187,7 @@ class StateFiles:
 
     @property
     def is_one(self) -> bool:
-        """Whether the state is one file of whole variables."""
+        """True if the state is one file of whole variables."""
         return len(self._files) == 1 and self._files[0].is_whole
 
     def read(self, needed: NeededBlocks | None = None, allocate: Callable[[Shapes], State] | None = None) -> State:
@@ -247,7 +247,7 @@ class _OpenFile:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the file contains no shards of variables."""
+        """True if the file contains no shards of variables."""
         return all(entry.shard is None for entry in self.entries.values())
 
     def read_into(self, state: State, needed: NeededBlocks | None) -> None:

@@ -33,7 +33,7 @@ StateReader = Callable[[Path, Sequence[StateFile]], State]
 _BEFORE = ".before.tmp"
 """Suffix of a checkpoint's name while another checkpoint of the same step replaces it."""
 _LOOKS, _LOOKS_APART_S = 20, 0.05
-"""How often to check whether an unreadable checkpoint is being deleted, and the seconds between two checks."""
+"""Number of times to check whether an unreadable checkpoint is being deleted, and the seconds between two checks."""
 
 
 class DamagedError(CheckpointError):
@@ -127,7 +127,7 @@ class CheckpointStore:
         return final
 
     def _put_in_place(self, temporary: Path, final: Path) -> None:
-        """Rename a draft; at each moment, a checkpoint of the same step exists or can be restored by `_recover`."""
+        """Rename a draft. Until it is in place, the checkpoint that it replaces exists or can be recovered."""
         before = final.with_name(f".{final.name}{_BEFORE}")
         if final.exists():
             # a rename cannot replace a folder that is not empty

@@ -34,7 +34,8 @@ def command(
 
     For each metric, the table has the best value, with its epoch in brackets, and the value after the last complete
     epoch. The time does not include the pauses between attempts. Goodput is the share of the time, including pauses,
-    that was spent in steps that count. On a terminal, columns that do not fit are left out, and named.
+    that was spent in steps that count. On a terminal, columns that do not fit are left out; a line below the table
+    names them.
     """
     from distlaunch.base.run_dir import write_atomically
     from distlaunch.jobs.batch.job_states import job_states

@@ -17,7 +17,7 @@ from distlaunch.cli.options import RunPath
 
 _POLL_INTERVAL_MS = 200  # the delay after which new lines are shown
 _WRITE_S = 0.5
-"""Time for tasks to write their stacks, in a signal handler that runs between two bytecodes."""
+"""Time for tasks to write their stacks, which `faulthandler` does as soon as the signal arrives."""
 
 
 @click.command("logs", cls=Command)
@@ -28,7 +28,7 @@ _WRITE_S = 0.5
     "--attempt",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Attempt to show. Default: the newest that trained; with -f also later ones.",
+    help="Number of the attempt to show. Default: the newest that trained; with -f also later ones.",
 )
 @click.option(
     "--lines",

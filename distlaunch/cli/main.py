@@ -37,7 +37,7 @@ from distlaunch.ui.plain import echo_error
 
 COMMANDS = {
     "train": "Train the model of a config, with checkpoints, validation and exports.",
-    "run": "Run a TensorFlow or JAX script as a cluster of tasks, each with its TF_CONFIG.",
+    "run": "Run a TensorFlow or JAX script as a cluster of tasks.",
     "submit": "Submit a config as a batch job that resumes after a preemption.",
     "plan": "Show what `train` would start, without starting it.",
     "verify": "Compare each strategy with one device, on your model and data.",
@@ -195,7 +195,7 @@ def main() -> None:
 
 
 def _after_output(code: int) -> int:
-    """Return the exit code of a command. It is not 0 if output could not be written."""
+    """Return the exit code of a command. It is 3 instead of 0 if output was lost, unless the command runs a job."""
     sys.stdout.flush()
     error = output_error()
     # it is no error if the reader has closed the pipe, as in `distlaunch schema | head`

@@ -33,7 +33,7 @@ def command(
     with_data: bool,
     as_json: bool,
 ) -> None:
-    """Show what `train` would start: each process, its environment and its logs. Starts and writes nothing.
+    """Show what `train` would start: each process, its environment and its logs. Starts no tasks, and writes nothing.
 
     With --resume, the first line (with --json, `note`) names the run that would be resumed, and what it lacks.
     """

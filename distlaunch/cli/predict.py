@@ -64,9 +64,9 @@ def command(
                                      or a run directory that has one; needs no other files of the run
     predict EXPORT --data FUNCTION   the examples of a dataset, with an export
 
-    A split that repeats forever is read for one epoch or one validation. The output file has one array, `predictions`,
-    or one array for each named output of the model. A RUN predicts under its own strategy. The exception is a run with
-    parameter servers: it predicts on one device.
+    Of a split that repeats forever, only the steps of one epoch or of one validation are read. The output file has one
+    array, `predictions`, or one array for each named output of the model. A RUN predicts under its own strategy. The
+    exception is a run with parameter servers: it predicts on one device.
 
     Input files: .npy for a single input, .npz for inputs by name, .csv and .tsv with a line of column names (the name
     of an input, or NAME_0, NAME_1 ... for its values), .txt with one text per line, .jsonl.

@@ -92,12 +92,13 @@ def command(
     program: str,
     arguments: tuple[str, ...],
 ) -> int:
-    """Run a TensorFlow or JAX script as a cluster of tasks, each with its TF_CONFIG.
+    """Run a TensorFlow or JAX script as a cluster of tasks.
 
-    SCRIPT is a Python script (.py), a module with -m, or any program. All arguments after it are passed to it. When one
-    task fails, all tasks end, and the first failure is reported. A restart starts the script again, which must resume
-    from its own checkpoints. The script's environment has DISTLAUNCH_ATTEMPT (0, 1, ...), DISTLAUNCH_RUN_DIR and
-    DISTLAUNCH_TASK (worker:1).
+    SCRIPT is a Python script (.py), a module with -m, or any program. All arguments after it are passed to it. Each
+    task gets TF_CONFIG or, with --jax, the variables that jax.distributed.initialize() reads. When one task fails, all
+    tasks end, and the first failure is reported. A restart starts the script again, which must resume from its own
+    checkpoints. The script's environment has DISTLAUNCH_ATTEMPT (0, 1, ...), DISTLAUNCH_RUN_DIR and DISTLAUNCH_TASK
+    (worker:1).
     """
     from distlaunch.config.read.engine_options import load_engine
     from distlaunch.config.run import AUTO_RESTARTS

@@ -153,7 +153,7 @@ def smoke_test(request: JobRequest, *, as_json: bool, quiet: bool) -> tuple[int,
         proven = smoking.smoke(request, view, Machine.here())
     view.report(proven.last)
     outcome, missing = proven.last.outcome, missing_proofs(proven)
-    # the attempt may have succeeded although a test of the smoke run has not
+    # the attempt may have succeeded although a test of the smoke run has failed
     code = int(outcome.exit_code or (ExitCode.DONE if proven.passed else ExitCode.FAILED))
     if not quiet:
         print_proofs(proven, request.target, to_stderr=as_json)

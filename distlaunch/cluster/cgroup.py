@@ -1,4 +1,6 @@
-"""Facts about the control group in which a container or a scheduler runs this process: v2, and the CPU limit of v1.
+"""Facts about the control group (cgroup) of this process: those of version 2, and the CPU limit of version 1.
+
+Containers and schedulers put processes into control groups to limit their resources.
 
 Sources: `cpu.max` in Linux's documentation of cgroup v2; `cpu.cfs_quota_us` in that of the CFS bandwidth controller.
 """

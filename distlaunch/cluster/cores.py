@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 
 def num_visible_cores() -> int:
-    """Return the number of cores to which a scheduler or `taskset` has bound this process."""
+    """Return the number of cores to which this process is bound, or of all cores if it is not bound."""
     # Linux; macOS has no such call
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

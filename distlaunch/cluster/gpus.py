@@ -71,7 +71,8 @@ class GpuUse(NamedTuple):
     """The use of several GPUs by all processes.
 
     Attributes:
-        percent: the mean of the times in which each GPU computed; None if the driver does not report it, as for MIG.
+        percent: the percentage of time in which a GPU computed, as the mean of all GPUs; None if the driver does not
+            report it, as for MIG.
         memory_bytes: memory in use on all of them.
     """
 

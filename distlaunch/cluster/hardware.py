@@ -119,7 +119,7 @@ def parse_hardware(plain: Any) -> Hardware:
 
 
 def _read_cpu() -> tuple[str, tuple[str, ...]]:
-    """Return the name and the features of the first CPU; both are empty if the system does not show them."""
+    """Return the name of the first CPU, and those of FEATURES that it has; empty if the system does not show them."""
     facts: dict[str, str] = {}
     try:
         with _CPU_INFO.open(encoding="utf-8", errors="replace") as file:

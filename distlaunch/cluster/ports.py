@@ -45,7 +45,7 @@ def pick_ports(count: int) -> ReservedPorts:
 
 
 def _from_server(count: int) -> Iterator[int]:
-    """Return ports from a port server. Raise OSError if it does not answer."""
+    """Yield ports from a port server. Raise OSError if it has no free port or does not answer."""
     import portpicker
 
     try:

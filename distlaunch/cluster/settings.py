@@ -42,10 +42,10 @@ _TENSORFLOW = _ForGpus(
 _FOR_GPUS: dict[str | None, _ForGpus] = {
     "tensorflow": _TENSORFLOW,
     "jax": _ForGpus(XLA_FLAGS, LATENCY_HIDING, 2, "XLA lets their communication overlap with their computations"),
-    # XLA flags are not for scripts, whose JAX may end at a flag that it does not know
+    # scripts get no XLA flags, because an unknown flag would end their JAX
     None: _TENSORFLOW,
 }
-"""By backend; None for scripts.
+"""The variable for each Keras backend; the key None is for scripts.
 
 Sources: "Optimize TensorFlow GPU performance with the TensorFlow Profiler" in TensorFlow's guide; "Environment
 Variables" of NVIDIA's JAX Toolbox.
@@ -220,7 +220,7 @@ def _choose_onednn(hosts: Mapping[str, Hardware], given: Mapping[str, str], reco
 
 
 def _choose_by_facts(hosts: Mapping[str, Hardware]) -> Setting | None:
-    """Return the setting of oneDNN of a new run, which is the same for all hosts."""
+    """Return the setting of oneDNN of a new run, the same for all hosts; None to leave it to TensorFlow."""
     if not all(map(_has_builds_with_onednn, hosts.values())):
         return None  # builds for other systems have no oneDNN, or already choose well
     if slow := [host for host, each in hosts.items() if "avx2" not in each.features]:
@@ -253,7 +253,7 @@ _FROM_ENVIRONMENT = "your environment sets it"
 
 
 def _is_on(value: Any) -> bool | None:
-    """Return the meaning of a value for TensorFlow, or None if it has none."""
+    """Return whether TensorFlow reads a value as on or off, or None if it ignores the value."""
     if not isinstance(value, str):
         return None
     return True if value.lower() in _ON else False if value.lower() in _OFF else None

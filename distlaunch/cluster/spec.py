@@ -89,7 +89,7 @@ class ClusterSpec:
         return self.jobs[task.job][task.index]
 
     def num_workers_beside(self, task: Task) -> int:
-        """Return the number of workers on the host of a task, including the task; 1 if the task has no address."""
+        """Return the number of workers on the host of a task; 1 if there is none, or if the task has no address."""
         if task not in self.tasks:
             return 1
         hosts = [address.rpartition(":")[0] for address in self.jobs.get("worker", ())]

@@ -23,13 +23,13 @@ def choose_backend(backend: Backend) -> None:
 
     The strategy determines the backend; the user's KERAS_BACKEND and keras.json are ignored.
 
-    TensorFlow's messages about settings, of which parameter servers print pages, are hidden unless the user has set
-    TF_CPP_MIN_LOG_LEVEL. TensorFlow reads this variable at its import. The variable therefore has the same value for
-    all strategies, so that one warm process serves all strategies of a backend.
+    TensorFlow's messages about settings are hidden unless the user has set TF_CPP_MIN_LOG_LEVEL, because parameter
+    servers would print pages of them. TensorFlow reads this variable at its import. The variable therefore has the same
+    value for all strategies, so that one warm process serves all strategies of a backend.
 
     Raises:
         ConfigError: the backend is not installed.
-        UsageError: `keras.json` has a value with which neither TensorFlow nor Keras can be imported.
+        UsageError: `keras.json` has a value that makes the imports of TensorFlow and Keras fail.
     """
     os.environ["KERAS_BACKEND"] = backend
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")

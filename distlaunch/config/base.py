@@ -23,13 +23,17 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, defer_build=True)
 
     is_neutral: ClassVar[bool] = False
-    """Whether no key of the section affects the numbers: its keys control where the work runs, or what is kept and
+    """True if no key of the section affects the numbers: its keys control where the work runs, or what is kept and
     reported."""
     neutral_keys: ClassVar[frozenset[str]] = frozenset()
     """The keys that do not affect the numbers, in a section whose other keys do."""
 
     def number_keys(self, key: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-        """Yield the keys below this section, which is at `key`, that affect the numbers, including nested sections."""
+        """Yield the keys of this section and of its nested sections that affect the numbers.
+
+        Args:
+            key: the key of this section.
+        """
         for name in () if self.is_neutral else type(self).model_fields:
             if name not in self.neutral_keys:
                 value = getattr(self, name)
@@ -42,7 +46,8 @@ class Section(BaseModel):
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """Describe each key with the docstring below it.
 
-        Pydantic's `use_attribute_docstrings` would parse the source of all sections in each command, only for this use.
+        Pydantic's `use_attribute_docstrings` would parse the source of all sections in each command, although only the
+        schema needs it.
         """
         made = handler(schema)
         properties = handler.resolve_ref_schema(made).get("properties", {})

@@ -34,7 +34,7 @@ class Cluster(Section):
     counted again at each start.
     """
     ps: Annotated[int, Field(ge=0)] = 0
-    """Parameter servers (parameter_server)."""
+    """Number of parameter servers, for `strategy.kind: parameter_server`."""
     hosting: Literal["processes", "in_process"] = "processes"
     """`in_process`: the servers of a parameter_server cluster run in the coordinator's process."""
     evaluator: bool = False
@@ -42,8 +42,8 @@ class Cluster(Section):
     ports: list[Annotated[int, Field(ge=1, le=65535)]] | Literal["auto"] = "auto"
     """Ports of the tasks on this machine, one for each, workers first. `auto`: free ports."""
     isolate: bool = False
-    """Whether the job gets its own network on this machine, so that other hosts cannot reach its ports. Its tasks can
-    then reach only each other.
+    """Give the job its own network on this machine, so that other hosts cannot reach its ports. Its tasks can then
+    reach only each other.
     """
     start_timeout_s: PositiveSeconds = 300.0
     """Time that the processes may take from their start to the first step."""

@@ -43,7 +43,7 @@ def changes(
 
 
 def _are_same(old: str | None, new: str | None, is_same: IsSame) -> bool:
-    """Return whether two JSON values are the same."""
+    """Return whether two JSON values are the same, or differ only in texts that `is_same` accepts."""
     if old == new or old is None or new is None:
         return old == new
     before, now = json.loads(old), json.loads(new)

@@ -38,18 +38,19 @@ class Model(Section):
 
 
 class TfdsSource(Section):
-    """A dataset of tensorflow-datasets, read from a prepared directory."""
+    """A dataset of tensorflow-datasets, read from a prepared directory unless `download` is true."""
 
     neutral_keys: ClassVar[frozenset[str]] = frozenset({"data_dir", "download"})
 
     name: str
     """Name as in `tfds.load`, e.g. `mnist` or `mnist:3.0.1`."""
     train: str = "train"
+    """The split for training, also as an expression such as `train[:90%]`."""
     validation: str | None = "test"
-    """Split expressions."""
+    """The split for validation, also as an expression such as `train[90%:]`. null: no validation."""
     data_dir: str | None = None
     download: bool = False
-    """False: never use the network."""
+    """True: the dataset may be downloaded. False: the network is never used."""
 
 
 class Preprocessing(Section):
@@ -109,11 +110,11 @@ class Data(Section):
     threads: Positive | None = None
     """Number of examples that each process reads and maps at the same time; null: one per available core."""
     processes: Positive | None = None
-    """Number of processes that each task uses to read the examples of an object with `__getitem__`, instead of threads,
-    of which only one at a time can run Python code. null: threads.
+    """Number of processes that each task uses to read the examples of an object with `__getitem__`, instead of threads.
+    Only one thread at a time can run Python code. null: threads.
     """
     remainder: Literal["keep", "drop"] = "keep"
-    """Whether a last batch that is smaller than the others is kept."""
+    """Keep or drop a last batch that is smaller than the others."""
     class_weight: Annotated[
         dict[int, Finite] | None, Words("a mapping of classes to weights, such as {0: 1.0, 1: 2.5}")
     ] = None
@@ -130,7 +131,7 @@ class Data(Section):
 
     @property
     def gives_context(self) -> bool:
-        """Whether the function gets a `context` that tells which worker or stream it is called for."""
+        """True if the function gets a `context` that tells which worker or stream it is called for."""
         return self.sharding == "function" or self.streams is not None
 
     @property
@@ -154,7 +155,7 @@ class MetricComponent(Component):
     """A metric by name, with arguments."""
 
     additive: bool | None = None
-    """Whether the metric's state after some rows is the sum of its states after parts of these rows. null: distlaunch
+    """True if the metric's state after some rows is the sum of its states after parts of these rows. null: distlaunch
     tests this for every metric that is not part of Keras.
     """
 
@@ -198,8 +199,8 @@ class Compile(Section):
         Words("a list of metrics, such as [accuracy], or a mapping of outputs to such lists"),
     ] = None
     jit_compile: bool | None = None
-    """Use XLA. On CPU it makes some models slower (convolutions: 1.6 to 2.4 times). null: the model's setting, or
-    off."""
+    """True: XLA is used. On CPU it makes some models slower (convolutions: 1.6 to 2.4 times). null: the model's
+    setting, or off."""
 
 
 _RECORDING_CALLBACKS = frozenset(
@@ -220,7 +221,7 @@ class Callback(Section):
 
     @property
     def only_records(self) -> bool:
-        """Whether the callback does not affect the numbers."""
+        """True if the callback does not affect the numbers."""
         return self.name.removeprefix("keras.callbacks.") in _RECORDING_CALLBACKS
 
 
@@ -235,7 +236,7 @@ class Train(Section):
     """With `loop: custom`: your step function, `def step(context, batch)`; on jax `def step(context, state, batch)`."""
     epochs: Positive = 1
     steps_per_epoch: Positive | None = None
-    """null: all batches of the data."""
+    """Number of steps of an epoch. null: all batches of the data."""
     steps_per_call: Positive | Literal["auto"] = "auto"
     """Steps per graph call. `auto`: as many as take about half a second; 1 if a callback watches each batch."""
     callbacks: Annotated[list[Callback], Words("a list of callbacks, such as [{name: TerminateOnNaN}]")] = Field(
@@ -246,7 +247,7 @@ class Train(Section):
     `warn`: it warns once and continues. Metrics and validation only cause a warning.
     """
     log_every_steps: Positive | None = None
-    """Report progress every this many steps. null: about twice a second."""
+    """Number of steps between two reports of progress. null: about two reports each second."""
     check: Literal["auto", "strict", "off"] = "auto"
     """Comparison of the first steps with Keras on one device, by a process on an idle core. `auto`: a deviation is a
     warning. `strict`: training waits for the comparison, and a deviation ends the run. `off`: no comparison.
@@ -258,7 +259,7 @@ class Validation(Section):
 
     every_epochs: Positive = 1
     steps: Positive | None = None
-    """null: all of it, every example counted once."""
+    """Number of steps of a validation. null: the whole split, every example counted once."""
 
 
 _ASYNC_FIELD: dict[str, Any] = {
@@ -275,7 +276,7 @@ class Best(Section):
     metric: str
     """A value at the end of an epoch, such as `val_accuracy` or `loss`."""
     mode: Literal["max", "min"]
-    """Whether the highest or the lowest value is the best."""
+    """Take the highest or the lowest value as the best."""
 
 
 class Checkpoint(_Async):
@@ -286,17 +287,19 @@ class Checkpoint(_Async):
     every_epochs: Positive | None = 1
     every_steps: Positive | None = None
     every_minutes: PositiveMinutes | None = None
-    """Measured by the chief's clock since the last checkpoint, whichever interval caused it."""
+    """Minutes between two checkpoints, by the chief's clock. They count from the last checkpoint, whichever interval
+    caused it.
+    """
     every: Literal["auto"] | None = None
-    """`auto`: at the interval that loses the least time, given how often the run has failed and what a checkpoint
-    costs; `every_steps` is its upper bound then.
+    """`auto`: checkpoints are saved at the interval that loses the least time, given how often the run has failed and
+    what a checkpoint costs. `every_steps` is then the upper bound of the interval.
     """
     keep: Positive = 3
     best: Best | None = None
 
     @property
     def beside_training(self) -> bool:
-        """Whether training continues while a checkpoint is written: `async`."""
+        """True if training continues while a checkpoint is written: `async`."""
         return getattr(self, "async")
 
 
@@ -305,7 +308,7 @@ AUTO_RESTARTS = 3
 
 
 class Restarts(Section):
-    """Restarts after failures that need not happen again (a killed process, a lost peer)."""
+    """Restarts after failures that may not happen again (a killed process, a lost peer)."""
 
     is_neutral: ClassVar[bool] = True
 
@@ -316,7 +319,9 @@ class Restarts(Section):
     window_s: PositiveSeconds | None = None
     """Count only restarts within this many seconds; null: all."""
     backoff_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """Time to wait before the first restart; each further one in a row waits twice as long, up to 5 minutes."""
+    """Time to wait before the first restart. Each further restart in a row waits twice as long as the one before, up to
+    5 minutes.
+    """
 
 
 ExportFormat = Literal["saved_model", "keras", "weights", "tflite"]
@@ -343,14 +348,16 @@ class RunConfig(Section):
     runs_dir: str = "runs"
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     determinism: bool = False
-    """Bit-equal results from the same seed on the same machine; some operations become slower."""
+    """True: the same seed gives results that are equal bit by bit on the same machine, and some operations become
+    slower.
+    """
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] | None = None
     """Keras's dtype policy for the layers that the model's function creates. Mixed: they compute in 16 bits and keep
     their weights in 32; `mixed_float16` scales the loss, so that small gradients do not become zero. null: Keras's own,
     float32 unless the model's function sets another.
     """
     synchronize_batch_norm: bool = False
-    """Whether Keras's BatchNormalization uses the statistics of the whole batch, as on one device, and not those of the
+    """Make Keras's BatchNormalization use the statistics of the whole batch, as on one device, and not those of the
     rows of each replica.
     """
     resume: Literal["never", "auto"] = "never"

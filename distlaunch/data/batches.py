@@ -22,7 +22,7 @@ class Source:
 
     Attributes:
         elements: endless `tf.data.Dataset`, or iterable, of *row sources*. A row source is a structure of tensors from
-            which `load` makes a batch. The first dimension of each leaf is the rows of the global batch. An element
+            which `load` makes a batch. The first dimension of each leaf counts the rows of the global batch. An element
             without rows marks the end of a pass of unknown length.
         load: returns the batch `(x, y)` or `(x, y, sample_weight)` of a slice of an element, in the input pipeline. The
             argument `at_once` is the number of calls that run at the same time and share the threads.
@@ -64,14 +64,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Share:
-    """Part number `index` of `number` equal parts of each global batch."""
+    """Part number `index` of each global batch. The batch is divided into `number` parts, as equal as possible."""
 
     index: int = 0
     number: int = 1
 
 
 def pack(components: tuple[Any, ...]) -> Any:
-    """Return the element with which tf.data has called a function; it passes a tuple as several arguments."""
+    """Return the element with which tf.data has called a function. tf.data passes a tuple as several arguments."""
     return components[0] if len(components) == 1 else components
 
 

@@ -59,9 +59,13 @@ def _is_batched(split: Split, seems: Batching, model: Any) -> bool:
 
 
 def _is_batch(rows: tuple[int | None, ...], takes: tuple[int | None, ...]) -> bool:
-    """Return whether each row has the shape of a batch of the model's inputs.
+    """Return whether an element of the pipeline has the shape of a batch of one of the model's inputs.
 
-    Rows that only have an additional last dimension of size 1 are not batches, because Keras drops this dimension.
+    An element that only has an additional last dimension of size 1 is not a batch, because Keras drops this dimension.
+
+    Args:
+        rows: shape of several elements; the first dimension is their number.
+        takes: shape of the input; the first dimension is the number of examples.
     """
     if len(rows) != len(takes) + 1 or (rows[-1] == 1 and takes[-1] != 1):
         return False

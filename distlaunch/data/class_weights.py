@@ -12,7 +12,10 @@ from distlaunch.patches.tensorflow_late import tf
 
 
 def class_weights(weights: Mapping[int, float]) -> Callable[[Batch], Batch]:
-    """Add weights to a batch (x, y), as Keras `fit(class_weight=...)` does; unlisted classes have weight 1."""
+    """Return a function that adds sample weights to a batch (x, y), as Keras `fit(class_weight=...)` does.
+
+    Classes that are not listed have the weight 1.
+    """
     table = np.ones(max(weights) + 1, np.float32)
     for label, weight in weights.items():
         table[label] = weight

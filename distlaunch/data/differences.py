@@ -61,8 +61,7 @@ def check_passes(seen: Mapping[str, FirstPass], kind: str) -> None:
     """Raise DataError if the data of the processes ends after different numbers of batches.
 
     Args:
-        seen: for each process, how far it has read its first pass. After its end, a process continues with the next
-        pass.
+        seen: for each process, how far it has read its first pass. Processes continue with a second pass.
         kind: kind of data, such as `training`.
     """
     lengths = {name: one.length for name, one in seen.items() if one.length is not None}
@@ -103,7 +102,9 @@ def different_lengths(lengths: Mapping[str, str], reasons: str = REASONS) -> str
 
 
 def describe_duplicates(by_process: Mapping[str, Mapping[str, Any]]) -> str:
-    """Name two processes or streams that begin with the same examples, or whose types differ, else return "".
+    """Return a message if two processes or streams begin with the same examples, or an empty string.
+
+    Examples of different types also give a message.
 
     Args:
         by_process: description of the data of each process, see `fingerprint`; with streams, it has `parts`.
@@ -126,7 +127,7 @@ def _parts(name: str, facts: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def different_data(by_process: Mapping[str, Mapping[str, str]], reasons: str = REASONS) -> str:
-    """Return how the data differ between processes, or an empty string.
+    """Return how the data differs between processes, or an empty string.
 
     Args:
         by_process: description of the data by process and split, see `fingerprint`.
@@ -140,7 +141,7 @@ def different_data(by_process: Mapping[str, Mapping[str, str]], reasons: str = R
 
 
 def first_difference(seen: Mapping[str, Mapping[str, Any]]) -> str:
-    """Describe the first fact in which a description differs from the first one, or return an empty string."""
+    """Describe the first fact in which a process differs from the first process, or return an empty string."""
     first, *others = seen
     # `fingerprint` puts types before examples, because different types cause different hashes
     for fact in seen[first]:

@@ -38,7 +38,7 @@ def overview(config: RunConfig, run: RunDir, num_gpus: int | None) -> dict[str, 
 
 
 def _readers(config: RunConfig, num_gpus: int | None) -> list[dict[str, Any]]:
-    """Return the tasks that read data.
+    """Return the tasks that read data; an empty list for strategies with a coordinator.
 
     A batch has `of` parts, of which the task reads `number`, starting with part `first`.
     """

@@ -30,8 +30,8 @@ class Batching:
 
     Attributes:
         rows: first dimension of all parts of the first element.
-        is_certain: whether the pipeline alone proves it. If false, the elements count as batches only if the model's
-            inputs have one dimension less.
+        is_certain: whether the pipeline alone proves that its elements are batches. If false, the elements count as
+            batches only if the model's inputs have one dimension less.
         is_even: whether the next elements have the same first dimension.
     """
 
@@ -59,9 +59,9 @@ class Split(ABC):
 
     There is a class for each kind of data: `Indexed` (examples by number: arrays, items, files), `Pipeline`, `Streams`
     and `PyDatasets` (batches by number). Such a class sets the attributes below, and defines how *row sources* are made
-    and read. A row source represents the rows of a global batch. It is a structure of tensors whose first dimension is
-    the rows, so it can be sliced into the rows of replicas before any example is read. `with_transform()` and the
-    methods after it return changed copies of a split, for instance with further processing of batches.
+    and read. A row source represents the rows of a global batch. It is a structure of tensors whose first dimension
+    counts the rows, so it can be sliced into the rows of replicas before any example is read. `with_transform()` and
+    the methods after it return changed copies of a split, for instance with further processing of batches.
 
     Attributes:
         num_examples: number of examples; None if unknown.
@@ -200,7 +200,7 @@ class Split(ABC):
         return self._with(name=name, is_process_local=is_process_local)
 
     def with_length(self, num_batches: int | None, num_examples: int | None) -> Self:
-        """Return the split with the length that the processes have agreed on; None if unknown."""
+        """Return the split with the length that the processes have agreed on. None stands for an unknown length."""
         return self._with(num_batches=num_batches, num_examples=num_examples)
 
     def with_forms(self, forms: Forms) -> Self:

@@ -31,7 +31,7 @@ def kinds_with_queue() -> list[str]:
 
 
 def make_queue(kind: str) -> Queue:
-    """Return the queue of an engine. Raises UsageError if it has none, or is not installed."""
+    """Return the queue of an engine. Raise UsageError if the engine has none, or is not installed."""
     if kind not in kinds_with_queue():
         raise UsageError(f"the engine {kind} has no queue; engines with a queue: {', '.join(kinds_with_queue())}")
     return pkgutil.resolve_name(installed().models[kind].queue)()

@@ -10,13 +10,15 @@ from distlaunch.cluster.hardware import DECIDED, Hardware
 _MIN_FREE_BYTES = 1_000_000_000
 _MIN_OPEN_FILES = 1024
 _MIN_PROCESSES = 1024
-"""The limit includes threads, and a TensorFlow task has hundreds of them on a host with many cores."""
+"""Smallest limit on processes without a warning. The limit includes threads, and a TensorFlow task has hundreds of them
+on a host with many cores."""
 _MAX_CLOCK_DIFFERENCE_S = 5.0
-"""Smallest difference of clocks that causes a warning, since events and logs have the times of their hosts."""
+"""Largest difference of clocks without a warning. Differences matter, since events and logs have the times of their
+hosts."""
 
 
 def host_warnings(name: str, state: Mapping[str, Any], paths: Mapping[str, str], clock_s: float = 0.0) -> Iterator[str]:
-    """Return the warnings about one host; each begins with its name.
+    """Yield the warnings about one host; each begins with its name.
 
     Args:
         state: see `host_state`.
@@ -41,7 +43,7 @@ def host_warnings(name: str, state: Mapping[str, Any], paths: Mapping[str, str],
 
 
 def warnings_between(drivers: Mapping[str, str], machines: Mapping[str, str]) -> Iterator[str]:
-    """Return the warnings about several hosts together; see the functions below for the arguments."""
+    """Yield the warnings about several hosts together; see the functions below for the arguments."""
     yield from driver_warnings(drivers)
     yield from machine_warnings(machines)
 

@@ -120,7 +120,9 @@ class LocalEngine:
         self._entered.close()
 
     def adapt(self, spec: TaskSpec) -> TaskSpec:
-        """Return how a task is started. Engines that start tasks on this machine in another way override this method.
+        """Return the specification with which to start a task.
+
+        Engines that start tasks on this machine in another way override this method.
 
         If the `argv` is not that of a Python module of distlaunch, the task gets a new process instead of being forked
         from one that has imported the framework.

@@ -52,7 +52,9 @@ class AttemptResult:
 
 
 def count_workers(config: RunConfig, context: LaunchContext, *, dry: bool = False) -> RunConfig:
-    """Return the config with its number of workers filled in. `auto` becomes the number of free slots.
+    """Return the config with its number of workers filled in.
+
+    For `auto`, it is the largest number that fits the slots and the config.
 
     Args:
         dry: see `Engine.count_slots`.
@@ -253,10 +255,13 @@ def _write_attempt(run: RunDir, text: str, plan: LaunchPlan) -> None:
 def _write_run(
     run: RunDir, config: RunConfig, text: str, plan: LaunchPlan, allocation: Allocation, environ: Mapping[str, str]
 ) -> str | None:
-    """Write the config of the run; return the former text, or None if nothing has changed.
+    """Write the config, secrets, plan and environment of the run.
 
     Args:
         text: the dumped config.
+
+    Returns:
+        The former text of the config, or None if it has not changed.
     """
     replaced: str | None = None
     if plan.attempt and run.config.exists() and (former := run.config.read_text()) != text:

@@ -81,7 +81,7 @@ def begin(
 
 
 def execute(claimed: ClaimedRun, observer: Observer) -> AttemptResult:
-    """Train a claimed run. See `train` for errors."""
+    """Train a claimed run, or do the other work that was chosen for it. See `train` for errors."""
     choice, run = claimed.choice, claimed.run
     if choice.evaluator_only:
         with naming_run(display_path(run.path)), choice.context.engine:

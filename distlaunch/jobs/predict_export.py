@@ -55,7 +55,7 @@ def is_export(target: str) -> bool:
 def predict_export(
     request: PredictRequest, machine: Machine, note: Callable[[str], None] = lambda text: None
 ) -> Predicted:
-    """Write the predictions, and return when they are complete.
+    """Write the predictions, and return the event that describes them.
 
     Args:
         note: called with a line if the export is older than its run.

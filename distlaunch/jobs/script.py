@@ -183,6 +183,6 @@ def _find_module(name: str) -> None:
 
 
 def run_name(program: str) -> str:
-    """Return the name of the run directory."""
+    """Return the name of a program's run directory."""
     stem = program if "/" not in program and not program.endswith(".py") else Path(program).stem
     return re.sub(r"[^A-Za-z0-9._-]", "_", stem).lstrip("._-") or "run"

@@ -1,4 +1,4 @@
-"""`train --smoke`: tests a config in under a minute: a few steps, a resume from the checkpoint, and an export."""
+"""`train --smoke`: tests a config in about a minute: a few steps, a resume from the checkpoint, and an export."""
 
 from __future__ import annotations
 

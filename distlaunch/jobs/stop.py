@@ -15,7 +15,7 @@ from distlaunch.jobs.batch.job_states import job_state, live_job
 from distlaunch.runs.paths import display_path
 
 _OPENS_WITHIN_S = 5.0
-"""Time to wait for a launcher's socket: a launcher holds the run shortly before it accepts requests."""
+"""Time to wait for a launcher's socket. A launcher locks the run a moment before it accepts requests."""
 _ANSWERS_WITHIN_S = 10.0
 _QUERY_INTERVAL_S = 1.0
 _CHECK_INTERVAL_S = 0.02  # while the socket is not there yet

@@ -108,7 +108,8 @@ def claim_exports(run: RunDir, config: RunConfig, extra: Sequence[str], stack: c
 def _output_elsewhere(mode: Mode, extra: Sequence[str]) -> list[str]:
     """Return the arguments that write predictions outside a read-only run.
 
-    Raises UsageError if the current directory is read-only, too.
+    Raises:
+        UsageError: the current directory is read-only, too.
     """
     if mode != "predict" or "--output" in extra:
         return []

@@ -80,7 +80,7 @@ def _install() -> None:
 
 
 def _branch_across(strategy: Any, pred: Any, true_fn: Any, false_fn: Any) -> None:
-    """Run each replica's own functions with one decision: its counter is the same in all replicas."""
+    """Run each replica's own functions after one decision for all, since the counter is the same in all replicas."""
 
     def run(functions: Any) -> Callable[[], None]:
         return lambda: strategy.extended.call_for_each_replica(lambda function: function(), args=(functions,))

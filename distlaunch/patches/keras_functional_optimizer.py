@@ -120,7 +120,7 @@ def _selecting_instead_of_branching() -> Iterator[None]:
 
 
 def _select(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
-    """Replace `ops.cond` for functions that may assign variables; both functions are computed."""
+    """Do the work of `ops.cond` by computing both functions, which may assign variables, and selecting results."""
     scope: Any = _GET_SCOPE.get()()
     taken, results = [], []
     for function in (true_fn, false_fn):

@@ -113,7 +113,7 @@ def compiled_metrics(model: keras.Model) -> Any:
 
 
 def compiled_with(model: keras.Model) -> dict[str, Any]:
-    """Return the arguments of `compile` that a compiled model got, without those equal to Keras's defaults."""
+    """Return the arguments of `compile` that a compiled model got, without those that are not set."""
     loss, metrics = compiled_loss(model), compiled_metrics(model)
     given = {
         "optimizer": model.optimizer,

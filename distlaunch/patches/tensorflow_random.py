@@ -52,7 +52,7 @@ def replace_draws(replacement: Callable[[str, Draw], Draw]) -> None:
 
 @contextlib.contextmanager
 def change_draws(change: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
-    """Apply `change` to the results of the operations in this context."""
+    """Apply `change` to the results of random operations in this context."""
     PATCH.check()
     module = internal(_HOME)
 

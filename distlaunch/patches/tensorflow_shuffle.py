@@ -67,7 +67,7 @@ class Shuffles:
             shuffle.iterations.assign(tf.constant(shuffle.settled[0], tf.int64) + done)
 
     def in_pass(self, dataset: tf.data.Dataset, number_of_pass: Any) -> tf.data.Dataset:
-        """Return the examples of one pass of the pipeline that these calls belong to."""
+        """Return the examples of one pass of the pipeline that contains these shuffles."""
         if not self.found:
             return dataset
 
@@ -87,7 +87,7 @@ def count_iterations() -> None:
 
 
 def shuffles_of(dataset: tf.data.Dataset) -> Shuffles:
-    """Return the shuffles in a pipeline, once its data function has returned it."""
+    """Return the shuffles in a pipeline. Call it only after the data function has returned the pipeline."""
     _INPUTS.get()
     found: dict[int, tuple[Shuffle, int]] = {}
     for shuffle, in_pass in _shuffles_in(dataset, 1):

@@ -29,7 +29,7 @@ def events_schema() -> dict[str, Any]:
 
 
 def describe_fields(cls: type[Event]) -> dict[str, str]:
-    """Return the descriptions of an event's fields that have one, by name, from its docstring."""
+    """Return the descriptions of an event's fields by name, without fields that have none."""
     parts = inspect.getdoc(cls) or ""
     described: dict[str, str] = {}
     for base in (Event, cls):

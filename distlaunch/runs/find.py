@@ -76,7 +76,7 @@ def filter_runs(
 
     Args:
         statuses: the statuses to keep; empty for all.
-        names: patterns, of which the name of the folder must match at least one; empty for all names.
+        names: patterns; the name of the run's folder must match at least one of them. Empty for all names.
         since: the earliest start, in seconds since 1970.
     """
     return [

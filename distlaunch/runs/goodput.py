@@ -198,7 +198,8 @@ class _Attempt:
             case Exported() | ExportFailed() if self.first_step is not None:
                 self.export_s += elapsed_s
                 self.pending_s -= elapsed_s
-            case TaskFailed() if self.first_step is not None:  # the steps since the last report, or a task that hung
+            case TaskFailed() if self.first_step is not None:
+                # the task made steps that it has not reported, or it hung
                 self.lost_s += self.pending_s
                 self.pending_s = 0.0
             case _:

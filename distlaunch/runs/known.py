@@ -42,7 +42,7 @@ def with_settings(runs: Sequence[RunSummary]) -> tuple[list[KnownRun], list[str]
 
 
 def read_runs(runs: Sequence[RunDir], now: float, jobs_of: JobsOf) -> tuple[list[KnownRun], list[str]]:
-    """Return runs in the order of their starts, and a warning for each run that is damaged.
+    """Return runs in the order of their starts, and warnings about runs that are damaged or cannot be read.
 
     Args:
         now: see `listing.summarize`.

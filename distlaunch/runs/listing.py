@@ -1,7 +1,7 @@
 """Summarizes the runs in a directory.
 
-The state of a run is read from its first and its last events. Of the lines between them, only those with values of
-epochs and ends of attempts are parsed.
+The state of a run is read from its first and its last events. Between them, only the lines with values of epochs or
+ends of attempts are parsed.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def _last_values(facts: RunFacts, current: AttemptFacts) -> Logs:
 
 
 def _started_at(run: RunDir, events: Sequence[Event]) -> float:
-    """Return when the first process of a run started, in seconds since the epoch."""
+    """Return when the first process of a run started, in seconds since 1970."""
     times = [event.time for event in events[:1]]
     if not run.has_config() and run.attempts():  # each task of a script reports its start in a separate file
         files = next(iter(run.tasks(run.attempts()[0]).values()), None)

@@ -75,7 +75,7 @@ class LogFollower:
                 yield from self._visible(self._splitter.feed(data))
 
     def rest(self) -> Iterator[str]:
-        """Return the last line if it has no line break. Call this when nobody writes to the file."""
+        """Yield the last line if it has no line break. Call this when nobody writes to the file."""
         yield from self._visible(self._splitter.flush())
 
     def _visible(self, lines: Sequence[str]) -> Iterator[str]:
@@ -221,7 +221,7 @@ def _is_training(run: RunDir, attempt: int) -> bool:
 
 
 def _select_attempt(run: RunDir, selection: LogSelection) -> int:
-    """Return the attempt to show: the newest that trained, or the newest if none has."""
+    """Return the attempt to show: the selected one, else the newest that trained, else the newest."""
     attempts = _attempts(run)
     if not attempts:
         written = f"; see {display_path(run.launcher_log)}" if run.launcher_log.exists() else ""

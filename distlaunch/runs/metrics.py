@@ -1,6 +1,6 @@
 """Offers the state of a run as OpenMetrics: `python -m distlaunch.runs.metrics RUN [--socket FD] [--file FILE]`.
 
-It is a process of its own that reads the run's events from the disk, so that no scrape delays or fails the run. It ends
+This separate process reads the run's events from the disk, so that no scrape delays or fails the run. The process ends
 at the end of its standard input.
 """
 
@@ -106,7 +106,7 @@ class RunCollector(Collector):
             yield self._gauge("learning_rate", "Learning rate after the last epoch", rate)
         if facts.checkpoints:
             yield self._gauge("checkpoint_step", "Step of the newest checkpoint", facts.checkpoints[-1].step)
-            yield self._gauge("checkpoint_time_seconds", "When it was written, in seconds since 1970",
+            yield self._gauge("checkpoint_time_seconds", "Time of the newest checkpoint, in seconds since 1970",
                               facts.checkpoints[-1].time)  # fmt: skip
         if self._last_at:
             yield self._gauge("event_time_seconds", "Time of the newest event, in seconds since 1970", self._last_at)
@@ -115,7 +115,7 @@ class RunCollector(Collector):
     def _of_all_tasks(self) -> Iterator[Metric]:
         now = self._facts.now
         steps = GaugeMetricFamily(
-            "distlaunch_step_seconds", "Duration of the last 1,000 steps",
+            "distlaunch_step_seconds", "Duration of a step among the last 1,000 steps",
             labels=["run", "task", "host", "quantile"],
         )  # fmt: skip
         families = {

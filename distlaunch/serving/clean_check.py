@@ -88,7 +88,7 @@ def _open(name: str, path: Path, parcel: Mapping[str, Any], notes: list[str], ex
 
 
 def _open_keras(path: Path, parcel: Mapping[str, Any], notes: list[str], exported: Any) -> Any:
-    """Open without the user's code if that works, otherwise with it; the notes say which."""
+    """Open a file without the user's code if possible, otherwise with it. A note tells that the code is needed."""
     try:
         return exported.open_keras(path)
     except exported.NotAnExportError:

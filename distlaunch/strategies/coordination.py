@@ -25,7 +25,7 @@ _PREFIX = "distlaunch"
 
 @dataclass(frozen=True)
 class Vote:
-    """The vote of one task. All tasks receive the sum of the votes, so they make the same decision."""
+    """The vote of one task. All tasks receive the same combined vote, so they make the same decision."""
 
     stop: bool = False
     """Stop the run after this call (a signal was received)."""
@@ -127,7 +127,10 @@ class Peers:
         return message
 
     def agree(self, vote: Vote) -> Vote:
-        """Return the sum of all votes; `save` and `next_steps` are the chief's."""
+        """Return the votes of all processes as one.
+
+        `stop` and `finish` are set if any process has set them; `save` and `next_steps` are the chief's.
+        """
         if self.number == 1:
             return vote
         name = self._next("vote")

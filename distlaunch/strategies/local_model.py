@@ -26,7 +26,7 @@ class LocalModel:
     """Replaces variables of a model while it computes in one process.
 
     Args:
-        weights: variables that one process cannot read; other weights are used as they are.
+        weights: variables that a single process may be unable to read; other weights are used as they are.
         copy: returns the whole value of a variable in `weights`, or None if other processes hold parts of it.
         make: returns a process-local value for a Keras variable, from an array.
     """

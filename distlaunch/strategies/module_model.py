@@ -1,7 +1,7 @@
 """Wraps a `tf.Module` in a Keras model, so that every TensorFlow strategy can train it.
 
-Each `tf.Variable` of the module is replaced by a Keras variable with the same value. Its name consists of the
-attributes that lead to it, such as `dense1/weight`. The module's own code computes the outputs.
+Each `tf.Variable` of the module is replaced by a Keras variable with the same value. The name of the Keras variable
+consists of the attributes that lead to it, such as `dense1/weight`. The module's own code computes the outputs.
 """
 
 from __future__ import annotations

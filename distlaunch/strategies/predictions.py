@@ -19,15 +19,15 @@ _SUMMABLE = ("float32", "float64", "int32", "int64")  # dtypes that processes ca
 def make_predict_call(strategy: Any, model: keras.Model, num_processes: int) -> Callable[..., Any]:
     """Return a function that predicts for one element of the input (see `split_rows`).
 
-    The function returns the predictions of the global batch on the host. Each of several processes pads its predictions
-    with zeros for the rows of the others, and their sum has all predictions.
+    The function returns the predictions of the global batch on the host. Each of several processes fills the rows of
+    the other processes with zeros, so the sum over all processes contains all predictions.
     """
 
     def local(batch: Any, rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor) -> Any:
         # layers may draw random numbers in predictions too
         place = RowPlace(start, tf.maximum(tf.cast(rows, tf.int64), 1), tf.cast(total, tf.int64))
         with draw_for_rows(place):
-            # makes the number of rows unknown in the trace, by which `draw_for_rows` recognizes draws per row
+            # the slice makes the number of rows unknown in the trace, so that `draw_for_rows` recognizes draws for rows
             outputs = model.predict_step(slice_rows(batch, tf.zeros_like(place.rows), place.rows))
         if num_processes == 1:
             return outputs

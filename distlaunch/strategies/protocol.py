@@ -52,7 +52,7 @@ class CallResult:
     Attributes:
         steps: number of steps done.
         ended: whether the data of the epoch has ended.
-        vote: the sum of all tasks' votes.
+        vote: the combined vote of all tasks.
         nonfinite: the first step, counted from 1 within this call, after which the loss or a checked weight is not
             finite; None if there is none.
         notes: messages for the user about findings before the first step.
@@ -131,7 +131,7 @@ class Program(Protocol):
         return []
 
     def agree(self, vote: Vote) -> Vote:
-        """Return the sum of all tasks' votes; every task must call it."""
+        """Return the combined vote of all tasks; every task must call it."""
         return self._peers.agree(vote)
 
     def alone(self) -> AbstractContextManager[None]:
@@ -140,7 +140,7 @@ class Program(Protocol):
 
     @property
     def is_split(self) -> bool:
-        """Whether processes hold different parts of the weights, so that `alone` works only inside `gathered`."""
+        """True if processes hold different parts of the weights, so that `alone` works only inside `gathered`."""
         return False
 
     def gathered(self) -> AbstractContextManager[None]:
@@ -173,7 +173,7 @@ class Program(Protocol):
 
 
 class Parts(Protocol):
-    """Access to the state of a program of which several processes each hold a part.
+    """Access to the state of a program if each of several processes holds a part of it.
 
     `post` and `collect` may be called in any thread.
 
@@ -214,7 +214,7 @@ class Strategy(Protocol):
     `_peers`.
 
     Attributes:
-        num_replicas: number of equal parts of each global batch.
+        num_replicas: number of parts into which each global batch is divided.
     """
 
     num_replicas: int
@@ -222,7 +222,7 @@ class Strategy(Protocol):
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is the process that writes the run's results."""
+        """True if this is the process that writes the run's results."""
         return self._peers.is_chief
 
     @property

@@ -37,7 +37,7 @@ EXIT_AFTER_ERROR_S = 5.0
 
 
 class Cause(enum.Enum):
-    """The cause why tasks are stopped or have ended."""
+    """The reason why tasks are stopped or have ended."""
 
     NOTHING = "nothing"
     FAILURE = "failure"
@@ -50,7 +50,7 @@ class Cause(enum.Enum):
 
 
 TimedReason = tuple[float, Cause]
-"""A reason to stop, after the time from which it holds."""
+"""The time from which a reason to stop holds, and the reason."""
 
 
 @dataclass

@@ -45,7 +45,7 @@ _MIN_INTERVAL_S = 0.1
 """Shortest interval between two checks of the tasks, in seconds."""
 _MANY_TASKS = 64
 _BACKOFF, _BACKOFF_WITH_MANY_TASKS = (100, 0.5), (300, 3.0)
-"""Growth of the interval between checks with their cost: factor of the check's duration, and maximum in seconds.
+"""The interval between checks: this factor times the duration of a check, but at most this number of seconds.
 
 The end of a task on another host triggers a check at once.
 """

@@ -122,7 +122,7 @@ def _run_eagerly(*, tensorflow: bool) -> None:
 
 
 def _stop_at_values(*args: Any, **kwargs: Any) -> Any:
-    """Open a prompt, except while code is only traced to learn shapes, when there are no values to inspect."""
+    """Open a prompt. Do nothing in code that is only traced to learn shapes, because it has no values to inspect."""
     frame = sys._getframe(1)
     if _is_traced(frame):
         return None

@@ -10,7 +10,7 @@ from distlaunch.base.protocol import LIFELINE_FD
 
 
 def hold_lifeline() -> bool:
-    """Kill this task and everything it started when the pipe ends, because the launcher is gone.
+    """Kill this task and everything it started when the pipe ends, which means that the launcher is gone.
 
     Returns:
         Whether there is a pipe. A thread then waits for its end.

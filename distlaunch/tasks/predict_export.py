@@ -160,7 +160,7 @@ def _dataset_batches(reference: str, split: str | None, model: ExportedModel, si
 
 
 def _read_split(reference: str, split: str | None) -> tuple[Any, str]:
-    """Return a split and its name for messages: the requested split, or validation, or train if there is no other."""
+    """Return a split and its name for messages: the requested split, else validation, else train."""
     from distlaunch.config.run import Data, TfdsSource
     from distlaunch.data.splits import read_splits
 

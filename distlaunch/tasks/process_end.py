@@ -38,7 +38,7 @@ class ProcessEnd:
             atexit.register(own)
 
     def __call__(self, code: int) -> None:
-        """Run the exit hooks and end the process; return only if it is ending already (signal handlers)."""
+        """Run the exit hooks and end the process. Return only in a signal handler that interrupts an earlier call."""
         if self._code is not None:
             return
         # first: a second call, from a signal handler, returns at once

@@ -170,8 +170,8 @@ class EngineConformance:
     Attributes:
         slots: maximum number of workers on the hosts of `make`, at least 2; None if there is no limit, so that the
             refusal of too many workers is not tested.
-        has_processes: tasks are processes of this machine, whose environment can be seen.
-        has_listeners: tasks can open ports that `listening` sees.
+        has_processes: whether tasks are processes of this machine, whose environment the tests can read.
+        has_listeners: whether tasks can open ports that `listening` sees.
     """
 
     slots: int | None = None
@@ -203,7 +203,7 @@ class EngineConformance:
     def attempt(
         self, engine: Engine, folder: Path, program: str, workers: int = 2, number: int = 0
     ) -> Generator[Attempt]:
-        """Allocate and plan an attempt; it is released when the block is left."""
+        """Allocate and plan an attempt, and release the allocation when the block ends."""
         job = ScriptJob("program", sys.executable, ("-c", PROGRAMS[program]), workers=workers)
         needs = Needs(job.num_tasks, job.num_addresses, job.slots)
         allocation = engine.allocate(needs)

@@ -146,7 +146,7 @@ def user_epoch_hooks(callbacks: list[keras.callbacks.Callback]) -> list[str]:
 def run_alone(
     callbacks: list[keras.callbacks.Callback], hooks: Collection[str], alone: Callable[[], AbstractContextManager[None]]
 ) -> None:
-    """Run some hooks of the chief-only callbacks inside a context.
+    """Make some hooks of the chief-only callbacks run inside a context from here on.
 
     Args:
         hooks: names from `EPOCH_HOOKS`.
@@ -285,7 +285,7 @@ class RateWatch:
         self._rates, self._report = list(rates), report
 
     def with_rate_checks(self, callbacks: Sequence[keras.callbacks.Callback]) -> Iterator[keras.callbacks.Callback]:
-        """Return the callbacks in their order, each followed by a check of the learning rates."""
+        """Yield the callbacks in their order, each followed by a check of the learning rates."""
         for callback in callbacks:
             yield callback
             if self._rates:

@@ -553,7 +553,7 @@ class CallLength:
         each_batch: whether a callback watches every batch, so that `auto` means 1.
     """
 
-    TARGET_S = 0.5  # about the longest time until a stop request is noticed, which happens between two calls
+    TARGET_S = 0.5  # seconds; a stop request is noticed only between two calls
     LONGEST = 64  # steps
 
     def __init__(self, wanted: int | str, *, each_batch: bool) -> None:

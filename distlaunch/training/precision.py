@@ -32,7 +32,7 @@ def dtype_policy_scope(name: str | None = None) -> Iterator[None]:
 
 
 def check_precision(name: str | None, model: keras.Model) -> None:
-    """Raise ConfigError if no layer of the model has the policy."""
+    """Raise ConfigError if the config's policy has no effect on the model."""
     if name is None:
         return
     if isinstance(model, ModuleModel) and name != "float32":

@@ -25,7 +25,7 @@ from distlaunch.strategies.parameter_server.worker_batches import report_failure
 from distlaunch.training.step_timer import StepTimer
 
 _PROBE_S = 1.0  # interval between probes, and the timeout of each
-_MAX_UNANSWERED = 3  # after so many unanswered probes in a row, the coordinator counts as ended
+_MAX_UNANSWERED = 3  # after this many unanswered probes in a row, the coordinator counts as ended
 
 
 def serve(config: RunConfig, run: RunDir, task: Task, asked_to_stop: threading.Event, on_started: Callable[[], None],

@@ -121,7 +121,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class NotTried:
-    """A candidate, or a setting of some, that is not measured, and why."""
+    """A candidate, or a setting of several candidates, that is not measured, and the reason."""
 
     name: str
     reason: str

@@ -50,7 +50,7 @@ def known_causes(
     if facts.batch_norm and not candidate.synchronize_batch_norm:
         what = named("BatchNormalization", facts.batch_norm)
         found.append(
-            f"{what}: normalises the rows of each replica, so that losses depend on the number of replicas; with "
+            f"{what}: normalizes the rows of each replica, so that losses depend on the number of replicas; with "
             "synchronize_batch_norm: true, they do not"
         )
     if has_sparse_gradients and candidate.strategy.is_functional is not untuned.strategy.is_functional:

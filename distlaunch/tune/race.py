@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 ROUNDS_PER_STAGE = 2
 _OUTLIERS_FROM = 8
-"""Smallest number of rounds of which the range leaves out the fastest and the slowest eighth."""
+"""From this number of rounds on, the range leaves out the fastest and the slowest eighth of the rounds."""
 _SAME = 1.02
 """Candidates within 2 % of the fastest count as equally fast: the one with the fewest changes wins."""
 

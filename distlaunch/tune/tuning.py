@@ -72,7 +72,7 @@ class TuneRequest:
     Attributes:
         seconds: the budget of time.
         allows_16_bit: whether 16-bit precision may win, although its numbers differ.
-        only: texts, of which the name of each candidate must contain one; empty for all candidates.
+        only: texts; the name of a candidate must contain at least one of them. Empty for all candidates.
     """
 
     target: str

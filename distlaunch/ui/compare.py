@@ -37,7 +37,7 @@ class _Column:
 
 
 def print_comparison(console: JobConsole, runs: Sequence[KnownRun], sorted_by: str | None = None) -> None:
-    """Print a line for each run, as many columns as fit the terminal, and which run has the best values.
+    """Print a table of runs with as many columns as fit the terminal, and the runs that have the best values.
 
     Args:
         sorted_by: the key by which the runs are sorted; its column is the most important one.

@@ -112,18 +112,18 @@ def _conclusion(result: VerifyResult) -> list[str]:
     proven = sum(row.proven for row in result.rows)
     bad = sum(row.verdict in (DIFFERS, FAILED) for row in result.rows)
     if bad:
-        lines.append(f"{bad} of {bad + proven} do not give one device's numbers.")
+        lines.append(f"{bad} of {bad + proven} trials do not give one device's numbers.")
     elif proven:
         documented = sum(row.verdict == DOCUMENTED for row in result.rows)
         but = f", {documented} of them except for documented differences" if documented else ""
-        lines.append(f"All {proven} that were compared give one device's numbers{but}{_limit_of_proof(result)}.")
+        lines.append(f"All compared trials ({proven}) give one device's numbers{but}{_limit_of_proof(result)}.")
     else:
         lines.append("Nothing could be compared.")
     return lines
 
 
 def _limit_of_proof(result: VerifyResult) -> str:
-    """Return the step up to which equality is proven, or an empty string if it is proven for all steps."""
+    """Return a clause about the steps for which equality is not proven, or an empty string if there are none."""
     ends = [row.judgement.sharp_to for row in result.rows if row.proven and row.judgement is not None]
     last = min(ends)
     if last >= result.steps:

@@ -9,7 +9,7 @@ import numpy as np
 
 
 def factorization(users: int = 20_000, items: int = 4_000, dim: int = 16) -> keras.Model:
-    """Return a matrix factorisation with biases: `rating = user . item + user_bias + item_bias + mean`.
+    """Return a matrix factorization with biases: `rating = user . item + user_bias + item_bias + mean`.
 
     The inputs `user` and `item` are int64 of shape [rows]; the output has shape [rows, 1]. The two embedding tables,
     of users x dim and items x dim numbers, are the variables that a partitioner splits.

@@ -1,4 +1,4 @@
-"""What distlaunch depends on inside the frameworks: all of it in one folder, recorded, and as installed."""
+"""Private parts of the frameworks are used in two packages only. Each is recorded, and is there as installed."""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ STEPS = 30
 @pytest.mark.parametrize(
     ("sharp_to", "expected"),
     [
-        ([STEPS], "All 1 that were compared give one device's numbers."),
+        ([STEPS], "All compared trials (1) give one device's numbers."),
         ([8], "numbers, which is proven up to step 8 of 30; noise hides later deviations."),
         ([STEPS, 8], "numbers, which is proven up to step 8 of 30; noise hides later deviations."),
-        ([STEPS, 0], "All 2 that were compared give one device's numbers, which is not proven for 1 of them: noise"),
+        ([STEPS, 0], "All compared trials (2) give one device's numbers, which is not proven for 1 of them: noise"),
         ([0], "numbers, which is not proven for any of them: noise hides all steps."),
     ],
 )

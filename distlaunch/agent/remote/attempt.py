@@ -162,7 +162,7 @@ class HostAttempt:
         self._outbox.put_files([done])
 
     def _send_appended(self) -> bool:
-        """Send new data of followed files; return True if there was any."""
+        """Send new data of followed files; return True if there was any, or if the outbox is full."""
         if self._copy is None:
             return False
         if not self._outbox.has_room:

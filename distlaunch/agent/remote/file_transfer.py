@@ -1,4 +1,4 @@
-"""Sends files of a run directory from one host to another, as messages that write, move or remove a file."""
+"""Sends and receives files of a run directory, as messages that write, move or remove a file."""
 
 from __future__ import annotations
 

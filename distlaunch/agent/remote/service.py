@@ -159,7 +159,7 @@ class Agent:
         self._reply(frame)
 
     def _on_code(self, frame: Frame) -> None:
-        """Report whether the code is on this host. If not, write the files that follow to its folder."""
+        """Report whether the code is on this host. If not, prepare to write the files that the launcher sends next."""
         folder = Path(frame.text("folder"))
         self._code = CodeCopy(folder, json.loads(frame.payload))
         self._incoming = Incoming(folder) if not self._code.is_same else None

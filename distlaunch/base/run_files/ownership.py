@@ -40,7 +40,7 @@ class Ownership:
 
 
 def ownership_of(path: Path, trusted: tuple[Path, ...] = ()) -> Ownership:
-    """Return who owns a run, and whether others can change its files."""
+    """Return who owns a run, and whether others can change its files. Runs in trusted folders are not examined."""
     place = Path(os.path.realpath(path))
     if any(place.is_relative_to(folder) for folder in trusted):
         return Ownership()

@@ -185,7 +185,10 @@ class RunFacts:
 
     @property
     def start(self) -> TrainingStarted | None:
-        """Return the last start of training. For a finished run, ignore later attempts, which changed nothing."""
+        """Return the last start of training, or None.
+
+        For a finished run, later attempts are ignored, because they did not train.
+        """
         last = self.ended.attempt if self.ended and self.finished else max(self.attempts, default=0)
         starts = (self.attempts[number].training for number in sorted(self.attempts, reverse=True) if number <= last)
         return next((start for start in starts if start is not None), None)

@@ -54,7 +54,7 @@ class Owner(NamedTuple):
 
     @property
     def is_here(self) -> bool:
-        """Return True if its process is on this machine."""
+        """Return True if the owner is on this machine, or if its host is unknown."""
         return self.host in ("", socket.gethostname())
 
     @property
@@ -183,7 +183,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _named_owner(fd: int) -> Owner | None:
-    """Return the owner in the file, or None if its process is gone."""
+    """Return the owner that the file names, or None if the owner no longer touches the file or its process is gone."""
     owner = _read(fd)
     if not owner.pid or time.time() - os.fstat(fd).st_mtime > _FRESH_S:
         return None
@@ -191,7 +191,7 @@ def _named_owner(fd: int) -> Owner | None:
 
 
 def owner_of(path: Path) -> Owner | None:
-    """Return the process that holds the lock now, or None if it is free."""
+    """Return the process that holds the lock now; None if the lock is free or its file cannot be opened."""
     try:
         fd = _open_lock_file(path, os.O_RDONLY)
     except (OSError, UsageError):

@@ -14,7 +14,7 @@ Phase = Literal["pending", "running", "ended"]
 
 _TEXT = re.compile(r"(?!-)[A-Za-z0-9_.,;%+\[\]-]{0,200}")
 _LATEST = 1e11
-"""Seconds since the epoch, in the year 5138."""
+"""A time in the year 5138, in seconds since 1970. Records with a later time count as malformed."""
 
 
 class Submission(NamedTuple):

@@ -78,13 +78,13 @@ class ModelFacts:
     """Properties of a model and its data that may explain a deviation.
 
     Attributes:
-        batch_norm: Keras layers that normalise with the statistics of the rows of their replica.
-        own_batch_norm: layers of the user's classes that do the same, recognised by the names of the classes.
+        batch_norm: Keras layers that normalize with the statistics of the rows of their replica.
+        own_batch_norm: layers of the user's classes that do the same, recognized by the names of the classes.
         embeddings: trained Embedding layers, whose gradients are sparse on one TensorFlow device.
         random: layers that draw random numbers in training.
         own_step: the user's step function or model method that trains instead of Keras's.
         random_ops: operations of the data pipeline that draw different numbers in each process.
-        own_losses: the sum of the losses that the model adds (regularisation), with the initial weights.
+        own_losses: the sum of the losses that the model adds (regularization), with the initial weights.
         mixes_rows: `model` or `loss` if its results for the rows of a part of a batch differ from those for the same
             rows in the whole batch.
         own_state: variables other than weights that layers change in training.

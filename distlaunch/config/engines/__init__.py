@@ -107,7 +107,7 @@ def installed() -> Kinds:
 
 
 def _kind_of(section: object) -> str | None:
-    """Return the kind of a section, given as a dict from the config or as a pydantic object."""
+    """Return the kind of a section, given as a dict from the config or as a pydantic object; None if it has none."""
     kind: Any = section.get("kind", DEFAULT) if is_dict(section) else getattr(section, "kind", None)
     return kind if isinstance(kind, str) else None
 

@@ -33,14 +33,14 @@ class EngineSection(Section):
     queue: ClassVar[str] = ""
     """`module:class` of the `engines.base.Queue` in which jobs wait for their hosts; empty if there is none."""
     is_here: ClassVar[bool] = False
-    """Whether the job uses the devices of this machine."""
+    """True if the job uses the devices of this machine."""
     joins_given_cluster: ClassVar[bool] = False
-    """Whether a job becomes one task of the cluster that TF_CONFIG describes, if TF_CONFIG is set."""
+    """True if a job becomes one task of the cluster that TF_CONFIG describes, if TF_CONFIG is set."""
     file_keys: ClassVar[tuple[str, ...]] = ()
     """The keys that hold a path, which is relative to the config file."""
 
     warm_start: bool = True
-    """Whether tasks are forked from a process that has imported the framework, which saves each of them seconds.
+    """Fork tasks from a process that has imported the framework, which saves each of them seconds.
     `false`: each gets a fresh process."""
 
     def resolve(self, environ: Mapping[str, str]) -> EngineSection:

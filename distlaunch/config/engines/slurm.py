@@ -64,7 +64,7 @@ _SRUN_SHORT = {
 class Slurm(RemoteSection):
     """The nodes of the allocation in which this command runs, or that `distlaunch submit` requests.
 
-    Slurm decides about keys that are null.
+    Slurm decides about a key that is null, unless the description of the key says otherwise.
     """
 
     kind: Literal["slurm"]
@@ -78,9 +78,9 @@ class Slurm(RemoteSection):
     time: Time | None = None
     """The time limit, as sbatch reads it: minutes, `H:MM:SS`, `D-HH` or `D-HH:MM:SS`."""
     nodes: Positive | None = None
-    """null: as many as `cluster.workers` needs."""
+    """Number of nodes. null: as many as `cluster.workers` needs."""
     workers_per_node: Positive | None = None
-    """null: one for each requested GPU, or one without GPUs."""
+    """Number of workers on each node. null: one for each requested GPU, or one without GPUs."""
     gpus: Gpus | None = None
     """The GPUs of each node; `a100:4` asks for a type."""
     cpus: Positive | None = None
@@ -91,9 +91,9 @@ class Slurm(RemoteSection):
     exclude: OneLine | None = None
     """Nodes that must not be used, such as `n[3,7-9]`."""
     dependency: OneLine | None = None
-    """Such as `afterok:1234`."""
+    """Other jobs to wait for, such as `afterok:1234`."""
     job_name: OneLine | None = None
-    """null: the name of the run."""
+    """Name of the job in the queue. null: the name of the run."""
     output: OneLine | None = None
     """File for the output of the job, in the notation of sbatch. null: launcher.log in the run directory."""
     requeues: Annotated[int, Field(ge=0)] = 10
@@ -165,7 +165,7 @@ def is_one_of_many(environ: Mapping[str, str]) -> bool:
 def time_limit_s(time: int | str) -> int | None:
     """Return the seconds of a time in Slurm's notation, or None if it is invalid.
 
-    `30` and `30:00` are minutes; `1-6` is 30 hours.
+    `30` and `30:00` are 30 minutes; `1-6` is 30 hours.
     """
     match = _TIME.match(str(time))
     if match is None:
@@ -218,7 +218,7 @@ def _flags(name: str, flags: list[str], taken: Mapping[str, str], short: Mapping
 
 
 def _taken(flag: str, taken: Mapping[str, str], short: Mapping[str, str]) -> str | None:
-    """Return the option among `taken` that a flag, perhaps abbreviated, stands for."""
+    """Return the option among `taken` that a flag, perhaps abbreviated, stands for; None if there is none."""
     if not flag.startswith("--"):
         return short.get(flag[1])
     name = flag.partition("=")[0]

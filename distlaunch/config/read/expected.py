@@ -83,7 +83,7 @@ class Expected:
         ]
 
     def section(self, value: Any) -> type[Section] | None:
-        """Return the section that a mapping was probably meant to be, among the alternatives."""
+        """Return the section among the alternatives that a mapping was probably meant to be, or None."""
         types_ = [part.type for part in self.alternatives()]
         models = [model for model in types_ if isinstance(model, type) and issubclass(model, Section)]
         if not models or not is_dict(value):
@@ -99,7 +99,12 @@ class Expected:
         return models[0]
 
     def inner(self, part: str | int, value: Any) -> Expected | None:
-        """Return the expected value at a key or index within this one; `value` distinguishes sections from mappings."""
+        """Return the expected value at a key or index within this one; None if there is none.
+
+        Args:
+            part: the key or index.
+            value: the value in the config, which distinguishes sections from mappings.
+        """
         section = self.section(value) if isinstance(part, str) else None
         if section is not None:
             info = section.model_fields.get(part) if isinstance(part, str) else None
@@ -169,5 +174,5 @@ def _limits(metadata: list[Any]) -> tuple[Any, ...]:
 
 
 def _words(metadata: list[Any]) -> str | None:
-    """Return the description in a type's own annotation."""
+    """Return the description in a type's own annotation, or None."""
     return next((entry.text for entry in metadata if isinstance(entry, Words)), None)

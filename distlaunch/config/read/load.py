@@ -69,7 +69,7 @@ def load_config(
     """Read and check a config completely, without importing user code.
 
     Args:
-        path: a YAML file; `-` for standard input. A pipe is read only once, even if it is loaded again.
+        path: a YAML file; `-` for standard input. A pipe is read only once, even if the config is loaded again.
         overrides: `train.epochs=3` and the like.
         environ: values for `${NAME}`.
         num_gpus: number of GPUs of this machine; None if unknown, to skip the checks that depend on it.
@@ -231,7 +231,7 @@ def _validate(data: Any) -> tuple[RunConfig | None, list[Problem]]:
 
 
 def _without_wrong_keys(data: dict[str, Any], problems: list[Problem]) -> RunConfig | None:
-    """Return the config with defaults in place of wrong values, so that the rest can be checked."""
+    """Return the config with defaults in place of wrong values, to check the rest; None if it is still invalid."""
     # remove the whole section of a strategy or engine, since its kind determines its keys
     keys = [
         problem.key[:1] if problem.key[0] in ("strategy", "engine") else problem.key

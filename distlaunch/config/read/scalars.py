@@ -1,6 +1,6 @@
 """Plain YAML scalars by the core rules of YAML 1.2, and the substitution of `${NAME}`.
 
-`1e-3` is a number, `on`, `off`, `yes`, `no`, `12:30` and dates are text, `010` is ten (not eight, as in YAML 1.1).
+`1e-3` is a number. `on`, `off`, `yes`, `no`, `12:30` and dates are text. `010` is ten, not eight as in YAML 1.1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RUN_DIR = "${run_dir}"
 """Placeholder for the run directory in the arguments of callbacks, replaced when a run builds them."""
 
 VARIABLE = re.compile(r"\$\$\{|\$\{([^{}]*)(\})?")
-"""`$${`; or `${NAME}` with the closing brace, or without one, which is a mistake."""
+"""`$${`, or `${NAME}`. The second group is empty if the closing brace is missing, which is a mistake."""
 _ESCAPED = re.compile(r"(?<!\$)(\$\{run_dir\})|\$\{")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -82,7 +82,7 @@ def substitute(text: str, environ: Mapping[str, str], *, keep_run_dir: bool = Fa
 
     Raises:
         UnsetError: a variable is not set and has no default.
-        ValueError: the braces are not closed.
+        ValueError: the braces are not closed, or a name is invalid.
     """
 
     def value_of(match: re.Match[str]) -> str:
@@ -110,7 +110,7 @@ def escape(text: str, *, keep_run_dir: bool = False) -> str:
 
 
 def unusable(text: str) -> str | None:
-    """Return why a text cannot be a value: NUL characters and lone surrogates break paths and files later."""
+    """Return why a text cannot be a value, or None. NUL characters and lone surrogates would break paths and files."""
     if "\0" in text:
         return "the text holds a NUL character; remove it"
     if any("\ud800" <= character <= "\udfff" for character in text):

@@ -59,7 +59,7 @@ def read_text(path: Path) -> str:
     """Return the text of a file.
 
     Raises:
-        ConfigError: no such file, not a file, not readable, too large, not UTF-8, or not text.
+        ConfigError: the file does not exist, cannot be read, is a folder, is too large, or is not text in UTF-8.
     """
     data = _read_bytes(path)
     if len(data) > MAX_BYTES:

@@ -32,7 +32,7 @@ class Node:
 
     @property
     def is_override(self) -> bool:
-        """Whether the value was given by `--set`."""
+        """True if the value was given by `--set`."""
         return self.source.startswith("--set ")
 
     def plain(self) -> object:
@@ -148,7 +148,7 @@ class TreeBuilder:
         return {**merged, **entries}
 
     def _merged(self, child: yaml.Node, key: Key, line: int) -> dict[str | int, Node]:
-        """Return the entries of `<<: *base` or `<<: [*first, *second]`; the first wins."""
+        """Return the entries of `<<: *base` or `<<: [*first, *second]`. If both have a key, the first wins."""
         found: dict[str | int, Node] = {}
         for source in child.value if isinstance(child, yaml.SequenceNode) else [child]:
             if not isinstance(source, yaml.MappingNode):
@@ -162,7 +162,10 @@ class TreeBuilder:
         return found
 
     def _key(self, node: yaml.ScalarNode, key: Key) -> str | int | None:
-        """Return a key as text; whole numbers stay numbers for mappings such as class weights."""
+        """Return a key as text, or None if it is invalid.
+
+        Whole numbers stay numbers, for mappings such as class weights.
+        """
         text: str = node.value
         problem = unusable(text)
         value: Scalar = text

@@ -14,7 +14,7 @@ SHOWN = _LONGEST - 3
 
 
 def show(value: Any) -> str:
-    """Return a value approximately as the user wrote it: `'adam'`, `3`, `true`, `null`, `a mapping`, `a list`."""
+    """Return a value in the words of a message: `'adam'`, `3`, `true`, `nothing (null)`, `a list of 3`."""
     if value is None:
         return "nothing (null)"
     # before int, of which bool is a subclass
@@ -47,7 +47,7 @@ def received(value: Any) -> str:
 
 
 def listed(words: Iterable[Any], most: int = 12) -> str:
-    """Return `'a', 'b', 'c'`, truncated where it gets long."""
+    """Return `'a', 'b', 'c'`, with at most `most` of the words."""
     quoted = [repr(word) for word in words]
     return ", ".join(quoted if len(quoted) <= most else [*quoted[:most], f"... ({len(quoted)} in all)"])
 
@@ -65,7 +65,7 @@ def all_of(words: Iterable[str]) -> str:
 
 
 def closest(word: str, options: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the option that was most likely meant, ignoring case."""
+    """Return the option that was most likely meant, ignoring case; None if none is similar."""
     if len(word) > _LONGEST:
         return None
     folded: dict[str, str] = {}

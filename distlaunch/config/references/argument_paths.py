@@ -24,8 +24,8 @@ _LONGEST = 4_096
 def with_argument_paths(config: RunConfig, launched_in: Path | None = None) -> tuple[RunConfig, list[str]]:
     """Return a config whose arguments lead to the same files from the current directory, and notes for the user.
 
-    An argument counts as a path if such a file exists, or if it is a pattern such as `part-*.csv` that matches files.
-    It is looked up in the config's folder, then in the current directory.
+    An argument counts as a path if it names an existing file or folder, or if it is a pattern such as `part-*.csv` that
+    matches files. It is looked up in the config's folder, then in the current directory.
 
     Args:
         launched_in: the directory in which the run was started, which is searched last.

@@ -38,7 +38,7 @@ _BY_NAME = {"augment": (SEED,)}
 _EXAMPLE_FORMS = (("x", "y"), ("example",), ("x", "y", "sample_weight"))
 """Possible forms of examples, which only the data determines; see `data/examples/each_example.py`."""
 Forms = Mapping[str, tuple[tuple[str, ...], ...]]
-"""For each role, the names of the values that distlaunch passes by position: one tuple for each allowed form."""
+"""Names of the values that distlaunch passes by position, for each role: one tuple for each allowed form."""
 _NAMES = ("PyDataset", "keras.utils.Sequence", "utils import Sequence")
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib"))
 _MOST_FILES = 50
@@ -154,7 +154,9 @@ def _check_call(site: Site, function: Function, called: Calls) -> Iterator[Probl
 
 
 def _batch_size_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yield a problem if neither the data function's file nor the user files that it imports mention a `PyDataset`.
+    """Yield a problem if `data.global_batch` is missing and the data function cannot return a `PyDataset`.
+
+    A function may return one if its file, or a file of the user that it imports, mentions `PyDataset`.
 
     If that cannot be known, the run itself reports a missing batch size once it has read the data.
     """
@@ -207,7 +209,7 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 
 
 def _neighbour(file: Path, module: str, folder: Path | None) -> Path | None:
-    """Return the source of an imported module: a file next to the importing one, or else as `find_source` finds it."""
+    """Return the source of an imported module: the file next to the importing one, else the result of `find_source`."""
     beside = file.parent.joinpath(*module.split(".")).with_suffix(".py")
     if beside.is_file():
         return beside

@@ -118,4 +118,4 @@ def missing_package(callback: str) -> str:
 
 
 IMPORTS = {"TensorBoard": "tensorboard", "RemoteMonitor": "requests"}
-"""Packages that neither Keras nor the frameworks install."""
+"""Packages that callbacks import, but that neither Keras nor the frameworks install."""

@@ -77,7 +77,7 @@ def taken_name(module: str) -> str:
 
 
 def _library(name: str) -> str | None:
-    """Return the file of a module outside the current directory."""
+    """Return the file of a module outside the current directory, or None."""
     elsewhere = [entry for entry in sys.path if os.path.abspath(entry or ".") != os.getcwd()]
     spec = PathFinder.find_spec(name, elsewhere)
     return None if spec is None else spec.origin

@@ -115,7 +115,7 @@ def _find_modules(config: RunConfig, run: RunDir, before: Path | None, found: Mo
 
 
 def _file_in(folder: Path, module: str) -> Path | None:
-    """Return the source of a module if it is in this folder."""
+    """Return the source of a module if it is in this folder, else None."""
     try:
         file = find_source(module, folder)
     except (ModuleMissingError, OSError):

@@ -69,7 +69,7 @@ def argument_problems(
 
 
 def position_problem(function: Function, values: Sequence[str], by_name: Sequence[str] = ()) -> str | None:
-    """Return the problem of a call with these values by position, and `by_name` if the function takes them."""
+    """Return the problem of a call with these values by position, and `by_name` if the function takes them; or None."""
     args, number, names = function.node.args, len(values), ", ".join(values)
     least = len(set(function.required) - set(by_name))
     most = None if args.vararg else len(set(function.positional) - set(by_name))
@@ -91,7 +91,7 @@ def map_with_seed(function: str) -> str:
 
 
 def context_problem(function: Function, *, given: bool) -> str | None:
-    """Return the problem of calling a data function with `context`, or without it."""
+    """Return the problem of calling a data function with `context`, or without it; None if there is none."""
     if given and "context" not in function.by_name and function.node.args.kwarg is None:
         wanted = f"def {function.name}({', '.join([*function.by_name, 'context'])})"
         return f"it is called with `context`, which {function} does not take; write `{wanted}`"

@@ -37,12 +37,12 @@ class Site:
 
     @property
     def is_reference(self) -> bool:
-        """Whether the name is a `module:function`, not a name of Keras."""
+        """True if the name is a `module:function`, not a name of Keras."""
         return ":" in self.name and self.name != STAND_IN
 
 
 def sites(config: RunConfig) -> Iterator[Site]:
-    """Yield all names in a config."""
+    """Yield the names of all functions, classes and Keras objects in a config."""
     yield Site(("model", "function"), config.model.function, "model", config.model.args, ("model", "args"))
     if config.data.function is not None:
         yield Site(("data", "function"), config.data.function, "data", config.data.args, ("data", "args"))
@@ -85,7 +85,7 @@ def named_files(config: RunConfig) -> list[str]:
 
 
 def with_absolute_files(config: RunConfig, folder_of: Callable[[Key], Path]) -> RunConfig:
-    """Return a config in which the file of each `path/file.py:function` is absolute.
+    """Return a config in which the paths of `path/file.py:function` and of files that `engine` names are absolute.
 
     Args:
         folder_of: maps the key of a relative path to the folder from which the path starts.

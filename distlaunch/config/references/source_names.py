@@ -37,7 +37,7 @@ class ModuleNames:
 
 
 def read_module(path: Path) -> ModuleNames:
-    """Parse a file.
+    """Return the names that a file binds at its top level, without running the file.
 
     Raises:
         SourceError: it cannot be read, or is not valid Python.

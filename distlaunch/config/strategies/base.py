@@ -40,18 +40,18 @@ class StrategySection(Section):
     cluster_keys: ClassVar[frozenset[str]] = frozenset()
     """Keys of `cluster:` that this strategy uses and some others do not use."""
     in_lockstep: ClassVar[bool] = False
-    """Whether `cluster.workers` counts processes that take every step together, each with its part of the devices.
+    """True if `cluster.workers` counts processes that take every step together, each with its part of the devices.
 
     `jobs` must then follow `cluster.workers`; `cluster_problems` can restrict the number.
     """
     has_coordinator: ClassVar[bool] = False
-    """Whether a coordinator assigns numbered batches to workers, and parameter servers hold the variables."""
+    """True if a coordinator assigns numbered batches to workers, and parameter servers hold the variables."""
     has_replicas: ClassVar[bool] = False
-    """Whether copies of the model each compute a part of the batch, whose gradients are then summed."""
+    """True if each of several copies of the model computes a part of the batch. Their gradients are then summed."""
     places_variables: ClassVar[bool] = False
-    """Whether tasks, or devices, hold different variables, or different parts of a variable."""
+    """True if tasks, or devices, hold different variables, or different parts of a variable."""
     refuses_jit_compile: ClassVar[bool] = False
-    """Whether `compile.jit_compile` is an error, because XLA cannot access all variables of a step."""
+    """True if `compile.jit_compile` is an error, because XLA cannot access all variables of a step."""
     step_forms: ClassVar[tuple[tuple[str, ...], ...]] = (STEP,)
     """Forms of arguments that a user's step function may take."""
     quick_export: ClassVar[str] = "saved_model"
@@ -66,17 +66,17 @@ class StrategySection(Section):
 
     @property
     def runs_tensorflow(self) -> bool:
-        """Whether the model computes with TensorFlow, so that TensorFlow operations may be part of it."""
+        """True if the model computes with TensorFlow, so that TensorFlow operations may be part of it."""
         return self.backend == "tensorflow"
 
     @property
     def is_functional(self) -> bool:
-        """Whether a step takes the model's state and returns the next one, with dense gradients throughout."""
+        """True if a step takes the model's state and returns the next one, with dense gradients throughout."""
         return FUNCTIONAL_STEP in self.step_forms
 
     @property
     def changes_in_place(self) -> bool:
-        """Whether a step may assign the model's variables."""
+        """True if a step may assign the model's variables."""
         return STEP in self.step_forms
 
     def processes(self, cluster: Cluster) -> dict[str, int]:
@@ -100,7 +100,7 @@ class StrategySection(Section):
         return None
 
     def num_parts(self, cluster: Cluster, num_gpus: int | None) -> int | None:
-        """Return the number of equal parts of a global batch; None if that depends on unknown devices."""
+        """Return the number of parts into which a global batch is divided; None if that depends on unknown devices."""
         return 1
 
     def parts_of_worker(self, worker: int, cluster: Cluster, num_gpus: int | None) -> tuple[int, int, int]:
@@ -112,7 +112,7 @@ class StrategySection(Section):
         return worker, 1, cluster.num_workers
 
     def devices_needed(self, cluster: Cluster) -> tuple[Key, int] | None:
-        """Return the config key that determines how many GPUs each process needs if there are any, and that number."""
+        """Return the config key that sets the number of devices of a process, and that number; None if any fits."""
         return None
 
     def parts_in_words(self, cluster: Cluster, parts: int) -> str:

@@ -29,7 +29,7 @@ class Partitioner(Section):
     num_shards: Positive | None = None
 
     def problems(self) -> Iterator[Problem]:
-        """Yield problems with the arguments, which differ between kinds of partitioners."""
+        """Yield arguments that this kind of partitioner does not take, and the one that it needs but does not have."""
         key = ("strategy", "partitioner")
         allowed = _PARTITIONER_ARGS[self.kind]
         for name in type(self).model_fields:
@@ -44,12 +44,12 @@ class ParameterServerSection(StrategySection):
     """Workers compute, parameter servers hold the variables, updates are asynchronous."""
 
     is_neutral: ClassVar[bool] = False
-    # updates are asynchronous, so it gives other numbers than the other strategies
+    # updates are asynchronous, so this strategy gives other numbers than the other strategies
     neutral_keys: ClassVar[frozenset[str]] = frozenset({"partitioner"})
 
     kind: Literal["parameter_server"]
     partitioner: Partitioner | None = None
-    """null: each variable is on one server as a whole."""
+    """Division of variables among the servers. null: each variable is on one server as a whole."""
 
     implementation: ClassVar[str] = "parameter_server.strategy:ParameterServer"
     cluster_keys: ClassVar[frozenset[str]] = frozenset({"workers", "ps", "hosting", "ports"})

@@ -112,7 +112,7 @@ def num_parallel_batches(config: DataConfig) -> int:
 
 def batch_of(rows: Any, examples: tf.data.Dataset, one: Callable[..., Any], threads: int, began: tf.Tensor, *,
              skips: bool = False, at_once: int = 1) -> Batch:  # fmt: skip
-    """Apply `one` to each example and return the results as a batch, in order. Without examples, it has no rows.
+    """Apply `one` to each example and return the results as a batch, in order; without examples, an empty batch.
 
     This is a dataset within the input pipeline, because `tf.map_fn` would process one example after the other.
 
@@ -135,7 +135,7 @@ def batch_of(rows: Any, examples: tf.data.Dataset, one: Callable[..., Any], thre
 
 
 def first_failure(examples: Iterable[tuple[str, Any]], one: Callable[[Any], Any]) -> tuple[str, Exception] | None:
-    """Return name and error of the first example for which `one` fails when it runs eagerly; see `read_failures.Find`.
+    """Return name and error of the first example for which `one` fails when it runs eagerly, or None.
 
     Args:
         examples: pairs of an example's name and the argument of `one`.

@@ -23,7 +23,7 @@ class ExampleTimes:
 
     Attributes:
         examples: number of examples that were read and mapped.
-        seconds: sum of their times, some of which overlap.
+        seconds: sum of the times of these examples, of which several may be read at the same time.
         batches_s: seconds for making batches of them.
     """
 

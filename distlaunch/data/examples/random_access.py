@@ -242,7 +242,7 @@ class Items:
             return as_arrays(self._items[number])
 
     def _next_readable(self, number: int) -> Any:
-        """Return an item, or if examples may fail, the first one after it that can be read."""
+        """Return an item. If examples may fail and this one fails, return the next one that can be read."""
         return read_first_readable(self._item, number, self.number) if self._skips else self._item(number)
 
     @staticmethod

@@ -16,7 +16,7 @@ from distlaunch.base.errors import DataError
 from distlaunch.patches.tensorflow_late import is_a, tf
 
 Find = Callable[[np.ndarray], tuple[str, Exception] | None]
-"""Function of int64 rows that returns name and error of the first example that fails when it is read separately."""
+"""Function that reads the examples of int64 rows one by one, and returns name and error of the first that fails."""
 
 _lock = threading.Lock()
 _first: list[Exception] = []
@@ -104,7 +104,7 @@ def data_errors_raised() -> Iterator[None]:
 
 
 def _explain_pipeline_error(message: str) -> Exception | None:
-    """Return the DataError for a pipeline that cannot make batches or write the file of `cache`."""
+    """Return the DataError for a pipeline that cannot make batches or write the file of `cache`, else None."""
     if found := re.search(r"cache lockfile already exists \('(.+)_\d+\.lockfile'\)", message):
         cause = "another task or run is writing it, or was killed and has left its lockfile"
         hint = "cache in memory with .cache(), or give each task its own file, whose name ends with "

@@ -122,7 +122,7 @@ def _load(path: Path, key: str) -> Index | None:
 
 
 def _map_array(file: BinaryIO) -> np.ndarray:
-    """Map the array at the file's position, and move the position to its end."""
+    """Map the array at the file's position, and move the position to the end of the array."""
     version = np.lib.format.read_magic(file)
     if version != (1, 0):
         raise ValueError(f"got version {version} of NumPy's format")

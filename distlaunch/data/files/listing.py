@@ -47,7 +47,7 @@ def data_function_error(message: str) -> ConfigError:
 
 
 def find_files(patterns: Patterns, kind: str, suffixes: Sequence[str]) -> FileSet:
-    """Find files.
+    """Return the files that patterns match, sorted by folder and name.
 
     Args:
         kind: word for the expected files in messages, such as `a CSV file`.

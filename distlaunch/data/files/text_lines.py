@@ -14,7 +14,7 @@ def text_lines(files: Patterns) -> TextLines:
     """Return the lines of text files, including empty ones; each is a scalar string without its LF or CRLF.
 
     Args:
-        files: a path, a glob, a directory (its `*.txt` files), or a list of them.
+        files: a path, a glob, a directory (its `*.txt` and `*.text` files), or a list of them.
 
     Raises:
         ConfigError: there are no such files, they are compressed, or they have no lines.

@@ -129,7 +129,7 @@ def _check_not_compressed(path: str, checksum: Callable[[bytes], int] | None) ->
 
 
 def _find_checksum() -> Callable[[bytes], int] | None:
-    """Return a function for the masked CRC32C of TFRecord files, if a fast library is installed."""
+    """Return a function for the masked CRC32C of TFRecord files. Warn and return None if no fast library exists."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # "is using a pure python implementation"

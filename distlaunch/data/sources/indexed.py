@@ -48,7 +48,7 @@ class Examples(Protocol):
 
     @property
     def whole(self) -> bool:
-        """Whether `rows` returns complete examples."""
+        """True if `rows` returns complete examples."""
         ...
 
     def name(self, index: int) -> str:

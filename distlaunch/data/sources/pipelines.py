@@ -218,7 +218,7 @@ class Pipeline(Split):
         return self._map(example, key[0], key[1])
 
     def first_failure(self, keys: np.ndarray) -> tuple[str, Exception] | None:
-        """Return the first row of this stream that fails; see `read_failures.Find`."""
+        """Return the first row of this stream that fails, or None; see `read_failures.Find`."""
         number, stream = self._stream.num_streams, self._stream.stream
         wanted = {int(key[1]) // number: tf.constant(key) for key in keys if key[1] % number == stream}
         number_of_pass = next((key[0] for key in keys if key[1] % number == stream), _ZERO)

@@ -243,7 +243,7 @@ def _seeded_generators(*numbers: int) -> Iterator[Callable[[], bool]]:
     """Seed the global generators of Python and NumPy in this context, and restore them afterwards.
 
     Yields:
-        A function that returns whether a generator has been used since then.
+        A function that returns whether a generator has been used since it was seeded.
     """
     before = random.getstate(), np.random.get_state()
     random.seed(" ".join(map(str, numbers)))

@@ -24,7 +24,7 @@ class UnreachableError(UsageError):
     """Hosts do not reach each other.
 
     Args:
-        pairs: a message for each pair of hosts of which the first cannot reach the second.
+        pairs: for each pair (A, B) of hosts, the reason why A cannot reach B.
     """
 
     def __init__(self, pairs: Mapping[tuple[str, str], str]) -> None:
@@ -34,7 +34,7 @@ class UnreachableError(UsageError):
         self._pairs = pairs
 
     def worst(self, hosts: Sequence[str]) -> tuple[str, str]:
-        """Return the host with the most failed connections, and a message about one of them.
+        """Return the host with the most failed connections, and a message about one of these connections.
 
         If several hosts have the same number, return the last of them.
         """

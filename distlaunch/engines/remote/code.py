@@ -88,7 +88,11 @@ class CodeFiles:
         return self._listed(names)
 
     def listing(self) -> bytes:
-        """Return the names and digests of all files. Raise UsageError if the files are too large to be code."""
+        """Return the names and digests of all files.
+
+        Raises:
+            UsageError: the files are too large to be code, or code of the config is outside of the folder.
+        """
         for name in self._names:
             self._check_inside(name)
         size = sum((self._folder / name).stat().st_size for name in self._names)

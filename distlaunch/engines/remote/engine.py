@@ -152,7 +152,7 @@ class RemoteEngine:
                    "use the files there")  # fmt: skip
 
     def _warnings_of(self, used: Mapping[str, Link]) -> list[str]:
-        """Return warnings about hosts that are new to this job. Each warning is returned only once."""
+        """Return those warnings about hosts that this engine has not returned before."""
         new = {name: link for name, link in used.items() if not link.is_known}
         warnings = [warning for link in new.values() for warning in self._warnings(link)]
         if new:

@@ -51,7 +51,7 @@ class Link:
         facts: the facts about the host in the agent's greeting; empty until the greeting.
         state: free resources of the host, see `host_state`; empty until the host has been checked.
         is_known: whether the warnings about the host have been printed.
-        clock_s: seconds by which the host's clock is ahead of this machine's clock, plus the delay of the greeting.
+        clock_s: seconds by which the host's clock is ahead of this machine's clock, minus the delay of the greeting.
         lost: why the agent is gone; empty while it works.
     """
 
@@ -64,13 +64,13 @@ class Link:
         self.clock_s = 0.0
         self.received_at = 0.0
         self.is_ready = False
-        """Whether the host has passed the checks of this job."""
+        """True if the host has passed the checks of this job."""
         self.takes_beats = False
-        """Whether the agent has been greeted, and may be sent keep-alive messages."""
+        """True if the agent has been greeted, and may be sent keep-alive messages."""
         self.is_silent = False
-        """Whether the standard error of the agent has been closed."""
+        """True if the standard error of the agent has been closed."""
         self.keeps_copies = False
-        """Whether the host keeps files that could not be copied to the launcher's host."""
+        """True if the host keeps files that could not be copied to the launcher's host."""
         self.take: Callable[[Link, Frame], None] | None = None
         """Handles messages that are not answers; called in the I/O thread."""
         self.on_lost: Callable[[], None] | None = None
@@ -134,7 +134,7 @@ class Link:
         self._wake()
 
     def request(self, kind: str, payload: bytes = b"", *, after_files: bool = False, **fields: Any) -> Future[Frame]:
-        """Send a message and return a future of the answer, which may raise LinkError.
+        """Send a message and return a future of the answer. Its `result()` may raise LinkError.
 
         Args:
             after_files: whether to send it behind everything given to `post_in_order`.

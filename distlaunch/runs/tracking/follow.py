@@ -130,7 +130,7 @@ def _read_state(file: Path) -> dict[str, Any]:
 
 
 def _config_of(run: RunDir) -> dict[str, Any]:
-    """Return the values of the run's config by their paths, and the commit of the code."""
+    """Return the values of the run's config by dotted key, and the commit of the code."""
     flat = read_settings(run)
     with contextlib.suppress(OSError, ValueError, KeyError):
         flat["git_commit"] = read_json(run.environment)["git"]["commit"]

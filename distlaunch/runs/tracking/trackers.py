@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Protocol
 from distlaunch.config.run import TrackerName
 
 PROJECT = "distlaunch"
-"""Project or experiment, unless the tracker's own environment variable has another."""
+"""Name of the project or experiment, unless the tracker's environment variable gives another name."""
 _LONGEST_VALUE = 500
 """Maximum number of characters of a config value; MLflow refuses long ones."""
 

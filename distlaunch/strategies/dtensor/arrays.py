@@ -1,4 +1,4 @@
-"""Converts between host arrays and arrays on a DTensor mesh, of which each process handles its devices' parts."""
+"""Converts between host arrays and arrays on a DTensor mesh. Each process handles the parts of its own devices."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class DTensor(MeshStrategy):
 # cached, because a second object would use the same keys in the store again
 @functools.cache
 def _peers() -> Peers:
-    """Return the processes in TF_CONFIG, and set the environment variables that DTensor reads instead of it."""
+    """Return the processes in TF_CONFIG, and set the environment variables that DTensor reads instead."""
     addresses, rank = addresses_and_rank()
     if len(addresses) == 1:
         return Peers()

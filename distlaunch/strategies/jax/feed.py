@@ -28,7 +28,9 @@ from distlaunch.strategies.mesh.row_counts import RowCounts
 from distlaunch.strategies.step_times import StepTimes
 
 _MEASURE_EVERY = 7
-"""Number of steps of which one is measured. It is odd, because every second step may wait if batches come in pairs."""
+"""Number of steps from one measured step to the next. It is odd, because every second step may wait if batches come in
+pairs.
+"""
 _NUM_MEASUREMENTS = 8  # number of measurements; their mean is used for the steps that are not measured
 
 

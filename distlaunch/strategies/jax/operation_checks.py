@@ -39,7 +39,8 @@ _WINDOWS = ("reduce_window_max", "reduce_window_min", "reduce_window_sum")
 _TOLERANCE = 1e-3
 """Allowed deviation, relative to the largest value.
 
-On these tiny arrays, rounding causes deviations below 1e-5. The wrong results of XLA count a part twice.
+On these tiny arrays, rounding causes deviations below 1e-5. The known wrong results of XLA count a part of the arrays
+twice, so they deviate far more.
 """
 _GROUPS = 4
 _CHANNELS = 2
@@ -85,7 +86,7 @@ class OperationChecks:
         self._gather = jax.jit(lambda values: values, out_shardings=whole, compiler_options=self._quick)
 
     def operations(self, step: ClosedJaxpr) -> list[Operation]:
-        """Return the kinds of operations in the forward pass of a traced step."""
+        """Return the convolutions and reductions over windows in a step's forward pass, without repetitions."""
         found: dict[str, Operation] = {}
         for equation, where in _equations(step.jaxpr, ""):
             name = equation.primitive.name

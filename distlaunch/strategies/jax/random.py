@@ -24,7 +24,7 @@ _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)  # from the golden ratio and the square ro
 _SCRAMBLING_KEY = (0x3EC8F720, 0x02461E29)
 _ROUNDS, _LANES = 10, 4  # each count gives four 32-bit words
 _INT32_MAX = 2**31 - 1
-# for each dtype: the integer of its size, the bits of its fraction, and the bits of 1.0
+# for each dtype: an integer type of the same size, the number of bits of the fraction, and the bit pattern of 1.0
 _LAYOUTS = {
     "float32": (jnp.uint32, 23, 0x3F800000),
     "float16": (jnp.uint16, 10, 0x3C00),

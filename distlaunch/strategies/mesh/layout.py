@@ -186,7 +186,7 @@ def dividing_axes(shape: Sequence[int], axes: Axes, mesh: Mesh) -> list[str | No
 
 
 def map_batch(action: Callable[[Any, Axes], Any], batch: Batch, axes: Axes) -> Batch:
-    """Apply `action(leaf, axes)` to the leaves of a batch, with all axes for inputs and the first for the others."""
+    """Apply `action(leaf, axes)` to the leaves of a batch; the leaves of labels and weights get only the first axis."""
     parts = batch if isinstance(batch, tuple) else (batch,)
     first, *others = parts
     mapped = (
@@ -200,7 +200,7 @@ def map_batch(action: Callable[[Any, Axes], Any], batch: Batch, axes: Axes) -> B
 
 
 def proposed_rules(model: keras.Model, mesh: Mesh, whole: tuple[type, ...] = ()) -> dict[str, list[str | None]]:
-    """Return rules that split the large layers over the axis `model`, in pairs.
+    """Return rules that split dense, convolutional, embedding and attention layers over the axis `model`.
 
     After a Dense layer that is split by its outputs, the next one is split by its inputs, so that devices need to sum
     only the result of the second layer. Dimensions that are not divisible by the axis are not split.

@@ -38,7 +38,7 @@ class RowCounts:
 
     @property
     def even(self) -> bool:
-        """Whether each device can get the same number of rows from its own process."""
+        """True if each device can get the same number of rows from its own process."""
         return len(set(self.counts)) == 1 and self.counts[0] % self.parts == 0
 
     @property

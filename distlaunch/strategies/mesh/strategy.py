@@ -82,8 +82,8 @@ def mesh_sizes(section: MeshSection, num_processes: int, num_gpus: int) -> tuple
     """Return the sizes of the mesh's axes, and their product, for the same number of devices in each process.
 
     Args:
-        num_gpus: number of GPUs of all processes; 0 for virtual CPU devices, of which there are as many as needed. If
-            there are too few GPUs, the product is larger than their number, or 0.
+        num_gpus: number of GPUs of all processes; 0 to use as many virtual CPU devices as needed. If there are too few
+            GPUs, the product is larger than their number, or 0.
     """
     product, wanted = section.product, section.product
     if -1 in section.mesh.values():

@@ -26,7 +26,7 @@ from distlaunch.patches.tensorflow_late import tf
 from distlaunch.strategies.parameter_server.worker_batches import OfferedSplit, offer
 
 _ZERO = np.int64(0)
-_SEED_STEP = 7_919  # between the seeds of two workers
+_SEED_STEP = 7_919  # difference between the seeds of two workers
 
 
 class Reader:

@@ -61,11 +61,11 @@ from distlaunch.strategies.variables import (
     untracked_state,
 )
 
-BLOCKS_PER_WORKER = 4  # per call; fewer would let a slow worker delay the others, and more would make blocks too short
+BLOCKS_PER_WORKER = 4  # in a call: with fewer, a slow worker delays the others; with more, blocks are too short
 EVALUATION_BLOCK = 16  # steps
 _STALL_S = 30.0  # time after which a message is printed; a call usually takes about half a second
 _POLL_S = 0.002  # largest delay in noticing the end of a call
-_never_set = threading.Event()  # never set
+_never_set = threading.Event()
 
 
 class CoordinatorProgram(Program):

@@ -198,7 +198,7 @@ def batch_spec(elements: Any, load: Callable[[Any], Batch]) -> Any:
 
 
 def last_batch(source: Source, number: int, num_workers: int, max_bytes: int) -> Rows | None:
-    """Return a batch from the worker that has read it, if it is the last batch that the worker has read.
+    """Return a batch from the worker that has read it last; None if that worker has read another one since.
 
     Args:
         number: number of the batch.

@@ -1,4 +1,4 @@
-"""Makes the losses of several replicas add up to exactly the loss of one device; see `strategies.replica.row_fraction`.
+"""Makes the losses of several replicas add up to exactly the loss of one device; see `strategies.replica.share`.
 
 It also replaces the moments of synchronized BatchNorm, so that a replica without rows does not count its stand-in row.
 tests/parity compares every case with one device, which also detects changes in Keras.

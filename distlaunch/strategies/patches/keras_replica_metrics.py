@@ -1,4 +1,4 @@
-"""Makes the metrics of several replicas add up to those of one device; see `strategies.replica.row_fraction`."""
+"""Makes the metrics of several replicas add up to those of one device; see `strategies.replica.share`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def single_metrics(metrics: list[Any]) -> Iterator[Any]:
 
 
 def adds_up(metric: Any) -> bool | None:
-    """Return whether the states of a metric are sums over rows, as declared or as in Keras; None if unknown."""
+    """Return whether a metric's states are sums over rows, as it declares or as is known of Keras; None if unknown."""
     declared = getattr(metric, "additive", None)
     return declared if declared is not None else _is_known_to_add_up(metric) or None
 

@@ -72,7 +72,7 @@ class Ballots:
         return ballot + tf.concat([tf.zeros([_VOTE], tf.float64), *seen], 0)
 
     def vote(self, total: Any) -> Vote:
-        """Return the sum of all votes."""
+        """Return the combined vote from the sum of all ballots."""
         stop, finish, save, next_steps = total.numpy()[:_VOTE]
         # each process that votes for it adds 1
         return Vote(bool(stop > 0), bool(finish > 0), int(next_steps), bool(save > 0))

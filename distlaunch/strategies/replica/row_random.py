@@ -4,9 +4,8 @@ A random layer draws a tensor whose first dimension is the rows of its input. On
 Replicas have the same seeds, so without this module each would draw the first rows of that tensor, and all would use
 the same masks. Here, each replica draws the rows of the tensor that belong to its examples. TensorFlow's generator is
 counter-based (Philox, Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). The usual kinds of numbers
-can therefore be drawn from any position, so a replica need not draw the numbers of other
-replicas' rows. If one device has its rows in another order, it draws the whole tensor and gives each row the numbers
-for its usual position.
+can therefore be drawn from any position, so a replica need not draw the numbers of other replicas' rows. If one device
+has its rows in another order, it draws the whole tensor and gives each row the numbers for its usual position.
 
 Tensors whose rows are not in the first dimension are the same in each replica, and for each order.
 """

@@ -10,8 +10,8 @@ weighted means must be scaled. Gradients are averaged with the same weights.
 are the gradients. Source: TensorFlow's guide to custom training with tf.distribute.Strategy, "sum over examples /
 global batch size".
 
-`patches.keras_losses`, `patches.keras_replica_metrics` and `patches.keras_gradient_sums` make Keras follow these
-conventions.
+The modules `keras_losses`, `keras_replica_metrics` and `keras_gradient_sums` of `strategies.patches` make Keras follow
+these conventions.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Reduction(Enum):
     """The way in which the value of the global batch follows from the values of the replicas."""
 
     MEAN = "mean"
-    """It is the mean of their values, weighted by rows."""
+    """The mean of the replicas' values, weighted by rows."""
     SUM = "sum"
-    """It is the sum of their values."""
+    """The sum of the replicas' values."""
     WHOLE = "whole"
-    """It must be computed from the rows of all replicas."""
+    """No combination of the replicas' values; it must be computed from the rows of all replicas."""
     RESULT = "result"
-    """It is a log that equals the result of the metric of the same name, whose state adds up."""
+    """Logged value: the result of the metric with the same name, after the metric's states were summed."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Reductions:
 
     @property
     def gathers(self) -> bool:
-        """Whether anything is computed from the rows of all replicas."""
+        """True if anything is computed from the rows of all replicas."""
         return bool(self.metrics) or Reduction.WHOLE in (self.total, *self.losses.values())
 
 
@@ -91,7 +91,7 @@ class StepKind:
 
     @property
     def takes_whole_batches(self) -> bool:
-        """Whether each replica evaluates whole batches, because values of the step do not add up."""
+        """True if each replica evaluates whole batches, because values of the step do not add up."""
         return self.is_test and Reduction.WHOLE in self.logs.values()
 
 
@@ -124,7 +124,7 @@ class ReplicaShare:
 
     @property
     def uses_mean_convention(self) -> bool:
-        """Whether losses follow the convention `mean`."""
+        """True if losses follow the convention `mean`."""
         return self.kind.scale == "mean" and not self.has_all_rows
 
     def scale_mean(self, value: Any) -> Any:

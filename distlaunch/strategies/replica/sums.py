@@ -75,7 +75,7 @@ class Sums:
         )
 
     def agree(self, vote: Vote) -> Vote:
-        """Return the sum of all processes' votes."""
+        """Return the combined vote of all processes."""
         return self._ballots.vote(self._sum_call(self._ballots.cast(vote)))
 
     def values(self) -> State:

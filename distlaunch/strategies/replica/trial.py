@@ -288,7 +288,7 @@ def needs_trial(model: keras.Model, metrics: list[Any]) -> bool:
 
 
 def _is_known(loss: Any) -> bool:
-    """Return whether this is a Keras loss that compares labels and predictions row by row."""
+    """Return whether this is no loss, or a Keras loss that is a mean of losses of single rows."""
     if loss is None or isinstance(loss, str):
         loss = loss and keras.losses.get(loss)
     if loss is None:

@@ -39,7 +39,7 @@ class Diagnosis:
     """The part of an `Outcome` about a failure.
 
     Attributes:
-        is_retryable: as in `Outcome`, but without regard to stop requests.
+        is_retryable: as `retryable` of `Outcome`, but without regard to stop requests.
         outside: True if the cause is proven to be outside the job, so that a later try may succeed.
     """
 
@@ -106,7 +106,7 @@ class Traces:
         codes: the exit code of each process that has ended.
         suspended: whether a process was suspended when the others were asked to stop. Only for processes that still
             ran at that time.
-        beating: whether the same processes had sent a heartbeat shortly before.
+        beating: whether each of these processes had sent a heartbeat shortly before that time.
         hosts: the host that each task reported.
         spawn_errors: why a process could not be started.
         steps: the step of each task when the run stalled.
@@ -156,7 +156,7 @@ def is_retryable(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
 
 
 def is_lost(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
-    """Return True if an attempt failed for a reason outside its programs."""
+    """Return True if a task hung, or ended for a reason that seems to be outside its program."""
     if verdict.culprit is None:
         return False
     return verdict.why is Cause.STALLED or is_outside(traces.codes.get(verdict.culprit), _error_of(plan, verdict))

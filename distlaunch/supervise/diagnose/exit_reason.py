@@ -144,7 +144,7 @@ def _summary(kind: str, message: str) -> str:
 
 
 def step_of(files: TaskDir) -> int | None:
-    """Return the step in the task's error.json, which describes an exception or a signal."""
+    """Return the step in the task's error.json, which describes an exception or a signal; None if it has no step."""
     try:
         step = read_json(files.error_json)["step"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -260,7 +260,7 @@ def _signal_of(code: int) -> int:
 def may_be_temporary(error: TaskError | None, *, reports_steps: bool = True) -> bool:
     """Return True if an exception may not recur.
 
-    Errors in the config, import errors and errors before the first step always recur.
+    Errors in the config, import errors and, if steps are reported, errors before the first step count as permanent.
     """
     if error is None or error.user_error or error.role is ErrorRole.CONFIG or (reports_steps and error.step is None):
         return False

@@ -21,7 +21,7 @@ from distlaunch.patches.tensorflow_late import is_a
 
 Key = tuple[str | int, ...]
 _PROBABILITY_TOLERANCE = 1e-3
-"""Tolerance around 0 to 1 for probabilities that were computed in 16 bits."""
+"""Amount by which probabilities may be below 0 or above 1, because they may have been computed in 16 bits."""
 SPARSE, CATEGORICAL, BINARY, DIFFERENCE = "sparse", "categorical", "binary", "difference"
 _KINDS = {
     "sparse_categorical_crossentropy": SPARSE,

@@ -28,7 +28,7 @@ class Finding:
     """Result of checking one format in the clean process.
 
     Attributes:
-        signature: such as `serve(x: float32[?,28,28]) -> float32[?,10]`.
+        signature: inputs and outputs, such as `serve(x: float32[?,28,28]) -> float32[?,10]`.
         problem: why the export cannot be used; None if it can.
         notes: facts that a user of the export should know.
     """

@@ -40,7 +40,7 @@ CHECKED_ROWS = 3
 TOLERANCE = 1e-4
 """Allowed deviation, relative to the largest value of an output.
 
-TFLite adds numbers in another order than TensorFlow, and so does a CPU compared with a GPU.
+TFLite adds numbers in another order than TensorFlow, and a CPU in another order than a GPU.
 """
 _TOLERANCE_16_BIT = 3e-2  # bfloat16 has 8 bits
 _WITHOUT_PREPROCESSING = "model_alone"
@@ -78,7 +78,7 @@ def export_all(trained: TrainedModel, directory: Path, formats: Sequence[str], *
     """Write each format; an existing export is replaced only by one that passed its check.
 
     Args:
-        checked: load each export in a clean process, and compare its outputs for a few rows.
+        checked: whether to load each export in a clean process, and compare its outputs for a few rows.
 
     Raises:
         ExportError: some formats could not be written or failed their check; the other formats are written.

@@ -177,7 +177,7 @@ class ExportBackend(Protocol):
     """Parts of an export that depend on the Keras backend."""
 
     makes_saved_models: bool
-    """Whether this process can write SavedModels that run on every platform."""
+    """True if this process can write SavedModels that run on every platform."""
 
     def building(self) -> AbstractContextManager[None]:
         """Return a context in which a model is built again from its function."""

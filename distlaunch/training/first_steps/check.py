@@ -60,7 +60,7 @@ _WITHOUT_EFFECT = ("checkpoint", "export", "restarts", "name", "runs_dir", "resu
 
 
 class NumbersDifferError(DistlaunchError):
-    """A step differs from one device, which the config makes an error (`train.check: strict`)."""
+    """A step differs from one device, and the config makes this an error (`train.check: strict`)."""
 
 
 class NoCheck:
@@ -378,7 +378,8 @@ def _first_uneven(train: Split, config: RunConfig, start: Progress) -> int | Non
 def _built_rates(optimizers: Sequence[Mapping[str, Any]], start: Progress) -> list[str]:
     """Return the names of optimizers that begin with the learning rate of the config or of the user's code.
 
-    After a resume, these are the ones for which it has changed; the others may keep a rate that training had changed.
+    After a resume, these are the optimizers for which that rate has changed. The others may have a rate that training
+    has changed.
     """
     now = {f"{one['word']}/{one['name']}": one["values"].get("learning_rate") for one in optimizers}
     if start.step == 0:
@@ -404,7 +405,8 @@ def _computes_on_gpu(config: RunConfig) -> bool:
 class _WorkerRows:
     """The rows that workers of parameter servers have read, for the coordinator, which reads none itself.
 
-    A compared step is a call of its own. So one worker takes it, and its last batch is that of the step.
+    A compared step is a call of its own. So one worker takes the step, and the last batch that this worker has read is
+    the batch of the step.
     """
 
     def __init__(self, program: Any) -> None:
@@ -489,7 +491,7 @@ class _RowStore:
         return keep
 
     def take(self, kind: str, index: int) -> list[Rows] | str:
-        """Return the rows of a batch in their order, or the reason for which they are not known.
+        """Return the rows of a batch in their order, or why they are not known.
 
         Every task must call it; the result is for the chief only.
         """

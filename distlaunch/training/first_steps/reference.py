@@ -103,7 +103,7 @@ class _KerasReference:
     """The user's model, trained as by Keras's `fit`.
 
     Args:
-        batch: some rows, with which a model of some kinds creates its variables.
+        batch: some rows, which some kinds of models need to create their variables.
         dense_gradients: whether gradients of embeddings are made dense, as on a mesh.
     """
 
@@ -180,7 +180,10 @@ class _KerasReference:
         return self._logs(model.test_function(_iterator(batch)))
 
     def _logs(self, returned: Mapping[str, Any]) -> Logs:
-        """Return the logs that `fit` reports for what a step has returned: those of metrics with the same names."""
+        """Return the logs that `fit` reports after a step.
+
+        These are the results of the metrics if the step has returned exactly their names, and else what it returned.
+        """
         logs, metrics = flat_logs(returned), metric_results(self.model)
         logs = metrics if set(logs) == set(metrics) else logs
         return {name: float(np.mean(np.asarray(value))) for name, value in logs.items()}
@@ -265,7 +268,7 @@ def _rates(model: keras.Model) -> dict[str, float]:
 
 
 def _building(config: RunConfig) -> AbstractContextManager[None]:
-    """Return the context in which a model is made: on JAX, with the layers that all strategies accept."""
+    """Return the context in which a model is made; on JAX, that of `strategies.jax.keras_backend`."""
     if config.strategy.runs_tensorflow:
         return contextlib.nullcontext()
     from distlaunch.strategies.jax.keras_backend import building
@@ -496,10 +499,10 @@ class Checker:
 class _Gradients:
     """The sizes of gradients in a step, to find those that consist of rounding errors only.
 
-    For example, the gradient of a bias before a normalisation is zero but for rounding, and an optimizer such as Adam
+    For example, the gradient of a bias before a normalization is zero but for rounding, and an optimizer such as Adam
     turns it into a full step, whose sign differs between runs. The same is true of single entries of a kernel, if a
-    unit before it is zero in all rows. The sizes follow from the changes of the optimizer's variables, or from those of
-    the weight if it has none.
+    unit before it is zero in all rows. The sizes follow from the changes of the optimizer's variables for a weight, or
+    from the changes of the weight if there are no such variables.
 
     Args:
         before: the state before the step.
@@ -508,7 +511,7 @@ class _Gradients:
 
     def __init__(self, before: State, *after: State) -> None:
         self._changes: dict[str, np.ndarray] = {}
-        """For each variable, the larger one of its changes in the run and on one device; float64."""
+        """The larger one of each variable's changes in the run and on one device; float64."""
         for name, value in before.items():
             both = [state[name] for state in after if name in state and state[name].shape == value.shape]
             if value.dtype.name in _FLOATS and len(both) == len(after):

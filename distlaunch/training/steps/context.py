@@ -102,7 +102,7 @@ class StepContext:
 
 
 def per_example(model: keras.Model) -> PerExampleLoss | None:
-    """Return the compiled loss without its reduction, or None unless there is exactly one loss."""
+    """Return the compiled loss without its reduction; None if there is no loss, or there are several."""
     loss = getattr(model, "loss", None)
     if loss is None or isinstance(loss, (dict, list, tuple)):
         return None
@@ -121,5 +121,5 @@ def check_reference(context: StepContext) -> None:
 
 
 def num_parameters(step: Callable[..., Any]) -> int:
-    """Return 2 for a `step(context, batch)`, 3 for a `step(context, state, batch)`."""
+    """Return the number of a step's parameters: 2 for `step(context, batch)`, 3 for `step(context, state, batch)`."""
     return len(inspect.signature(step).parameters)

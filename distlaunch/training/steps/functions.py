@@ -160,7 +160,7 @@ def _new_values(scope: CollectedScope, variables: list[Any], before: list[Any]) 
 
 
 def _overridden_step(model: keras.Model, name: str, in_place: bool) -> StepFunction | None:
-    """Return the model's own `train_step` or `test_step`, or None if it has Keras's."""
+    """Return the model's own `train_step` or `test_step` as a functional step, or None if it has Keras's."""
     if not overrides_method(model, name):
         return None
     own = getattr(model, name)

@@ -1,1 +1,1 @@
-"""Trials of `distlaunch verify`: short trainings whose every step is recorded."""
+"""Trials of `distlaunch verify` and `tune`: short trainings whose every step is recorded."""

@@ -1,4 +1,4 @@
-"""Trial of `distlaunch verify`: records some steps from given weights; the reference trial also measures noise.
+"""Trial of `distlaunch verify` or `tune`: records some steps from given weights. The reference also measures noise.
 
 The strategy's program runs without the training loop, because the values of each step are needed separately. The
 parts that the loop adds (epochs, validation, callbacks, checkpoints) are the same for all strategies.
@@ -81,7 +81,7 @@ class Trial:
         self._rows: list[int] = []  # number of rows of each step's batch
         self._layers: LayerFacts | None = None
         self._row_indices: tf.Variable | None = None
-        """For each row of a step's batch, its index in the usual order; only in the reference trial."""
+        """Index in the usual order for each row of a step's batch; only in the reference trial."""
 
     def prepare(self, model: keras.Model) -> None:
         """Prepare a built model for recording, before its steps are made."""

@@ -26,8 +26,9 @@ def csv(files: Patterns, *, columns: Sequence[str] | None = None, label: str | N
 
     As in RFC 4180, quoted fields may contain commas, line ends and doubled quotes.
 
-    The first row of each file has the names of the columns. A column is int64 if all of its values in all files are
-    integers, float32 if they are numbers or empty (NaN), and string otherwise. Empty lines are skipped.
+    The first row of each file has the names of the columns. A column whose values in all files are integers is int64,
+    or string if one of them needs more than 64 bits. Any other column is float32 if its values are numbers or empty
+    (NaN), and string otherwise. Empty lines are skipped.
 
     Args:
         files: a path, a glob, a directory (its `*.csv` files), or a list of them.

@@ -46,7 +46,7 @@ def scan_rows(descriptor: int, size: int, *, quotes: bool = False) -> Iterator[R
         quotes: whether line ends within double quotes belong to the row.
 
     Raises:
-        ScanError: the file is not such a file, or a row is longer than 64 MiB.
+        ScanError: the text is UTF-16, the file was truncated, a quote is not closed, or a row is longer than 64 MiB.
     """
     mark = read_fully(descriptor, 0, len(_BYTE_ORDER_MARK))
     if mark.startswith(_UTF16_MARKS):
