@@ -1,4 +1,4 @@
-"""One process of a contender of `benchmark_peers.py`: trains an epoch for each line of its input."""
+"""A process of a contender of `benchmark_peers.py`: trains an epoch for each line of its input."""
 
 from __future__ import annotations
 

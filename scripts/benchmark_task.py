@@ -1,4 +1,4 @@
-"""One process of `benchmark.py`: trains the contenders in turn and writes what it measured to a file."""
+"""A process of `benchmark.py`: trains the contenders in turn and writes what it measured to a file."""
 
 from __future__ import annotations
 

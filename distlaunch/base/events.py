@@ -53,7 +53,7 @@ class Event:
         time: seconds since 1970.
         attempt: the number of the attempt.
         task: the reporting task, e.g. `worker:0`, or `launcher` for the launcher itself.
-        format_version: the format of the line from which the event was read, or to which it is written.
+        format_version: the version of the line's format.
     """
 
     kinds: ClassVar[dict[str, type[Event]]] = {}

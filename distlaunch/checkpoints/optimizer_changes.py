@@ -214,7 +214,10 @@ class _Report:
             yield f"resumed {label}: {'; '.join(self._said)}"
 
     def _has_counted(self) -> bool:
-        """Return whether a step has used the optimizer. No step uses the default optimizer that `compile()` makes."""
+        """Return whether a step has used the optimizer.
+
+        None has used the default optimizer that `compile()` makes if the model's own step uses others.
+        """
         step = self._state.get((self._before or self._built).prefix() + "iteration")
         return step is None or int(step) > 0
 
@@ -231,7 +234,7 @@ class _Report:
 
 
 def _start_averages(model: keras.Model, found: State, state: State) -> None:
-    """Initialize averages that the checkpoint lacks with its weights; zeros would distort them."""
+    """Set averages that the checkpoint lacks to the checkpoint's weights, since zeros would distort them."""
     variables = state_variables(model)
     weights = {id(variable): name for name, variable in variables.items() if name.startswith(f"{WEIGHTS}/")}
     missing = {name for name in variables if name.endswith(_AVERAGE) and is_slot(name) and name not in found}

@@ -198,7 +198,7 @@ class Saver:
         with ExitStack() as writing:
             writing.callback(own_part.set)
             writing.enter_context(self._process.writing())
-            # `writing` is entered before the thread starts, so that it is always set while something is written
+            # `writing()` is entered before the thread starts, so that the task counts as writing the whole time
             self._pending = _Pending(
                 throttle, own_part, self._thread.submit(self._write_in_background, save, writing.pop_all(), throttle)
             )

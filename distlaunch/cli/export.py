@@ -18,7 +18,7 @@ from distlaunch.cli.options import CHECKPOINT, JSON_EVENTS, OVERRIDES, QUIET, Ru
     "formats",
     multiple=True,
     type=click.Choice(["saved_model", "keras", "weights", "tflite"]),
-    help="May be given several times. Default: the config's `export`, or keras.",
+    help="May be given several times. Default: the config's `export`, or else keras (saved_model for a tf.Module).",
 )
 @JSON_EVENTS
 @QUIET

@@ -87,7 +87,7 @@ def command(
     metrics = {"--metrics-port": metrics_port is not None, "--metrics-file": metrics_file is not None}
     if smoke and any(metrics.values()):
         given = " and ".join(option for option, is_given in metrics.items() if is_given)
-        raise UsageError(f"{given}: --smoke makes several short runs, which offer no metrics; leave it out")
+        raise UsageError(f"{given}: not possible with --smoke, whose short runs offer no metrics; leave out {given}")
     if debug:
         others = {"--resume": resume, "--smoke": smoke, "--detach": detach, "--json": as_json, "--quiet": quiet}
         others |= metrics

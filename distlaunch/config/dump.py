@@ -15,7 +15,7 @@ from distlaunch.config.read.tree import Key
 from distlaunch.config.run import RunConfig
 from distlaunch.config.secrets import Secrets
 
-# line ends of old systems, which quotes alone do not preserve
+# line separators and the byte order mark, which only double quotes with escapes preserve
 _UNUSUAL = re.compile("[\r\x85\u2028\u2029\ufeff]")
 
 

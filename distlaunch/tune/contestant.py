@@ -94,7 +94,7 @@ class Contestant:
         self._step_s = result.step_s
         self._set_call_length()
         self._run_round(self._steps_per_call, checks_calls=True)
-        # until now the durations are those of single calls and of a first long one: measure once more, uncounted
+        # the durations so far are those of one-step calls and of the first long call: run a round that does not count
         self.measure()
 
     def measure(self) -> float:

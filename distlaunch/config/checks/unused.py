@@ -1,4 +1,4 @@
-"""Warnings about settings that have no effect in combination with others; the run itself follows the config."""
+"""Warnings about settings that have no effect in combination with others; they do not change the config."""
 
 from __future__ import annotations
 

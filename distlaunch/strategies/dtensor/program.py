@@ -268,7 +268,7 @@ class DTensorProgram(MeshProgram):
 
     def restore(self, state: State) -> None:
         sums, self._steps_in_epoch = restore_state(self._model, state)
-        # a traced step adds to the variables that exist
+        # assigned, not replaced, because a traced step refers to the existing variables
         for name, variable in self._sums.items():
             variable.on_mesh.assign(
                 dtensor.copy_to_mesh(sums.pop(name, np.float32(0)), Layout.replicated(self._mesh, 0))
