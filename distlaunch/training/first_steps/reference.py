@@ -398,12 +398,28 @@ class Checker:
             yield nudge_weights(state, seed, _HALF_ROUNDING if self._is_half else 0.0)
 
     def _step(self, reference: Reference, taken: StepTaken, batch: Batch) -> Verdict:
-        logs, after = reference.step(taken.before, batch)
+        own = reference.step(taken.before, batch)
+        # noise only allows more, so a step that is equal without it needs no further steps
+        verdict = self._judged(reference, taken, own, [])
+        if verdict.is_equal:
+            return verdict
         noise = [self._noisy_step(reference, nudged, taken.before, batch) for nudged in self._nudged(taken.before)]
+        return self._judged(reference, taken, own, noise)
+
+    def _judged(
+        self, reference: Reference, taken: StepTaken, own: tuple[Logs, State], noise: list[tuple[Logs, State]]
+    ) -> Verdict:
+        """Return the verdict on a step.
+
+        Args:
+            own: logs and state after the step on one device.
+            noise: the same for nudged weights.
+        """
+        logs, after = own
         found = list(self._settings(reference.model)) if taken.is_first else []
         found += self._rates(reference, taken)
         has_other_settings = bool(found)
-        deviation, differing = self._logs(taken.logs, logs, [own for own, _ in noise], taken.rows_in_epoch)
+        deviation, differing = self._logs(taken.logs, logs, [each for each, _ in noise], taken.rows_in_epoch)
         found += differing
         found += self._state(taken, after, [state for _, state in noise])
         return Verdict(deviation, tuple(found), has_other_settings=has_other_settings)
@@ -419,9 +435,12 @@ class Checker:
         }
 
     def _evaluation(self, reference: Reference, evaluated: BatchEvaluated, batch: Batch) -> Verdict:
-        logs = reference.test(evaluated.before, batch)
+        logs, rows = reference.test(evaluated.before, batch), int(num_rows(batch))
+        verdict = Verdict(*self._logs(evaluated.logs, logs, [], rows))
+        if verdict.is_equal:
+            return verdict
         noise = [reference.test(nudged, batch) for nudged in self._nudged(evaluated.before)]
-        return Verdict(*self._logs(evaluated.logs, logs, noise, int(num_rows(batch))))
+        return Verdict(*self._logs(evaluated.logs, logs, noise, rows))
 
     def _settings(self, model: keras.Model) -> Iterator[str]:
         """Yield differences between the optimizers as they were built."""
