@@ -69,6 +69,7 @@ ELSEWHERE = {
     "distlaunch train configs/fashion_mnist.yaml --metrics-file metrics/job.prom": (
         "test_train.py::test_the_main_job_evaluates_and_exports"
     ),
+    "python scripts/benchmark_peers.py": "test_benchmark.py::test_quick_run_against_peers",
     "distlaunch compare --sort val_accuracy": "../unit/test_compare.py::test_sorting",
     "distlaunch compare 'rate-*' --sort val_loss": "test_comparing.py::test_the_best_of_six_runs",
     "distlaunch compare 'rate-*' --sort val_loss --csv > rates.csv": "test_comparing.py::test_the_best_of_six_runs",
