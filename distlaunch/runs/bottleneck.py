@@ -128,6 +128,18 @@ def task_summary(each: StepsTimed) -> dict[str, Any]:
     }
 
 
+def resources(each: StepsTimed) -> dict[str, float]:
+    """Return the memory of a task in MiB, and the use of its GPUs, by name; unknown values are left out."""
+    found: dict[str, float] = {}
+    if each.memory_bytes:
+        found["memory_mib"] = each.memory_bytes / 2**20
+    if each.gpu_percent is not None:
+        found["gpu_percent"] = each.gpu_percent
+    if each.gpu_memory_bytes:
+        found["gpu_memory_mib"] = each.gpu_memory_bytes / 2**20
+    return found
+
+
 def waited_fraction(each: StepsTimed) -> float | None:
     """Return the fraction of its time in which a task waited for input; None if it is too early to know."""
     if each.seconds < _MIN_TIMED_S or not each.steps:

@@ -19,6 +19,7 @@ from distlaunch.base.events import EpochEnded, Event, RunEnded, StepsDone, Steps
 from distlaunch.base.regular_files import read_json
 from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.config.run import TrackerName
+from distlaunch.runs.bottleneck import resources
 from distlaunch.runs.settings import read_settings
 from distlaunch.runs.tracking.trackers import Tracker, open_tracker
 
@@ -113,12 +114,7 @@ def _speed_of(event: StepsTimed) -> dict[str, float]:
         found["examples_per_s"] = event.examples / event.seconds
         found["input_percent"] = 100 * event.input_s / event.seconds
         found["busy_cores"] = event.cpu_s / event.seconds
-    if event.memory_bytes:
-        found["memory_mib"] = event.memory_bytes / 2**20
-    if event.gpu_percent is not None:
-        found["gpu_percent"] = event.gpu_percent
-    if event.gpu_memory_bytes:
-        found["gpu_memory_mib"] = event.gpu_memory_bytes / 2**20
+    found |= resources(event)
     return {_SPEED + name: value for name, value in found.items()}
 
 

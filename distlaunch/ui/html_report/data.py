@@ -26,6 +26,7 @@ from distlaunch.base.regular_files import read_json, read_regular
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.read.load import load_resolved
 from distlaunch.config.run import RunConfig
+from distlaunch.runs.bottleneck import resources
 from distlaunch.runs.paths import display_path
 from distlaunch.runs.report import AttemptReport, RunReport
 from distlaunch.ui import words
@@ -204,13 +205,7 @@ def _add_speed(curves: dict[str, list[tuple[float, float]]], first_step: int, ev
                 "step_ms": 1e3 * seconds / steps, "examples_per_s": examples / seconds,
                 "input_percent": 100 * waited / seconds, "cores": cpu / seconds,
             }  # fmt: skip
-            if event.memory_bytes:
-                values["memory_mib"] = event.memory_bytes / 2**20
-            if event.gpu_percent is not None:
-                values["gpu_percent"] = event.gpu_percent
-            if event.gpu_memory_bytes:
-                values["gpu_memory_mib"] = event.gpu_memory_bytes / 2**20
-            for name, value in values.items():
+            for name, value in {**values, **resources(event)}.items():
                 curves.setdefault(name, []).append((x, value))
         before = event
 
