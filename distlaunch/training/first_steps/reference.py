@@ -368,7 +368,9 @@ class Checker:
             what = f"BatchNormalization ({listed(norms, 3)}) uses the statistics of each replica's rows, as in Keras"
             return replace(verdict, differences=(), known_cause=f"{what}; {hint}")
         overflowed = _has_overflowed(taken.before, taken.after)
-        if overflowed != _has_overflowed(taken.before, reference.step(taken.before, batch)[1]):
+        # without a loss scale, the step would be computed again for nothing
+        is_scaled = any(map(_is_loss_scale, taken.before))
+        if is_scaled and overflowed != _has_overflowed(taken.before, reference.step(taken.before, batch)[1]):
             cause = "the scaled gradients of float16 have overflowed in the run, but not on one device"
             if not overflowed:
                 cause = "the scaled gradients of float16 have overflowed on one device, but not in the run"
@@ -572,8 +574,12 @@ class _Gradients:
 
 def _has_overflowed(before: State, after: State) -> bool:
     """Return whether a step has reduced the scale of a `LossScaleOptimizer`, because gradients were not finite."""
-    names = [name for name in before if name.endswith("/dynamic_scale") and name in after]
+    names = [name for name in before if _is_loss_scale(name) and name in after]
     return any(float(after[name]) < float(before[name]) for name in names)
+
+
+def _is_loss_scale(name: str) -> bool:
+    return name.endswith("/dynamic_scale")
 
 
 def _slot_name(name: str) -> str:
