@@ -5,7 +5,6 @@ The file has only counters. The reader timestamps changes with its own clock, so
 
 from __future__ import annotations
 
-import _thread
 import mmap
 import os
 import struct
@@ -16,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Literal
 
 from distlaunch.base.folders import make_folder
+from distlaunch.base.unlisted_threads import start_unlisted
 
 BEAT_S = 0.25  # much shorter than the time after which a task counts as frozen (`heartbeats.py`)
 FORMAT = struct.Struct("<QQq??")  # beats, calls, step, saving, writing; the same bytes on every machine
@@ -45,8 +45,7 @@ class Heartbeat:
         # 0 beats would mean that there is no file; see `Heartbeats._frozen`
         self._change(beats=1)
         # the thread also beats during a long step; it stops if another thread never releases the interpreter's lock
-        # not `threading`: a program that joins all of its threads would wait for this one forever
-        _thread.start_new_thread(self._beat, ())
+        start_unlisted(self._beat)
 
     def turn(self) -> None:
         """Record that another graph call is about to be made."""

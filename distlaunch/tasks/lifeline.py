@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 import signal
 
 from distlaunch.base.protocol import LIFELINE_FD
+from distlaunch.base.unlisted_threads import start_unlisted
 
 
-def hold_lifeline() -> bool:
-    """Kill this task and everything it started when the pipe ends, which means that the launcher is gone.
-
-    Returns:
-        Whether there is a pipe. A thread then waits for its end.
-    """
+def hold_lifeline() -> None:
+    """Kill this task and everything it started when the pipe ends, which means that the launcher is gone."""
     # removed from the environment, so that processes started by the task do not use it
     number = os.environ.pop(LIFELINE_FD, None)
     if number is None:
-        return False
+        return
     fd = int(number)
     # and do not inherit it either
     os.set_inheritable(fd, False)
@@ -29,6 +25,4 @@ def hold_lifeline() -> bool:
             pass
         os.killpg(os.getpgid(0), signal.SIGKILL)
 
-    # not `threading`: a program that joins all of its threads would wait for this one forever
-    _thread.start_new_thread(wait, ())
-    return True
+    start_unlisted(wait)

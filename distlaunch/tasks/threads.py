@@ -11,6 +11,8 @@ import os
 import re
 import threading
 
+from distlaunch.base.unlisted_threads import num_unlisted
+
 _SETTERS = ("openblas_set_num_threads", "openblas_set_num_threads64_", "scipy_openblas_set_num_threads",
             "scipy_openblas_set_num_threads64_")  # fmt: skip
 """Names of the setter: builds with 64-bit integers have a suffix, those in NumPy's and SciPy's wheels a prefix."""
@@ -39,10 +41,6 @@ def num_threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def num_foreign_threads(*, is_held: bool) -> int:
-    """Return the number of threads that native code has started in this process; it must be 0 for a fork.
-
-    Args:
-        is_held: whether a thread waits for the end of the lifeline, which `threading` does not know.
-    """
-    return num_threads() - threading.active_count() - int(is_held)
+def num_foreign_threads() -> int:
+    """Return the number of threads that native code has started in this process; it must be 0 for a fork."""
+    return num_threads() - threading.active_count() - num_unlisted()

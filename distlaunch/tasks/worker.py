@@ -98,12 +98,12 @@ def main(argv: list[str] | None = None) -> None:
     arguments = _parse(argv)
     for number in STOP_SIGNALS:  # until there is something to save
         signal.signal(number, _end_at_once)
-    is_held = hold_lifeline()
+    hold_lifeline()
     refuse_input()
     # a crash of native code then leaves the Python stacks in the log
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
-    end_process(_run(arguments, is_held=is_held))
+    end_process(_run(arguments))
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
@@ -129,12 +129,8 @@ def _step_or_best(text: str) -> int | BestName:
     return BEST if text == BEST else int(text)
 
 
-def _run(arguments: argparse.Namespace, *, is_held: bool) -> int:
-    """Run the task, and return its exit code; errors are written to error.json.
-
-    Args:
-        is_held: see `hold_lifeline`.
-    """
+def _run(arguments: argparse.Namespace) -> int:
+    """Run the task, and return its exit code; errors are written to error.json."""
     run, task = RunDir(arguments.run_dir), arguments.task
     files = run.task(arguments.attempt, str(task))
     heartbeat = Heartbeat(files.heartbeat)
@@ -142,7 +138,7 @@ def _run(arguments: argparse.Namespace, *, is_held: bool) -> int:
         config = read_config(run.attempt_config(arguments.attempt), arguments.config_sha256)
         _import_framework(config, task)
         # before the program of the user is imported, and before the framework starts threads
-        forked = _fork_check(arguments, config, files.path) if num_foreign_threads(is_held=is_held) == 0 else None
+        forked = _fork_check(arguments, config, files.path) if num_foreign_threads() == 0 else None
         # starts threads, after which this process could not be forked
         limit_openblas_threads()
         begin_program(program_of(config))

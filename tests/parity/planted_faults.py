@@ -6,6 +6,7 @@ The fault is planted in the run, or for tests that share a run, in that process.
 from __future__ import annotations
 
 import types
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -64,6 +65,8 @@ def shifted(x: Any, y: Any) -> Any:
 
 
 def model(kind: str = "mlp", fault: str = "", in_run: bool = True, synchronized: bool = True) -> keras.Model:
+    if distlaunch.task().is_check:
+        print(Path("/proc/self/cmdline").read_bytes())
     fault = "" if distlaunch.task().is_check is in_run else fault
     made = {"mlp": _mlp, "cnn": _cnn, "transformer": _transformer}[kind](
         0.5 if fault == "momentum" else 0.9, synchronized

@@ -15,6 +15,7 @@ from real import finish, run, start, wait_for
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import NumbersChecked, StepsDone
 from distlaunch.base.run_dir import RunDir
+from distlaunch.training.first_steps.process import CHECK_LOG
 from tests.parity.planted_faults import FAULTS
 
 MODELS = Path(__file__).parents[1] / "parity" / "planted_faults.py"
@@ -63,6 +64,9 @@ def test_a_planted_fault_ends_a_strict_run(folder: Path) -> None:
     assert "at step 1: numbers differ from one device in step 1: the update of" in printed
     assert "the size of the gradients (2 times that on one device)" in printed
     assert run_of(folder).attempts() == [0], "it would fail again"
+    log = run_of(folder).task(0, "worker:0").path / CHECK_LOG
+    assert b"distlaunch.tasks.check" not in log.read_bytes(), "it would have imported TensorFlow a second time"
+    assert b"distlaunch" in log.read_bytes()
 
 
 @pytest.mark.slow
