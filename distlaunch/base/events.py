@@ -233,6 +233,9 @@ class StepsTimed(Event):
         seconds: duration of these steps.
         examples: number of examples that the task has computed in these steps.
         input_s: the part of `seconds` in which the task waited for the next batch.
+        peers_s: the part of `seconds` from the moment at which the task's gradients were ready until they were summed
+            with those of the other tasks, so it includes the transfer; None if it is not measured, as on GPUs and
+            meshes.
         step_median_s: median duration of the latest 1,000 steps.
         step_p99_s: 99th percentile of the duration of the latest 1,000 steps.
         cpu_s: processor time of the process during these steps.
@@ -272,6 +275,7 @@ class StepsTimed(Event):
     memory_bytes: int = 0
     gpu_percent: float | None = None
     gpu_memory_bytes: int = 0
+    peers_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

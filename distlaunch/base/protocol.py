@@ -34,6 +34,9 @@ WITH_TENSORFLOW = "tensorflow"
 READ_MODES = ("evaluate", "predict", "export")
 """Modes that use the trained model of a run. Several may run at the same time, also during training."""
 
+PROBLEM = "problem: "
+"""Beginning of the lines in which the process of `distlaunch.runs.metrics` reports a problem to its launcher."""
+
 HELD_ENV, HELD_CODE = "DISTLAUNCH_HELD_CODE", 76
 """A batch job sets this variable to 76. Its launcher exits with this code, instead of 75, if another launcher holds the
 run."""

@@ -7,13 +7,14 @@ import importlib.util
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from distlaunch.base.errors import UsageError, reason_of
-from distlaunch.base.protocol import SAFE_MODULE
+from distlaunch.base.protocol import PROBLEM, SAFE_MODULE
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.ports import find_holder
 
@@ -89,7 +90,7 @@ def offering_metrics(
     """Offer the state of a run in this context.
 
     Args:
-        note: called with the URL, and with a warning if the metrics have failed.
+        note: called with the URL, and with warnings; it may be called in any thread.
     """
     if metrics.listening is None and metrics.file is None:
         yield
@@ -99,26 +100,35 @@ def offering_metrics(
     words += ["--file", str(metrics.file)] if metrics.file else []
     process = subprocess.Popen(
         [sys.executable, *SAFE_MODULE, "distlaunch.runs.metrics", str(run.path), *words],
-        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=dict(environ),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(environ),
         pass_fds=descriptors, start_new_session=True,
     )  # fmt: skip
     if metrics.listening is not None:
         note(f"metrics at {metrics.url}")
         metrics.listening.close()
+    watching = threading.Thread(target=_watch, args=(process, note), name="metrics", daemon=True)
+    watching.start()
     try:
         yield
     finally:
-        if problem := _finish(process):
-            note(f"warning: metrics: {problem}")
+        assert process.stdin is not None
+        process.stdin.close()  # the process then writes the last values
+        try:
+            process.wait(_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            note(f"warning: metrics: the last values were not written in {_DEADLINE_S:g} s")
+            process.kill()
+            process.wait()
+        watching.join()
 
 
-def _finish(process: subprocess.Popen[bytes]) -> str:
-    """Let the process write the last values, and return why it failed; empty if it did not."""
-    try:
-        _, errors = process.communicate(timeout=_DEADLINE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        return f"the last values were not written in {_DEADLINE_S:g} s"
-    lines = errors.decode(errors="replace").strip().splitlines()
-    return (lines[-1] if lines else f"exit code {process.returncode}") if process.returncode else ""
+def _watch(process: subprocess.Popen[str], note: Callable[[str], None]) -> None:
+    """Report the problems of the process when they occur, and why it has failed."""
+    assert process.stdout is not None
+    last = ""
+    for line in map(str.rstrip, process.stdout):
+        if line.startswith(PROBLEM):
+            note(f"warning: metrics: {line.removeprefix(PROBLEM)}")
+        last = line or last
+    if process.wait() > 0:
+        note(f"warning: metrics: {last or f'exit code {process.returncode}'}")

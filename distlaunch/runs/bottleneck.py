@@ -18,6 +18,8 @@ _MIN_TIMED_S = 1.0
 """Smallest total time of steps, in seconds, for which the times are meaningful."""
 _SLOWER_FACTOR = 1.5
 """A task counts as clearly slower if its value is more than this many times the median of the others."""
+_MIN_DELAYED_FRACTION = 0.15
+"""Smallest fraction of the time of steps by which a task must delay the others to be named."""
 _BUSY_FRACTION = 0.8
 """If a task computes for more than this fraction of the time of its cores, more threads would not help."""
 _BUSY_WITH_STEPS_FRACTION = 0.75
@@ -88,6 +90,38 @@ def stragglers(timed: Mapping[str, StepsTimed]) -> dict[str, float]:
     return _clearly_slower({task: each.step_median_s for task, each in timed.items() if not each.reads_ahead})
 
 
+def delays(timed: Mapping[str, StepsTimed]) -> dict[str, float]:
+    """Return the task that the others wait for, with the fraction of the time of steps in which they do.
+
+    Tasks in lockstep have the same step times. But a task whose own gradients are ready late finds those of the others
+    ready, while they have waited for it. All tasks wait for the transfer, which cancels out.
+    """
+    waits = {task: each.peers_s for task, each in timed.items() if each.peers_s is not None}
+    # shorter in a task that does something else between steps, for which the others wait
+    seconds = max((each.seconds for each in timed.values()), default=0.0)
+    if len(waits) < 2 or seconds < _MIN_TIMED_S:
+        return {}
+    last = min(waits, key=lambda task: waits[task])
+    delay = (min(wait for task, wait in waits.items() if task != last) - waits[last]) / seconds
+    return {last: delay} if delay >= _MIN_DELAYED_FRACTION else {}
+
+
+def slow_tasks(timed: Mapping[str, StepsTimed], hosts: Mapping[str, str]) -> list[str]:
+    """Return a text for each task that is slower than the others, such as `worker:1 takes 2.1 times as long ...`.
+
+    Args:
+        timed: the latest times of each task.
+        hosts: the host of each task; it is named if the tasks run on several hosts.
+    """
+
+    def named(task: str) -> str:
+        return f"{task} on {hosts[task]}" if hosts.get(task) and len(set(hosts.values())) > 1 else task
+
+    found = [f"{named(task)} takes {by:.1f} times as long as the others" for task, by in stragglers(timed).items()]
+    late = [f"the others wait for {named(task)} {by * 100:.0f} % of the time" for task, by in delays(timed).items()]
+    return found + late
+
+
 def _clearly_slower(values: Mapping[str, float]) -> dict[str, float]:
     """Return the tasks whose value is clearly above the median of the others, with the factor."""
     found: dict[str, float] = {}
@@ -107,6 +141,7 @@ def summary(timed: Mapping[str, StepsTimed]) -> dict[str, Any] | None:
     return {
         "input": str(found) if found else None,
         "stragglers": stragglers(timed),
+        "delays": delays(timed),
         "tasks": {task: task_summary(each) for task, each in sorted(timed.items())},
     }
 
@@ -119,6 +154,7 @@ def task_summary(each: StepsTimed) -> dict[str, Any]:
         "step_p99_s": each.step_p99_s,
         "examples_per_s": each.examples / each.seconds if each.seconds else None,
         "input_share": each.input_s / each.seconds if each.seconds else None,
+        "peers_share": each.peers_s / each.seconds if each.seconds and each.peers_s is not None else None,
         "example_s": each.made_s / each.made if each.made else None,
         "threads": each.threads,
         "cores": each.cpu_s / each.seconds if each.seconds else None,

@@ -22,17 +22,24 @@ from prometheus_client import CollectorRegistry, write_to_textfile
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from distlaunch.base.errors import reason_of
 from distlaunch.base.event_files import EventReader
 from distlaunch.base.events import Event, StepsTimed
+from distlaunch.base.protocol import PROBLEM
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import RunFacts
 from distlaunch.runs.bottleneck import task_summary
+from distlaunch.runs.paths import display_path
 
 _INTERVAL_S = 5.0
 """Time between two versions of the text file."""
 _OF_TASKS = {
     "examples_per_s": ("examples_per_second", "Examples per second since the attempt began"),
     "input_share": ("input_wait_ratio", "Share of the time of steps in which the task waits for input"),
+    "peers_share": (
+        "peers_wait_ratio",
+        "Share of the time of steps in which the task waits for the other tasks' gradients",
+    ),
     "cores": ("busy_cores", "Cores that are busy during steps, on average"),
     "memory_bytes": ("memory_bytes", "Resident memory of the task's process"),
     "gpu_percent": ("gpu_utilization_percent", "Mean utilization of the task's GPUs"),
@@ -168,16 +175,33 @@ def main(argv: list[str] | None = None) -> None:
     if options.socket is not None:
         _serve(socket.socket(fileno=options.socket), registry)
     due = time.monotonic()
+    problem = ""
     while True:
         if options.file is not None:
-            # written under another name and renamed, as the textfile collector of node_exporter wants it
-            write_to_textfile(str(options.file), registry)
+            problem = _write(options.file, registry, problem)
         due += _INTERVAL_S
         # standard input ends with the launcher, whatever ends it
         if select.select([sys.stdin], [], [], max(due - time.monotonic(), 0.0))[0]:
             break
     if options.file is not None:
-        write_to_textfile(str(options.file), registry)
+        _write(options.file, registry, problem)
+
+
+def _write(file: Path, registry: CollectorRegistry, known: str) -> str:
+    """Write the text file, and print and return why that failed; empty if it did not.
+
+    Args:
+        known: the result of the last call, which is not printed again.
+    """
+    try:
+        # written under another name and renamed, as the textfile collector of node_exporter wants it
+        write_to_textfile(str(file), registry)
+    except OSError as error:
+        problem = f"{display_path(file)} is not written: {reason_of(error)}"
+        if problem != known:
+            print(f"{PROBLEM}{problem}", flush=True)
+        return problem
+    return ""
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ class StepTimer:
         self._emit, self._train, self._config, self._reads_ahead, self._clock = emit, train, config, reads_ahead, clock
         self._calls, self._steps = 0, 0
         self._seconds, self._input_s, self._examples, self._cpu_s = 0.0, 0.0, 0.0, 0.0
+        self._peers_s: float | None = None
         self._latest_step_s: deque[float] = deque(maxlen=_LATEST)
         self._largest: float | None = 0.0 if config.gives_context else None
         self._cpu_before = time.process_time()
@@ -69,6 +70,8 @@ class StepTimer:
         self._seconds += sum(times.seconds)
         self._input_s += times.input_s
         self._examples += times.examples
+        if times.peers_s is not None:
+            self._peers_s = (self._peers_s or 0.0) + times.peers_s
         self._cpu_s += time.process_time() - self._cpu_before
         self._latest_step_s.extend(times.seconds)
         self._has_unreported = True
@@ -108,6 +111,7 @@ class StepTimer:
                 seconds=self._seconds,
                 examples=self._examples,
                 input_s=self._input_s,
+                peers_s=self._peers_s,
                 step_median_s=float(np.median(latest)),
                 step_p99_s=float(np.percentile(latest, 99)),
                 cpu_s=self._cpu_s,

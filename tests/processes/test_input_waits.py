@@ -33,11 +33,11 @@ OTHERS = [
 ALL = [ONE, *(pytest.param(job, marks=pytest.mark.slow) for job in OTHERS)]
 
 
-def trained(folder: Path, job: tuple[str, str], function: str) -> tuple[str, list[StepsTimed]]:
+def trained(folder: Path, job: tuple[str, str], function: str, *settings: str) -> tuple[str, list[StepsTimed]]:
     """The output of a job, and the latest times of each task."""
     (folder / "job.py").write_text(JOB)
     (folder / "job.yaml").write_text(CONFIG.format(map=function, strategy=job[0], cluster=job[1]))
-    code, output, errors = run("train", "job.yaml", cwd=folder)
+    code, output, errors = run("train", "job.yaml", *settings, cwd=folder)
     assert code == 0, errors
     directory = RunDir(folder / "runs" / "job")
     files = [directory.events, *(files.events for files in directory.tasks(0).values())]
@@ -56,6 +56,20 @@ def test_a_map_that_waits_is_what_training_waits_for(job: tuple[str, str], tmp_p
     assert re.search(
         r"input (at least )?\d+ % of the time.*, map [\d.]+ ms an example on \d threads?; .*data\.threads: \d", text
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["model", "callback"])
+def test_the_worker_that_the_others_wait_for_is_named(where: str, tmp_path: Path) -> None:
+    changes = {"model": "model.function=job.py:late_model", "callback": "train.callbacks=[{name: 'job.py:Late'}]"}
+    settings = ("--set", changes[where], "--set", "train.epochs=20")
+    output, timed = trained(tmp_path, OTHERS[0], "double", *settings)
+    found = {each.task: each for each in timed}
+    first, late = found["worker:0"], found["worker:1"]
+    assert first.peers_s is not None
+    assert late.peers_s is not None
+    assert first.seconds >= first.peers_s > late.peers_s > 0
+    assert re.search(r"; the others wait for worker:1 [4-9]\d % of the time", " ".join(output.split()))
 
 
 def test_the_summary_says_what_was_measured(tmp_path: Path) -> None:

@@ -121,6 +121,8 @@ def test_the_main_job_evaluates_and_exports(tmp_path: Path) -> None:
     epoch = [event for event in json_lines(out) if event["event"] == "EpochEnded"][-1]
     ended = epoch["logs"]
     assert epoch["learning_rate"] == pytest.approx(0.001)
+    timed = [event for event in json_lines(out) if event["event"] == "StepsTimed"][-1]
+    assert 0 < timed["peers_s"] < timed["seconds"]
     assert f'distlaunch_step{{run="fashion-mnist"}} {epoch["step"]}.0' in (tmp_path / "job.prom").read_text()
     run_dir = RunDir(tmp_path / "runs" / "fashion-mnist")
     code, out, err = run("evaluate", str(run_dir.path), "--json", cwd=tmp_path)

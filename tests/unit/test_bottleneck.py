@@ -9,7 +9,7 @@ import pytest
 from distlaunch.base.events import Event, StepsTimed, TrainingStarted
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import RunFacts
-from distlaunch.runs.bottleneck import find_bottleneck, milliseconds, stragglers, summary
+from distlaunch.runs.bottleneck import delays, find_bottleneck, milliseconds, slow_tasks, stragglers, summary
 from distlaunch.runs.report import step_times
 
 FAST = StepsTimed(
@@ -127,12 +127,28 @@ def test_workers_of_servers_wait_each_for_themselves() -> None:
     assert stragglers({"worker:0": FAST, "worker:1": replace(FAST, step_median_s=0.3)}) == {}
 
 
+def test_the_task_that_the_others_wait_for() -> None:
+    late = replace(FAST, seconds=20.0, peers_s=4.0)  # its callbacks take time between steps
+    others = {f"worker:{at}": replace(FAST, seconds=100.0, peers_s=60.0 + at) for at in range(2)}
+    timed = {**others, "worker:2": late}
+    assert delays(timed) == {"worker:2": pytest.approx(0.56)}
+    hosts = {"worker:0": "one", "worker:1": "one", "worker:2": "two"}
+    assert slow_tasks(timed, hosts) == ["the others wait for worker:2 on two 56 % of the time"]
+    assert slow_tasks(timed, dict.fromkeys(hosts, "one")) == ["the others wait for worker:2 56 % of the time"]
+    # all wait for the network
+    assert delays(others) == delays({**others, "worker:2": replace(late, peers_s=50.0)}) == {}
+    assert delays({"worker:0": others["worker:0"]}) == delays({**others, "worker:2": FAST}) == {}, "not measured"
+    early = {task: replace(each, seconds=each.seconds / 1000, peers_s=0.0) for task, each in timed.items()}
+    assert delays({**early, "worker:0": replace(FAST, seconds=0.1, peers_s=0.06)}) == {}
+
+
 def test_the_summary_for_programs() -> None:
     assert summary({}) is None
     [(task, numbers)] = summary({"worker:0": SLOW_MAP})["tasks"].items()
     assert task == "worker:0"
     assert numbers == {
         "steps": 1_000, "step_median_s": 0.1, "step_p99_s": 0.2, "examples_per_s": 500.0, "input_share": 0.62,
+        "peers_share": None,
         "example_s": pytest.approx(0.0081), "threads": 4,
             "cores": 3.8, "memory_bytes": None, "gpu_percent": None, "gpu_memory_bytes": None,
     }  # fmt: skip

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import socket
+import threading
 import urllib.request
 from pathlib import Path
 
@@ -100,8 +102,27 @@ def test_places_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_file_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "job.prom").mkdir()
     said: list[str] = []
+    has_said = threading.Event()
+
+    def note(text: str) -> None:
+        said.append(text)
+        has_said.set()
+
     metrics = Metrics.open(None, str(tmp_path / "job.prom"))
-    with offering_metrics(make_run(RunDir(tmp_path / "run")), metrics, os.environ, said.append):
-        pass
+    with offering_metrics(make_run(RunDir(tmp_path / "run")), metrics, os.environ, note):
+        assert has_said.wait(30), "during the run"
+        (tmp_path / "job.prom").rmdir()
     (warning,) = said
-    assert warning.startswith("warning: metrics: IsADirectoryError")
+    assert re.fullmatch(r"warning: metrics: \S*job\.prom is not written: .*directory.*", warning)
+    assert "distlaunch_step{" in (tmp_path / "job.prom").read_text(), "it is tried again"
+
+
+def test_a_process_that_fails_is_a_warning(tmp_path: Path) -> None:
+    said: list[str] = []
+    metrics = Metrics.open(None, str(tmp_path / "job.prom"))
+    run = make_run(RunDir(tmp_path / "run"))
+    broken = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    (tmp_path / "prometheus_client.py").write_text("raise RuntimeError('broken')")
+    with offering_metrics(run, metrics, broken, said.append):
+        pass
+    assert said == ["warning: metrics: RuntimeError: broken"]

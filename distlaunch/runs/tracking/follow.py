@@ -113,6 +113,8 @@ def _speed_of(event: StepsTimed) -> dict[str, float]:
     if event.seconds:
         found["examples_per_s"] = event.examples / event.seconds
         found["input_percent"] = 100 * event.input_s / event.seconds
+        if event.peers_s is not None:
+            found["peers_percent"] = 100 * event.peers_s / event.seconds
         found["busy_cores"] = event.cpu_s / event.seconds
     found |= resources(event)
     return {_SPEED + name: value for name, value in found.items()}

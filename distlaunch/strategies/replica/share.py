@@ -107,6 +107,8 @@ class ReplicaShare:
         weight: this replica's fraction of the sum of a mask or of weights, for a mean over these instead of over rows.
         trial: set while parts of a batch are computed one after the other, to find out how values add up.
         has_all_rows: whether this replica has all rows, as one device would.
+        peers_s: a float64 variable to which the seconds of summing gradients with other processes are added; None if
+            they are not measured.
     """
 
     rows: tf.Tensor
@@ -116,6 +118,7 @@ class ReplicaShare:
     weight: tf.Tensor | None = None
     trial: StepTrial | None = None
     has_all_rows: bool = False
+    peers_s: tf.Variable | None = None
 
     @property
     def row_fraction(self) -> tf.Tensor:

@@ -205,6 +205,8 @@ def _add_speed(curves: dict[str, list[tuple[float, float]]], first_step: int, ev
                 "step_ms": 1e3 * seconds / steps, "examples_per_s": examples / seconds,
                 "input_percent": 100 * waited / seconds, "cores": cpu / seconds,
             }  # fmt: skip
+            if event.peers_s is not None:
+                values["peers_percent"] = 100 * (event.peers_s - ((before and before.peers_s) or 0.0)) / seconds
             for name, value in {**values, **resources(event)}.items():
                 curves.setdefault(name, []).append((x, value))
         before = event

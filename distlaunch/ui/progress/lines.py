@@ -23,7 +23,7 @@ from distlaunch.base.events import (
     TrainingStarted,
 )
 from distlaunch.base.plural import count, joined
-from distlaunch.runs.bottleneck import milliseconds, stragglers
+from distlaunch.runs.bottleneck import milliseconds, slow_tasks
 from distlaunch.runs.goodput import Goodput
 from distlaunch.runs.paths import display_path
 from distlaunch.ui import words
@@ -168,10 +168,8 @@ def step_times(timed: Mapping[str, StepsTimed], hosts: Mapping[str, str]) -> str
     needs = f"{words.size(memory)} and {cores:.1f} cores" if memory else ""
     where = " in a task" if needs and len(timed) > 1 else ""
     times = f"median {milliseconds(slowest.step_median_s)}, 99 % within {milliseconds(slowest.step_p99_s)}"
-    slow = [
-        f"{task}{_on(task, hosts)} takes {by:.1f} times as long as the others" for task, by in stragglers(timed).items()
-    ]
-    return "; ".join(filter(None, [times, f"{rate:,.0f} examples/s", f"{needs}{where}", _gpu_use(timed), *slow]))
+    parts = [times, f"{rate:,.0f} examples/s", f"{needs}{where}", _gpu_use(timed), *slow_tasks(timed, hosts)]
+    return "; ".join(filter(None, parts))
 
 
 def _gpu_use(timed: Mapping[str, StepsTimed]) -> str:
@@ -182,10 +180,6 @@ def _gpu_use(timed: Mapping[str, StepsTimed]) -> str:
     memory = words.size(max(each.gpu_memory_bytes for each in used))
     # the driver does not report the utilization of parts of GPUs (MIG)
     return f"GPU {memory}" if least.gpu_percent is None else f"GPU {least.gpu_percent:.0f} % and {memory}"
-
-
-def _on(task: str, hosts: Mapping[str, str]) -> str:
-    return f" on {hosts[task]}" if hosts.get(task) and len(set(hosts.values())) > 1 else ""
 
 
 def optimizer_text(training: TrainingStarted, epochs: Sequence[EpochEnded]) -> str:

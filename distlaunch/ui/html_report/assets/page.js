@@ -214,7 +214,7 @@
     // speed
     const kinds = {
       step_ms: "time of a step (ms)", examples_per_s: "examples per second", input_percent: "waiting for input (%)",
-      cores: "busy cores", memory_mib: "memory (MiB)",
+      peers_percent: "waiting for other tasks' gradients (%)", cores: "busy cores", memory_mib: "memory (MiB)",
       gpu_percent: "GPU utilization (%)", gpu_memory_mib: "GPU memory in use (MiB)",
     };
     const tasks = Object.entries(data.speed);
