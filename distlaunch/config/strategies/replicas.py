@@ -60,7 +60,8 @@ class MultiWorkerMirroredSection(StrategySection):
     replicas_per_worker: Positive | Literal["auto"] = "auto"
     """Number of devices of each worker. `auto`: its share of the GPUs, or one CPU device."""
     communication: Literal["auto", "ring", "nccl"] = "auto"
-    """Implementation of the sums of gradients over workers. `auto`: NCCL between GPUs, a gRPC ring otherwise."""
+    """Implementation of the sums of gradients over workers. `auto`: NCCL between GPUs, shared memory between workers
+    without GPUs on one host, a gRPC ring otherwise."""
 
     implementation: ClassVar[str] = "replica.multi_worker_mirrored:MultiWorkerMirrored"
     cluster_keys: ClassVar[frozenset[str]] = frozenset({"workers", "ports"})

@@ -7,7 +7,6 @@ from typing import Any
 
 import keras
 
-from distlaunch.data.graph_clock import now
 from distlaunch.patches.symbols import Patch, Symbol
 from distlaunch.patches.tensorflow_late import tf
 from distlaunch.strategies.replica.share import ReplicaShare, current_replica_share
@@ -54,13 +53,10 @@ def sum_gradients_first(optimizer: keras.optimizers.Optimizer, place: int) -> No
         # the parts of a row separately. If all replicas have the same rows, such as positions, their values are summed
         # instead, as one device has a single entry for such a row.
         values = [part.values if index in same else part for index, part in zip(present, parts, strict=True)]
-        # one call for the whole list, so that TensorFlow can pack it: the number of all-reduces costs time, not their
-        # size
-        is_timed = share is not None and share.peers_s is not None
-        ready = now(values) if is_timed else None
-        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, values)
-        if is_timed:
-            share.peers_s.assign_add(now(summed) - ready)
+        if share is None or share.sums is None:
+            summed = context.all_reduce(tf.distribute.ReduceOp.SUM, values)
+        else:
+            summed = share.sums.all_reduce(values, timed=True)
         for index, part, gradient in zip(present, parts, summed, strict=True):
             is_same = index in same
             grads[index] = tf.IndexedSlices(gradient, part.indices, part.dense_shape) if is_same else gradient

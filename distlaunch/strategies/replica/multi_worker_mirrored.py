@@ -8,6 +8,8 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.strategies.replicas import MultiWorkerMirroredSection
 from distlaunch.strategies.coordination import Peers, addresses_and_rank
+from distlaunch.strategies.replica.peer_sums import CollectiveSums, ReplicaSums
+from distlaunch.strategies.replica.shared_memory import connect
 from distlaunch.strategies.replica.strategy import ReplicaStrategy
 from distlaunch.strategies.tensorflow_store import TensorFlowStore
 
@@ -28,6 +30,14 @@ class MultiWorkerMirrored(ReplicaStrategy):
         strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
         addresses, rank = addresses_and_rank()
         super().__init__(strategy, Peers(len(addresses), rank, TensorFlowStore(), addresses[0]))
+        self._may_share_memory = section.communication == "auto"
+
+    def _make_sums(self, local: int) -> ReplicaSums:
+        if self._peers.number == 1 or local > 1 or tf.config.list_logical_devices("GPU"):
+            return super()._make_sums(local)
+        others = CollectiveSums(is_timed=True)
+        shared = connect(self._peers, others) if self._may_share_memory else None
+        return shared or others
 
 
 def _check_local_replicas(wanted: int | str) -> None:

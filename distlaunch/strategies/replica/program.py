@@ -105,8 +105,7 @@ class ReplicaProgram(Program):
         # metrics that all replicas compute from all rows are valid in a replica without rows too
         kept = trackers | {id(variable) for metric in whole for variable in metric.variables}
         self._row_variables = [variable for variable in metric_variables(self._model) if id(variable) not in kept]
-        self._peers_s = _make_peers_clock(replicas)
-        self._peers_s_before = 0.0
+        self._waited_before = 0.0
         self._statistics = Statistics(strategy, self._model)
         self._iterator: Any = None
         self._may_end_elsewhere = self._is_process_local = False
@@ -193,7 +192,7 @@ class ReplicaProgram(Program):
         while done < num_steps:
             wanted = 1 if self._runs_single_steps else num_steps - done
             # a NumPy number, because a Python int would cause one trace for each number of steps
-            made, votes, logs, extras, rows, peers_s = self._train_call(
+            made, votes, logs, extras, rows = self._train_call(
                 self._iterator,
                 np.int32(wanted),
                 self._ballots.cast(vote),
@@ -205,7 +204,7 @@ class ReplicaProgram(Program):
                 nonfinite = done + first
             done += int(made)
             # the other rows are of steps that did not run
-            times += StepTimes.of(rows.numpy()[: int(made)], self._since_last_call(peers_s))
+            times += StepTimes.of(rows.numpy()[: int(made)], self._waited_since_last_call())
             self._ballots.check_ends(votes, self._steps_in_epoch + done, "training")
             if int(made) < wanted or (nonfinite and self._steps.stop_at_nonfinite):
                 break
@@ -247,7 +246,7 @@ class ReplicaProgram(Program):
                 hooked.begin(at)
             ballot = self._ballots.cast(Vote(stop=should_stop()))
             how = self._may_differ(source), source.is_process_local
-            done, votes, logs, extras, *_ = self._test_call(iterator, np.int32(wanted), ballot, *how)
+            done, votes, logs, extras, _ = self._test_call(iterator, np.int32(wanted), ballot, *how)
             if self._ballots.vote(votes).stop:
                 # in all processes, since they have the same sum of votes
                 return None
@@ -367,16 +366,17 @@ class ReplicaProgram(Program):
                 if stops and not (finite & weights_finite if alone else weights_finite):
                     break
             summed = self._sums.collect(self._ballots.with_results(ballot, nonfinite, ended), extras, whole=whole)
-            peers_s = tf.constant(0.0, tf.float64) if self._peers_s is None else self._peers_s.read_value()
-            return done, *summed, times.stack(), peers_s
+            return done, *summed, times.stack()
 
         return call
 
-    def _since_last_call(self, peers_s: tf.Tensor) -> float | None:
-        if self._peers_s is None:
+    def _waited_since_last_call(self) -> float | None:
+        """Return the seconds in which gradients have waited for those of other processes; None if not measured."""
+        waited = self._replicas.sums.waited_s()
+        if waited is None:
             return None
-        before, self._peers_s_before = self._peers_s_before, float(peers_s)
-        return self._peers_s_before - before
+        before, self._waited_before = self._waited_before, waited
+        return waited - before
 
     def _make_extras(self) -> None:
         self._sums.make_extras(self._tracing(self._steps.train, self._train_kind), self._iterator)
@@ -418,8 +418,8 @@ class ReplicaProgram(Program):
         if self._replicas.total == 1:
             return step(batch)
         before = [tf.identity(variable.value) for variable in self._row_variables]
-        clock = None if kind.is_test else self._peers_s
-        share = ReplicaShare(rows, total, start, kind, has_all_rows=kind.takes_whole_batches, peers_s=clock)
+        sums = self._replicas.sums
+        share = ReplicaShare(rows, total, start, kind, sums, has_all_rows=kind.takes_whole_batches)
         with replica_share(share):
             returned = step(batch)
         for variable, value in zip(self._row_variables, before, strict=True):
@@ -451,17 +451,6 @@ class ReplicaProgram(Program):
         for name, variable in partial.items():
             self._sums.assign(name, variable, checked_value(name, variable, sums), sums)
         self._steps_in_epoch = int(state["log/steps_in_epoch"])
-
-
-def _make_peers_clock(replicas: Replicas) -> tf.Variable | None:
-    """Return the variable for `ReplicaShare.peers_s`, or None if the time cannot be measured.
-
-    On a GPU, an operation that follows others starts when they are queued, not when they have ended.
-    """
-    if replicas.peers.number == 1 or replicas.local > 1 or tf.config.list_logical_devices("GPU"):
-        return None
-    with tf.device("CPU:0"):
-        return tf.Variable(tf.zeros([], tf.float64), trainable=False, name="peers_s")
 
 
 class Statistics:

@@ -27,6 +27,7 @@ from distlaunch.patches.tensorflow_late import tf
 from distlaunch.strategies.replica.row_random import RowPlace, draw_for_rows
 
 if TYPE_CHECKING:
+    from distlaunch.strategies.replica.peer_sums import ReplicaSums
     from distlaunch.strategies.replica.trial import StepTrial
 
 _local = threading.local()  # each replica is traced in a separate thread
@@ -104,21 +105,20 @@ class ReplicaShare:
         total: number of examples of the global batch, a float32 scalar.
         start: index of the replica's first example in the global batch, an int64 scalar.
         kind: how the step treats losses.
+        sums: how gradients are summed over replicas; None in a trial.
         weight: this replica's fraction of the sum of a mask or of weights, for a mean over these instead of over rows.
         trial: set while parts of a batch are computed one after the other, to find out how values add up.
         has_all_rows: whether this replica has all rows, as one device would.
-        peers_s: a float64 variable to which the seconds of summing gradients with other processes are added; None if
-            they are not measured.
     """
 
     rows: tf.Tensor
     total: tf.Tensor
     start: tf.Tensor
     kind: StepKind
+    sums: ReplicaSums | None = None
     weight: tf.Tensor | None = None
     trial: StepTrial | None = None
     has_all_rows: bool = False
-    peers_s: tf.Variable | None = None
 
     @property
     def row_fraction(self) -> tf.Tensor:

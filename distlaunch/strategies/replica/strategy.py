@@ -8,6 +8,7 @@ from typing import Any
 from distlaunch.patches import tensorflow_scalars
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.protocol import Steps, Strategy
+from distlaunch.strategies.replica.peer_sums import CollectiveSums, ReplicaSums
 from distlaunch.strategies.replica.program import ReplicaProgram
 from distlaunch.strategies.replica.sums import Replicas
 
@@ -31,10 +32,20 @@ class ReplicaStrategy(Strategy):
 
     def program(self, steps: Steps) -> ReplicaProgram:
         local = self.num_replicas // self._peers.number
-        replicas = Replicas(self.num_replicas, local, first=self._peers.rank * local, peers=self._peers)
+        first = self._peers.rank * local
+        replicas = Replicas(self.num_replicas, local, first, self._peers, self._make_sums(local))
         program = ReplicaProgram(self._strategy, steps, replicas)
         self._notes = program.notes
         return program
+
+    def _make_sums(self, local: int) -> ReplicaSums:
+        """Return how values are summed over the replicas; every process must call it.
+
+        Args:
+            local: number of replicas in each process.
+        """
+        del local
+        return CollectiveSums(is_timed=False)
 
     def notes(self) -> list[str]:
         return self._notes

@@ -1,0 +1,122 @@
+"""Sums of the processes of one host, here threads, which have the same sockets and memory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tensorflow")
+
+import tensorflow as tf
+
+from distlaunch.strategies.replica.peer_sums import CollectiveSums
+from distlaunch.strategies.replica.shared_memory import SharedMemorySums, connect
+from tests.unit.test_peers import DEADLINE_S, in_each
+
+CHUNK = 1 << 20
+"""Bytes of a slot."""
+
+
+def connections(number: int) -> list[SharedMemorySums | None]:
+    return in_each(number, lambda peers: connect(peers, CollectiveSums(is_timed=False)))[0]
+
+
+def connected(number: int) -> list[SharedMemorySums]:
+    found = [each for each in connections(number) if each is not None]
+    assert len(found) == number
+    return found
+
+
+def all_do(sums: list[SharedMemorySums], action: Callable[[int], Any]) -> list[Any]:
+    with ThreadPoolExecutor(len(sums)) as pool:
+        return [done.result(DEADLINE_S) for done in [pool.submit(action, rank) for rank in range(len(sums))]]
+
+
+@pytest.mark.parametrize("number", [2, 3, 5])
+def test_all_get_the_sum_in_the_order_of_ranks(number: int) -> None:
+    sums, draw = connected(number), np.random.default_rng(number)
+    for size in (1, 7, CHUNK // 4, CHUNK // 4 + 1, 3 * CHUNK // 4 + 5, 0, 2):
+        for dtype in (np.float32, np.float64):
+            vectors = [draw.normal(size=size).astype(dtype) for _ in range(number)]
+            expected = vectors[0].copy()
+            for vector in vectors[1:]:
+                expected += vector
+            for total in all_do(sums, lambda rank, vectors=vectors: sums[rank].exchange(vectors[rank])):
+                assert total.dtype == dtype
+                np.testing.assert_array_equal(total, expected)
+
+
+def test_the_order_of_sums_and_the_rest_in_graphs() -> None:
+    """Sums that do not depend on each other are made in the same order; TensorFlow sums what NumPy cannot add up."""
+
+    class Rest(CollectiveSums):
+        def all_reduce(self, values: Any, *, timed: bool = False) -> list[Any]:
+            assert timed
+            return list(values)
+
+    sums, _ = in_each(2, lambda peers: connect(peers, Rest(is_timed=False)))
+
+    def step(rank: int) -> tuple[np.ndarray, float]:
+        @tf.function
+        def traced(count: tf.Tensor) -> Any:
+            matrix, scalar = tf.fill([2, 3], rank + 1.0), tf.constant(rank + 0.5, tf.float64)
+            half, sparse = tf.constant([1.0], tf.float16), tf.IndexedSlices(tf.ones([1, 2]), tf.constant([3]))
+            for _ in tf.range(count):
+                _, *rest, _ = sums[rank].all_reduce([matrix, half, sparse, scalar], timed=True)
+                assert rest == [half, sparse]
+                (scalar,) = sums[rank].all_reduce([scalar])
+                _, matrix = sums[rank].all_reduce([tf.zeros([0]), matrix], timed=True)
+            return matrix, scalar
+
+        matrix, scalar = traced(tf.constant(3))
+        return matrix.numpy(), float(scalar)
+
+    for matrix, scalar in all_do(sums, step):
+        # 1 + 2, then doubled twice
+        np.testing.assert_array_equal(matrix, np.full([2, 3], 12.0))
+        assert scalar == 8.0
+    assert all(each.waited_s() > 0 for each in sums)
+
+
+def test_the_end_of_a_process_ends_the_sums_of_the_others() -> None:
+    sums = connected(3)
+    vector = np.ones(5, np.float32)
+    all_do(sums, lambda rank: sums[rank].exchange(vector))
+    sums.pop().close()
+    with pytest.raises(ConnectionResetError, match="Connection closed by peer"):
+        all_do(sums, lambda rank: sums[rank].exchange(vector))
+
+
+def test_sums_of_different_vectors_are_refused() -> None:
+    sums = connected(2)
+    with pytest.raises(RuntimeError, match="the workers sum different values"):
+        all_do(sums, lambda rank: sums[rank].exchange(np.ones(5 + rank, np.float32)))
+
+
+def test_nothing_is_shared_with_processes_on_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FarAway(socket.socket):
+        """A socket that cannot reach the second process."""
+
+        def connect(self, address: Any) -> None:
+            if str(address).endswith("/1"):
+                raise ConnectionRefusedError
+            super().connect(address)
+
+    monkeypatch.setattr(socket, "socket", FarAway)
+    assert connections(3) == [None] * 3
+    assert None not in connections(2)
+
+
+def test_nothing_is_shared_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert connections(2) == [None] * 2
