@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -88,6 +89,9 @@ class _Starter:
 
     def start(self, task: TaskPlan) -> TaskHandle:
         return self._tasks.start(self._spec_of(task))
+
+    def send_file(self, path: Path) -> None:
+        """Do nothing, since tasks read the files of this host."""
 
     def collect(self, gives_up: Callable[[], bool]) -> None:
         """Do nothing, since tasks write their files on this host."""

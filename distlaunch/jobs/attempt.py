@@ -30,7 +30,7 @@ from distlaunch.plan.train import (
 )
 from distlaunch.runs.paths import display_path
 from distlaunch.runs.report import newest_training
-from distlaunch.supervise.allocation import Allocation
+from distlaunch.supervise.allocation import Allocation, Starter
 from distlaunch.supervise.observer import Observer
 from distlaunch.supervise.outcome import Outcome
 from distlaunch.supervise.requests import SignalPipe
@@ -179,6 +179,7 @@ def run_attempt(
     extra: Sequence[str] = (),
     signals: SignalPipe | None = None,
     workers: int | None = None,
+    on_start: Callable[[Starter], None] = lambda starter: None,
 ) -> AttemptResult:
     """Run the next attempt of a run.
 
@@ -187,6 +188,7 @@ def run_attempt(
     Args:
         signals: the pipe of a caller that handles signals over several attempts; None to handle them here.
         workers: the number of workers of this attempt if the config gives a range; None for the number in the config.
+        on_start: see `Supervisor`.
 
     Raises:
         StopRequested: a stop signal came before the tasks were started.
@@ -223,7 +225,7 @@ def run_attempt(
             replaced_config = _write_run(run, config, text, plan, allocation, context.machine.environ)
         write_start(plan, waited_s)
         with run.reader_lock(attempt) if plan.is_reader else contextlib.nullcontext():
-            outcome = Supervisor(plan, allocation, observer, signals=signals).run()
+            outcome = Supervisor(plan, allocation, observer, signals=signals, on_start=on_start).run()
         end_leftover_processes(plan, observer)
         if mode == "train" and outcome.status == "done":
             outcome = _with_failed_export(run, attempt, outcome)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Protocol
 
 from distlaunch.agent.messages import Exit, Order
@@ -57,6 +58,12 @@ class Starter(Protocol):
             ended.
         """
         ...
+
+    def send_file(self, path: Path) -> None:
+        """Send a file of the run directory, which this process has written, to all hosts that have a copy of the run.
+
+        Any thread may call this method until the tasks have ended. It never waits.
+        """
 
     def collect(self, gives_up: Callable[[], bool]) -> None:
         """Wait until the files of all tasks have been copied to this host, after the tasks have ended.

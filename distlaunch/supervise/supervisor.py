@@ -58,6 +58,7 @@ class Supervisor:
         allocation: hosts and addresses for the tasks; the caller releases it.
         clock: returns monotonic seconds.
         signals: the pipe of a caller that handles signals over several attempts; None to handle them here.
+        on_start: called with the starter before the first task is started.
     """
 
     def __init__(
@@ -68,8 +69,10 @@ class Supervisor:
         *,
         clock: Callable[[], float] = time.monotonic,
         signals: SignalPipe | None = None,
+        on_start: Callable[[Starter], None] = lambda starter: None,
     ) -> None:
         self._plan, self._allocation, self._clock, self._signals = plan, allocation, clock, signals
+        self._on_start = on_start
         self._observer = ThreadedObserver.of(observer)
         self._tasks = {str(task.task): task for task in plan.tasks}
         self._interval_factor, self._max_interval_s = (
@@ -97,6 +100,7 @@ class Supervisor:
             try:
                 with self._allocation.starting(self._plan, self._screen.line, self._clock) as starter:
                     starter.watch(signals.fd)
+                    self._on_start(starter)
                     for task in self._plan.tasks:
                         self._spawn(task, starter)
                     self._follow(signals, starter)

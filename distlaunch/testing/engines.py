@@ -29,7 +29,7 @@ import pytest
 
 from distlaunch.agent.messages import Exit, Order
 from distlaunch.base.errors import ConfigError
-from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.cluster.hosts import TooFewSlotsError
 from distlaunch.cluster.spec import split_address
 from distlaunch.engines.base import Engine, HostReport, Needs
@@ -83,6 +83,14 @@ PROGRAMS = {
             files = run.task(int(os.environ["DISTLAUNCH_ATTEMPT"]), os.environ["DISTLAUNCH_TASK"])
             files.path.mkdir(parents=True, exist_ok=True)
             files.error_json.write_text('{"reason": "as written"}')
+        """,
+        "reads": """
+            import os, pathlib, time
+            path = pathlib.Path(os.environ["DISTLAUNCH_RUN_DIR"], "sent.txt")
+            print("up")
+            while not path.exists() or path.read_text() != "second":
+                time.sleep(0.01)
+            print("read")
         """,
         "listens": """
             import json, os, signal, socket
@@ -317,6 +325,17 @@ class EngineConformance:
             attempt.wait_until(lambda: len(attempt.ends) == 2, "all tasks have ended")
             for task in attempt.plan.tasks:
                 assert task.files.error_json.read_text() == '{"reason": "as written"}'
+
+    def test_tasks_can_read_a_file_that_is_sent_while_they_run(self, tmp_path: Path) -> None:
+        with self.make(tmp_path) as engine, self.attempt(engine, tmp_path, "reads") as attempt:
+            path = attempt.plan.run_dir / "sent.txt"
+            with attempt.started() as starter:
+                attempt.wait_for_line("up", 2)
+                for text in ("first", "second"):
+                    write_atomically(path, text)
+                    starter.send_file(path)
+                assert {end.code for end in attempt.wait_for_ends().values()} == {0}
+            assert [line for _, line in attempt.lines].count("read") == 2
 
     def test_a_task_that_is_asked_to_stop_ends_by_itself(self, tmp_path: Path) -> None:
         with self.make(tmp_path) as engine, self.attempt(engine, tmp_path, "stops") as attempt, attempt.started():

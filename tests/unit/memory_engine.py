@@ -127,6 +127,10 @@ class MemoryTask:
         elif order is Order.KILL and self._script.on_kill is not None:
             self._end_at(self._clock.now, self._script.on_kill)
 
+    def end(self, code: int) -> None:
+        """End it with an exit code."""
+        self._exit = self._exit or Exit(code, oom=False)
+
     def lose(self, why: str) -> None:
         """End it with its host."""
         self._exit = self._exit or Exit(-signal.SIGKILL, oom=None, lost=why)
@@ -162,6 +166,7 @@ class MemoryAllocation:
     sees_tasks_at_once: bool = True
     ports_released_at: float | None = None
     blamed: list[str] = field(default_factory=list)
+    on_file: list[Callable[[Path], None]] = field(default_factory=list)
 
     @contextlib.contextmanager
     def starting(
@@ -181,6 +186,10 @@ class MemoryAllocation:
         return made
 
     def watch(self, fd: int) -> None: ...
+
+    def send_file(self, path: Path) -> None:
+        for action in self.on_file:
+            action(path)
 
     def collect(self, gives_up: Callable[[], bool]) -> None: ...
 
@@ -273,6 +282,15 @@ class PlayedAllocation(MemoryAllocation):
             case "reports":
                 error = task.files.error_json
                 return Script(does=[(1, lambda: error.write_text('{"reason": "as written"}') and None)], ends=(2, 0))
+            case "reads":
+
+                def read(path: Path) -> None:
+                    if path.read_text() == "second":
+                        out.write("read\n")
+                        self.tasks[name][-1].end(0)
+
+                self.on_file.append(read)
+                return Script(does=[(1, lambda: out.write("up\n"))])
             case "stops":
                 return Script(does=[(1, lambda: out.write("up\n"))], on_stop=4, tells_stop=lambda: out.write("asked\n"))
             case "does not stop":

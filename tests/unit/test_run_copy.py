@@ -89,6 +89,25 @@ def test_logs_are_followed_and_events_in_whole_lines(copy: RunCopy, target: Path
     assert (target / "events.jsonl").read_text() == "one\nown\nhalf\n"
 
 
+def test_replaced_files_are_sent_in_the_order_of_writing(copy: RunCopy, target: Path) -> None:
+    copy.begin()
+    assert not take(copy.replaced(["record", "result"]), target)
+    (copy.root / "record").write_text("1")
+    assert take(copy.replaced(["record", "result"]), target) == ["record"]
+    for name in ("record", "result"):
+        (copy.root / f".{name}").write_text("2")
+        (copy.root / f".{name}").replace(copy.root / name)
+    assert take(copy.replaced(["record", "result"]), target) == ["record", "result"]
+    assert not take([*copy.replaced(["record", "result"]), *copy.changed()], target), "each version is sent once"
+
+
+def test_a_file_of_the_launcher_is_not_sent_back(copy: RunCopy, target: Path) -> None:
+    copy.begin()
+    (copy.root / "order").write_text("1")
+    copy.note_received("order")
+    assert not take(copy.changed(), target)
+
+
 def test_each_checkpoint_is_sent_once_and_the_last_is_never_removed(copy: RunCopy, target: Path) -> None:
     checkpoint(copy, "step-00000001")
     copy.begin()  # the controller has sent it

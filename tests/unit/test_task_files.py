@@ -23,7 +23,8 @@ from distlaunch.engines.remote.tasks import RemoteTasks
 
 WRITTEN = [
     *("events.jsonl", "attempts/0/events.jsonl", "attempts/12/worker-1/stdout.log", "attempts/0/worker-1/error.json"),
-    *("attempts/0/worker-0/profile/a.pb", "attempts/0/compiled/x", "attempts/0/record.json", "log.csv"),
+    *("attempts/0/worker-0/profile/a.pb", "attempts/0/compiled/x", "attempts/0/record.json", "log.csv",
+      "attempts/0/round-result.json", "attempts/0/worker-0/memory"),
     "my folder/é.npz",
     *("checkpoints/step-00000004/meta.json", "tensorboard/train/events.out", "export/saved_model/saved_model.pb"),
 ]  # fmt: skip
@@ -39,7 +40,14 @@ NOT_WRITTEN = [
         "report.html",
     ),
     *("launcher.log", "job.exit", ".lock", ".secrets", ".control", "a/.hidden", "attempts/0/config.yaml", "attempts/0"),
-    *("attempts/0/plan.json", "attempts/x/worker-1/stdout.log", "attempts/0/.control", "attempts/0/worker/x", "m.py"),
+    *(
+        "attempts/0/round-order.json",
+        "attempts/0/plan.json",
+        "attempts/x/worker-1/stdout.log",
+        "attempts/0/.control",
+        "attempts/0/worker/x",
+        "m.py",
+    ),
     *("a/b/m.PY", "x.so", "a.pth", "attempts/0/worker-1/m.py", "", "a" * 2000, "a/" * 40 + "b", "attempts"),
 ]
 

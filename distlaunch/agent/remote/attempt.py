@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class HostAttempt:
         copy: this host's copy of the run directory; None if the directory is shared with the launcher.
         without: environment variables of this process that tasks do not inherit.
         beat_s: interval in seconds at which the heartbeats of all tasks are sent.
+        at_once: names of files that are sent whenever tasks have replaced them; see `RunCopy.replaced`.
     """
 
     def __init__(
@@ -47,9 +48,10 @@ class HostAttempt:
         clock: Callable[[], float],
         without: list[str],
         beat_s: float,
+        at_once: Sequence[str] = (),
     ) -> None:
         self._run, self.number, self._copy, self._outbox, self._clock = run, number, copy, outbox, clock
-        self._beat_s = beat_s
+        self._beat_s, self._at_once = beat_s, at_once
         self._environ = {name: value for name, value in os.environ.items() if name not in without}
         self._tasks: dict[str, HostTask] = {}
         self._started: set[str] = set()
@@ -108,6 +110,9 @@ class HostAttempt:
             if (end := task.poll()) is not None:
                 del self._tasks[name]
                 self._ends[name] = end, _plain(task), now
+        if self._copy is not None and self._at_once:
+            for message in _tolerant(self._copy.replaced(self._at_once)):
+                self._outbox.put(message)
         if self._ends or now - self._scan_at >= _SCAN_S:
             self._scan_at = now
             quiet = not self._send_appended()

@@ -1,14 +1,14 @@
 """The copy of a run directory on a host that does not share the launcher's disk.
 
 Files that tasks write into the copy are sent to the launcher: logs and events while they grow, checkpoints when they
-are complete, and other files when the tasks have ended.
+are complete, results of rounds when they are written, and other files when the tasks have ended.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from distlaunch.agent.remote.file_transfer import REMOVE, WRITE, remove_folder, send_file, send_folder
@@ -21,6 +21,7 @@ _MARK = ".copy-of-a-run"
 _CHECKPOINTS = "checkpoints"
 _MAX_NAMED = 5
 _Stamp = tuple[int, int, int]
+_MISSING: _Stamp = (0, 0, 0)
 
 
 class RunCopy:
@@ -104,6 +105,23 @@ class RunCopy:
                 del self._checkpoints[name]
                 yield encode(REMOVE, path=f"{_CHECKPOINTS}/{name}")
 
+    def replaced(self, names: Sequence[str]) -> Iterator[bytes]:
+        """Yield messages that send those of the named files that tasks have written or replaced.
+
+        Args:
+            names: names of files that are replaced as a whole, in the order in which tasks write them. They are sent in
+                this order, so that a file that arrives is not older than the files before it.
+        """
+        stamps = {name: _stamp(self.root / name) for name in reversed(names)}
+        for name in names:
+            if stamps[name] not in (_MISSING, self._rest.get(name)):
+                self._rest[name] = stamps[name]
+                yield from send_file(self.root / name, name)
+
+    def note_received(self, name: str) -> None:
+        """Record that the launcher has sent a file, so that it is not sent back."""
+        self._rest[name] = _stamp(self.root / name)
+
     @property
     def has_new_checkpoints(self) -> bool:
         return dict(self._complete_checkpoints()) != self._checkpoints
@@ -152,7 +170,7 @@ def _stamp(path: Path) -> _Stamp:
     try:
         status = path.stat()
     except OSError:  # the file has just been deleted
-        return 0, 0, 0
+        return _MISSING
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 

@@ -256,6 +256,8 @@ class Agent:
             raise FrameError(f"{frame.kind}: no folder is open")
         before = self._incoming.problem
         self._incoming.take(frame)
+        if self._copy is not None and frame.kind == file_transfer.MOVE:
+            self._copy.note_received(frame.text("to"))
         if self._incoming.problem != before:
             self._show("", self._incoming.problem)
 
@@ -264,8 +266,11 @@ class Agent:
             raise FrameError("begin: no run directory is open")
         number = frame.number("attempt", 0)
         without, beat_s = frame.fields.get("without"), frame.number("beat_ms", 1, 1000 * _MAX_S) / 1000
+        at_once: Any = frame.fields.get("at_once", ())
+        if not fits(at_once, list[str]):
+            raise FrameError(f"begin: at_once: got {at_once!r:.80}; expected names of files")
         self._attempt = HostAttempt(
-            RunDir(self._root), number, self._copy, self._outbox, self._clock, list(without or []), beat_s
+            RunDir(self._root), number, self._copy, self._outbox, self._clock, list(without or []), beat_s, at_once
         )
 
     def _on_start(self, frame: Frame) -> None:

@@ -22,14 +22,16 @@ _CODE = (".py", ".pyc", ".pyd", ".so", ".pth", ".sh")
 _PART = re.compile(r"\.(?P<name>.+)\.part\.tmp\Z")
 _TASK = re.compile(r"[a-z_]+-[0-9]{1,9}\Z")
 _ATTEMPT = re.compile(r"[0-9]{1,9}\Z")
-_OF_ATTEMPT = ("events.jsonl", "record.json")
+OF_CHIEF = ("record.json", "round-result.json")
+"""Files of an attempt that only the chief writes, besides events."""
+_OF_ATTEMPT = ("events.jsonl", *OF_CHIEF)
 _APPENDED = ("events.jsonl", "stdout.log", "stderr.log")
 """Files that hosts may only append to."""
 _MAX_NAME_LENGTH, _MAX_DEPTH = 1024, 32
 
 LOG_BYTES = 8 << 30
 _MOST_BYTES = {"events.jsonl": 1 << 30, "stdout.log": LOG_BYTES, "stderr.log": LOG_BYTES, "error.json": 16 << 20,
-               "record.json": 1 << 30}  # fmt: skip
+               "record.json": 1 << 30, "round-result.json": 4096, "memory": 4096}  # fmt: skip
 _MOST_OTHER_BYTES = 1 << 40
 MAX_FILES = 1_000_000
 """Files that one host may send in an attempt."""
@@ -61,7 +63,7 @@ def check(frame: Frame, attempt: int, others: Collection[str] = ()) -> None:
 
     Args:
         others: names that this host must not write: the folders of tasks that run on other hosts in this attempt,
-            and `events.jsonl` unless the chief runs on this host.
+            and what only the chief writes unless it runs on this host.
     """
     name = frame.text("path")
     final = frame.text("to") if frame.kind == "move" else name
@@ -90,7 +92,7 @@ def _own_name(parts: tuple[str, ...]) -> str:
     if len(parts) == 1:
         known = ("events.jsonl",)
     elif parts[0] == "attempts":
-        known = {3: _OF_ATTEMPT, 4: (*_APPENDED, "error.json")}.get(len(parts), ())
+        known = {3: _OF_ATTEMPT, 4: (*_APPENDED, "error.json", "memory")}.get(len(parts), ())
     else:
         known = ()
     return parts[-1] if parts[-1] in known else ""

@@ -15,7 +15,7 @@ from distlaunch.base.secret_mask import MASKED_ENV, REFERENCES_ENV
 from distlaunch.cluster.spec import ClusterSpec, Place, Task, split_address
 from distlaunch.engines.remote.link import Link, LinkError
 from distlaunch.engines.remote.path_watch import PathWatch
-from distlaunch.engines.remote.run_files import messages_with_run_files, open_run
+from distlaunch.engines.remote.run_files import messages_with_run_files, open_run, replaced_by_tasks
 from distlaunch.engines.remote.tasks import RemoteTasks
 from distlaunch.plan.train import REMOVED_ENV, LaunchPlan
 from distlaunch.supervise.allocation import Starter
@@ -67,7 +67,7 @@ class RemoteAllocation:
         incoming = Incoming(run.path, most_bytes)
         listening = {task.address: task.host for task in plan.tasks if task.address is not None}
         paths = PathWatch(self.links, listening, self.patience_s, clock)
-        tasks = RemoteTasks(plan, self.links, incoming, show, self.environ, paths, self.note_host_failure)
+        tasks = RemoteTasks(plan, self.links, incoming, show, self.environ, paths, self.note_host_failure, copies)
         # only the leading task and the evaluator read checkpoints
         readers = {plan.tasks[0].host, *(task.host for task in plan.tasks if task.task.job == "evaluator")}
         for name, link in self.links.items():
@@ -91,7 +91,8 @@ class RemoteAllocation:
 
     def _begin(self, plan: LaunchPlan) -> bytes:
         beat_ms = _BEAT_MS if len(self.links) <= _FEW_HOSTS else 2 * _BEAT_MS
-        return encode("begin", attempt=plan.attempt, without=list(REMOVED_ENV), beat_ms=beat_ms)
+        at_once = replaced_by_tasks(plan)
+        return encode("begin", attempt=plan.attempt, without=list(REMOVED_ENV), beat_ms=beat_ms, at_once=at_once)
 
     def import_ahead(self, plan: LaunchPlan) -> None:
         """Do nothing, since agents import modules ahead when they start tasks."""

@@ -10,6 +10,7 @@ from distlaunch.agent.remote import file_transfer
 from distlaunch.base.run_dir import RunDir, checkpoint_name
 from distlaunch.engines.remote.answers import raise_for, refusals
 from distlaunch.engines.remote.link import Link
+from distlaunch.plan.train import LaunchPlan
 
 _ANSWER_S = 60.0
 """Time for an answer, which includes access to a network disk."""
@@ -56,6 +57,15 @@ def messages_with_run_files(
                 continue
             send = file_transfer.send_folder if path.is_dir() else file_transfer.send_file
             yield from send(path, _name(run, path))
+
+
+def replaced_by_tasks(plan: LaunchPlan) -> list[str]:
+    """Return the names of files that tasks replace while the launcher waits for them, in the order of writing."""
+    if plan.mode != "verify":
+        return []
+    run, attempt = RunDir(plan.run_dir), plan.attempt
+    paths = [*(task.files.memory for task in plan.tasks), run.record(attempt), run.round_result(attempt)]
+    return [_name(run, path) for path in paths]
 
 
 def _name(run: RunDir, path: Path) -> str:

@@ -8,9 +8,10 @@ import selectors
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from distlaunch.agent.messages import LOST_HOST, Exit, Order
@@ -62,7 +63,8 @@ class _SenderLimits:
     """Limits on the messages of a host in an attempt.
 
     Attributes:
-        forbidden: folders of the tasks of other hosts, and the run's events if the chief is on another host.
+        forbidden: folders of the tasks of other hosts and, if the chief is on another host, the files that only the
+            chief writes.
         allowance: limits output lines to twice the amount that an agent allows its tasks.
         num_files: number of files that have been received.
         num_hidden: number of lines that were not shown since the last shown line.
@@ -78,7 +80,7 @@ class _SenderLimits:
         tasks = [task for task in plan.tasks if task.host == host]
         forbidden = {task.files.path.name for task in plan.tasks if task.host != host}
         if all(task.task != plan.lead for task in tasks):
-            forbidden.add(plan.events.name)
+            forbidden |= {plan.events.name, *task_files.OF_CHIEF}
         number = 2 * (len(tasks) + 1)
         allowance = Allowance(time.monotonic(), per_s=LINES_PER_S * number, at_once=LINES_AT_ONCE * number)
         return _SenderLimits(frozenset(forbidden), allowance)
@@ -92,6 +94,7 @@ class RemoteTasks:
         environ: variables for the tasks, in addition to their host's environment.
         paths: watches whether the hosts still reach each other.
         note_host_failure: called with the name of a host whose tasks are ended because other hosts cannot reach it.
+        copies: the hosts that have a copy of the run directory.
     """
 
     def __init__(
@@ -99,7 +102,9 @@ class RemoteTasks:
         environ: Mapping[str, str],
         paths: PathWatch,
         note_host_failure: Callable[[str], None],
+        copies: Collection[str] = (),
     ) -> None:  # fmt: skip
+        self._copies = tuple(copies)
         self._plan, self._links, self._incoming = plan, links, incoming
         self._show, self._environ, self._paths, self._note_host_failure = show, environ, paths, note_host_failure
         self._tasks: dict[str, RemoteTask] = {}
@@ -152,6 +157,11 @@ class RemoteTasks:
                 for answer in left:
                     pending[answer].keeps_copies = True
                 return
+
+    def send_file(self, path: Path) -> None:
+        name = path.relative_to(self._plan.run_dir).as_posix()
+        for host in self._copies:
+            self._links[host].post_in_order(file_transfer.send_file(path, name))
 
     def watch(self, fd: int) -> None:
         self._selector.register(fd, selectors.EVENT_READ)
