@@ -33,7 +33,7 @@ class Ssh(RemoteSection):
     """A file with one host per line, written as in `hosts`; it replaces `hosts`. Relative to the config file."""
     env: Annotated[list[str], Words("a list of names, such as [MY_VARIABLE]")] = Field(default_factory=list)
     """Variables of this environment that tasks get, besides those of TensorFlow, Keras, JAX, XLA, NCCL, gRPC and
-    OpenMP, which they get anyway."""
+    OpenMP, and the sizes of thread pools, which they get anyway."""
 
     def forwarded_variables(self) -> list[str]:
         return self.env

@@ -12,6 +12,7 @@ from distlaunch.agent.remote.frames import encode
 from distlaunch.agent.remote.task_files import most_bytes
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.secret_mask import MASKED_ENV, REFERENCES_ENV
+from distlaunch.cluster.hardware import POOL_SIZES
 from distlaunch.cluster.spec import ClusterSpec, Place, Task, split_address
 from distlaunch.engines.remote.link import Link, LinkError
 from distlaunch.engines.remote.path_watch import PathWatch
@@ -21,7 +22,8 @@ from distlaunch.plan.train import REMOVED_ENV, LaunchPlan
 from distlaunch.supervise.allocation import Starter
 
 FORWARDED = ("TF_", "XLA_", "JAX_", "KERAS_", "NCCL_", "GRPC_", "OMP_", "PYTHONHASHSEED")
-"""Prefixes of variables that change what a framework computes. Tasks get them from the launcher's environment."""
+"""Prefixes of variables that change what a framework computes. Tasks get them from the launcher's environment, as they
+get the sizes of thread pools."""
 _LISTENING_S = 10.0
 _BEAT_MS, _FEW_HOSTS = 500, 4
 """Interval at which a host sends the heartbeats of its tasks; doubled for many hosts."""
@@ -29,7 +31,7 @@ _BEAT_MS, _FEW_HOSTS = 500, 4
 
 def forwarded(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
     """Return the variables that tasks get from the launcher. All other variables are those of their host."""
-    wanted = {*names, MASKED_ENV, REFERENCES_ENV, *environ.get(REFERENCES_ENV, "").split(",")}
+    wanted = {*names, *POOL_SIZES, MASKED_ENV, REFERENCES_ENV, *environ.get(REFERENCES_ENV, "").split(",")}
     return {
         name: value
         for name, value in environ.items()
