@@ -32,7 +32,7 @@ def command(
     config: str, seconds: float, only: tuple[str, ...], allow_16_bit: bool, write: str | None,
     overrides: tuple[str, ...], as_json: bool,
 ) -> int:  # fmt: skip
-    """Measure the config's model and data under other strategies and settings on this machine.
+    """Measure the config's model and data under other strategies and settings on the hosts of its engine.
 
     First the strategies that fit are measured, then settings of the fastest: XLA, oneDNN, threads, steps per call.
     Candidates take turns in short rounds, so that other work on the machine slows all of them. After some rounds the
@@ -57,7 +57,10 @@ def command(
     if write is not None:
         check_target(write, config)
     request = TuneRequest(config, overrides, seconds, allow_16_bit, only)
-    result, choice = tune(request, Machine.here(), echo)
+    found = tune(request, Machine.here(), echo)
+    if found is None:
+        return int(ExitCode.DONE)
+    result, choice = found
     if result.failed is not None:
         QuietView().report(result.failed)
         echo("(this log has been deleted; `distlaunch verify CONFIG --keep DIR` keeps the logs of such a trial)")

@@ -1,4 +1,4 @@
-"""The candidates of `distlaunch tune`: the strategies that fit this machine, and settings of the best of them."""
+"""The candidates of `distlaunch tune`: the strategies that fit the hosts, and settings of the best of them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from distlaunch.config.cluster import Cluster
 from distlaunch.config.read.tree import Key
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategies import MODELS, REFERENCE
+from distlaunch.config.strategies.base import TrialSections
+from distlaunch.tune.site import Site
 from distlaunch.verify.trials import trial_config
 
 UNTUNED = "untuned"
@@ -23,6 +25,8 @@ _MOST_DEVICES = 8
 """Maximum number of replicas on a CPU, and of processes. More have never been the fastest."""
 _LONGER_CALL = 16
 """Number of steps per call that is tried besides `auto` and 1."""
+_DEVICES_OF_WORKER = (1, 2)
+"""Numbers of devices of each worker that are tried without GPUs."""
 _KEPT_OF_CLUSTER = ("start_timeout_s", "stop_timeout_s", "stall_timeout_s", "isolate")
 """Keys of `cluster:` that stay under another strategy."""
 SIXTEEN_BITS = "mixed_bfloat16"
@@ -132,25 +136,26 @@ def untuned(config: RunConfig) -> Candidate:
     return Candidate(config, UNTUNED)
 
 
-def strategies(config: RunConfig, num_cores: int, num_gpus: int) -> Iterator[Candidate | NotTried]:
-    """Yield the strategies that this machine can host, the most promising first."""
-    devices = num_gpus or min(num_cores, _MOST_DEVICES)
-    numbers = sorted({number for number in (2, 4, 8, devices) if 1 < number <= devices}, reverse=True)
-    own = _identity(config, num_gpus)
-    found: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
-    found += [({"kind": REFERENCE}, {}), ({"kind": "jax", "mesh": {"batch": 1}}, {})]
-    for number in numbers:
-        for kind in ("multi_worker_mirrored", "mirrored", "jax", "dtensor"):
-            found += MODELS[kind].trials([number], num_gpus)
-    if not numbers:
-        yield NotTried("several replicas or processes", f"this machine has {_devices(num_cores, num_gpus)}")
-    for strategy, cluster in found:
+def strategies(config: RunConfig, site: Site) -> Iterator[Candidate | NotTried]:
+    """Yield the strategies that this machine, or all hosts together, can host, the most promising first.
+
+    One device, on the first host, is always among them.
+    """
+    counted = config.with_workers(site.num_workers)
+    own = _identity(counted, site.num_gpus_for(counted))
+    one_device: list[TrialSections] = [({"kind": REFERENCE}, {}), ({"kind": "jax", "mesh": {"batch": 1}}, {})]
+    several = list(_on_hosts(site) if site.is_cluster else _on_one_host(site))
+    if not several:
+        devices = _devices(site.hardware.num_cores, site.gpus[0])
+        yield NotTried("several replicas or processes", f"{_where(site)} has {devices}")
+    for strategy, cluster in [*one_device, *several]:
         candidate = Candidate(config, "", strategy, cluster)
         try:
             changed = candidate.config
         except ValueError as error:
             yield NotTried(str(strategy["kind"]), f"does not fit: {error}")
             continue
+        num_gpus = site.num_gpus_for(changed)
         candidate = replace(candidate, label=label_of(changed, num_gpus))
         if _identity(changed, num_gpus) == own:
             continue  # the untuned config
@@ -158,9 +163,46 @@ def strategies(config: RunConfig, num_cores: int, num_gpus: int) -> Iterator[Can
             yield NotTried(candidate.name, missing)
         elif problems := cross_check(changed, num_gpus):
             yield NotTried(candidate.name, _why_unfit(problems))
+        elif site.slots and sum(site.slots) < changed.strategy.processes(changed.cluster).get("worker", 1):
+            yield NotTried(candidate.name, f"{_where(site)} has {count(sum(site.slots), 'slot')} for workers")
         else:
             yield candidate
-    yield NotTried("parameter_server", "it is for several hosts; on one machine, its tasks only share the cores")
+    if site.is_cluster:
+        yield NotTried("mirrored", "it uses the devices of one host only")
+        asynchronous = "its workers update the variables asynchronously, so that there are no losses to compare"
+        yield NotTried("parameter_server", asynchronous)
+    else:
+        yield NotTried("parameter_server", "it is for several hosts; on one machine, its tasks only share the cores")
+
+
+def _on_one_host(site: Site) -> Iterator[TrialSections]:
+    """Yield the strategies with several devices or processes on one host."""
+    num_gpus = site.gpus[0]
+    devices = num_gpus or min(site.hardware.num_cores, _MOST_DEVICES)
+    for number in sorted({number for number in (2, 4, 8, devices) if 1 < number <= devices}, reverse=True):
+        for kind in ("multi_worker_mirrored", "mirrored", "jax", "dtensor"):
+            yield from MODELS[kind].trials([number], num_gpus)
+
+
+def _on_hosts(site: Site) -> Iterator[TrialSections]:
+    """Yield the strategies that use all hosts."""
+    # steps that XLA cannot compile are rarely the fastest
+    in_lockstep = sorted(
+        (model for model in MODELS.values() if model.in_lockstep), key=lambda model: model.refuses_jit_compile
+    )
+    for workers in site.worker_counts:
+        of_host = max(1, -(-workers // len(site.hosts)))
+        # without GPUs, a process may have several devices only on a mesh
+        numbers = (max(1, min(site.gpus) // of_host),) if any(site.gpus) else _DEVICES_OF_WORKER
+        for devices in numbers:
+            for model in in_lockstep:
+                found = model.trial_on_hosts(workers, devices)
+                if found is not None and (devices == 1 or any(site.gpus) or not model.has_replicas):
+                    yield found
+
+
+def _where(site: Site) -> str:
+    return site.hosts[0] if site.hosts else "this machine"
 
 
 def _why_unfit(problems: Iterable[Problem]) -> str:
@@ -174,9 +216,14 @@ def _devices(num_cores: int, num_gpus: int) -> str:
 def label_of(config: RunConfig, num_gpus: int) -> str:
     """Return a strategy in words, such as `multi_worker_mirrored, 2 workers, 2 replicas`."""
     label = config.strategy.label(config.cluster)
-    # the label of a mesh has its sizes
-    words = config.strategy.words(config.cluster, num_gpus) if label == config.strategy.kind else []
-    return ", ".join([label, *words])
+    words = config.strategy.words(config.cluster, num_gpus)
+    # the label of a mesh has its sizes, and that of parameter servers their workers
+    return ", ".join([label, *(word for word in words if label == config.strategy.kind or _adds_to(label, word))])
+
+
+def _adds_to(label: str, word: str) -> bool:
+    """Return True if a word about a strategy with a mesh or servers is not in its label."""
+    return word not in label and not word.startswith("mesh ")
 
 
 def _identity(config: RunConfig, num_gpus: int) -> tuple[Any, ...]:
@@ -186,9 +233,15 @@ def _identity(config: RunConfig, num_gpus: int) -> tuple[Any, ...]:
     return str(rest), parts, config.strategy.processes(config.cluster)
 
 
-def settings(candidate: Candidate, hardware: Hardware, num_gpus: int) -> Iterator[Candidate | NotTried]:
-    """Yield a candidate with each single setting changed, the most promising first."""
-    for found in _changes(candidate.config, hardware, num_gpus):
+def settings(candidate: Candidate, site: Site) -> Iterator[Candidate | NotTried]:
+    """Yield a candidate with each single setting changed, the most promising first.
+
+    A setting has the same value on all hosts.
+    """
+    own = candidate.config
+    counted = own if candidate.cluster is not None else own.with_workers(site.num_workers)
+    num_gpus = site.num_gpus_for(counted)
+    for found in _changes(counted, site.hardware, num_gpus, site.workers_per_host(counted)):
         if isinstance(found, Change):
             changed = candidate.with_change(found)
             problems = cross_check(changed.config, num_gpus)
@@ -200,7 +253,9 @@ def settings(candidate: Candidate, hardware: Hardware, num_gpus: int) -> Iterato
             yield NotTried(f"{candidate.name}, {found.name}", found.reason)
 
 
-def _changes(config: RunConfig, hardware: Hardware, num_gpus: int) -> Iterator[Change | NotTried]:
+def _changes(
+    config: RunConfig, hardware: Hardware, num_gpus: int, workers_per_host: int
+) -> Iterator[Change | NotTried]:
     strategy, cluster = config.strategy, config.cluster
     is_tensorflow = strategy.runs_tensorflow
     parts = strategy.num_parts(cluster, num_gpus)
@@ -226,7 +281,7 @@ def _changes(config: RunConfig, hardware: Hardware, num_gpus: int) -> Iterator[C
         yield Change("oneDNN on", environ={ONEDNN: "1"})
     else:
         yield NotTried("oneDNN", "TensorFlow's builds for this system do not offer it")
-    yield from _thread_changes(config, hardware, num_gpus)
+    yield from _thread_changes(hardware, num_gpus, workers_per_host)
     # steps per call
     length = config.train.steps_per_call
     if config.train.callbacks:
@@ -239,16 +294,16 @@ def _changes(config: RunConfig, hardware: Hardware, num_gpus: int) -> Iterator[C
         yield Change(f"{SIXTEEN_BITS} (16 bits)", {("precision",): SIXTEEN_BITS}, is_16_bit=True)
 
 
-def _thread_changes(config: RunConfig, hardware: Hardware, num_gpus: int) -> Iterator[Change | NotTried]:
-    cores, tasks = hardware.num_cores, config.strategy.processes(config.cluster).get("worker", 1)
+def _thread_changes(hardware: Hardware, num_gpus: int, num_tasks: int) -> Iterator[Change | NotTried]:
+    cores = hardware.num_cores
     if num_gpus:
         yield NotTried("threads", "no effect on GPUs")
     elif any(name in hardware.environ for name in POOL_SIZES):
         yield NotTried("threads", "your environment sets them")
     else:
-        share = max(1, cores // tasks)
+        share = max(1, cores // num_tasks)
         others: Sequence[int] = sorted({1, share // 2, min(cores, 2 * share)} - {0, share})
         if not others:
-            yield NotTried("threads", f"this machine has {count(cores, 'core')}")
+            yield NotTried("threads", f"there is {count(cores, 'core')}")
         for number in others:
             yield Change(count(number, "thread"), environ=dict.fromkeys(POOL_SIZES, str(number)))

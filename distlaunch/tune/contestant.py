@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from distlaunch.base.errors import DistlaunchError
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.run_files.trial_records import Record, RoundOrder, RoundResult, TrialOrder
+from distlaunch.base.run_files.trial_records import MemoryReport, Record, RoundOrder, RoundResult, TrialOrder
 from distlaunch.engines.context import LaunchContext
 from distlaunch.jobs.attempt import AttemptResult, run_attempt
+from distlaunch.supervise.allocation import Starter
 from distlaunch.supervise.observer import Silent
 from distlaunch.supervise.requests import SignalPipe
 from distlaunch.tune.candidates import Candidate
@@ -21,6 +25,8 @@ from distlaunch.tune.race import call_length, steps_of_round
 
 _POLL_S = 0.01
 _CALLS_IN_ROUND = 4
+_ROUND_LIMIT_S, _ROUND_LIMIT = 300.0, 50
+"""Limits on the duration of a round, in seconds and as a factor of the expected duration; the larger one counts."""
 _ATTEMPT = 0
 """Each contestant has its own run directory, with one attempt."""
 
@@ -51,18 +57,20 @@ class Contestant:
         self, candidate: Candidate, run: RunDir, context: LaunchContext, num_steps: int, round_s: float,
         poll: Callable[[], None],
     ) -> None:  # fmt: skip
-        self.candidate = candidate
-        self._run, self._context, self._order = run, context, TrialOrder(num_steps, timed=True)
+        self.candidate, self.context = candidate, context
+        self.run, self._order = run, TrialOrder(num_steps, timed=True)
         self._round_s, self._poll = round_s, poll
         self._stops = SignalPipe()
+        self._starter: Starter | None = None
         self._ended: AttemptResult | BaseException | None = None
         self._number, self._step_s, self._steps_per_call = 0, 0.0, 1
         self._thread = threading.Thread(target=self._supervise, name=candidate.name, daemon=True)
 
     @staticmethod
-    def run_dir(folder: Path, reference: RunDir) -> RunDir:
+    def run_dir(reference: RunDir) -> RunDir:
         """Return a new run directory with the checkpoints of the reference, without copying their data."""
-        run = RunDir.claim(folder, "candidate")
+        # a folder of its own: a host without this disk removes the folders that it has made, once they are empty
+        run = RunDir.claim(Path(tempfile.mkdtemp(prefix="distlaunch-tune-")), "candidate")
         shutil.copytree(reference.checkpoints, run.checkpoints, copy_function=os.link, dirs_exist_ok=True)
         return run
 
@@ -71,13 +79,17 @@ class Contestant:
 
     def _supervise(self) -> None:
         try:
-            with self._run.lock():
+            with self.run.lock():
                 self._ended = run_attempt(
-                    self.candidate.trial_config, self._run, "verify", Silent(), self._context,
-                    extra=("--trial", self._order.to_json()), signals=self._stops,
+                    self.candidate.trial_config, self.run, "verify", Silent(), self.context,
+                    extra=("--trial", self._order.to_json()), signals=self._stops, on_start=self.take_starter,
                 )  # fmt: skip
         except BaseException as error:  # the main thread reports it
             self._ended = error
+
+    def take_starter(self, starter: Starter) -> None:
+        """Set the starter through which orders reach the tasks."""
+        self._starter = starter
 
     def is_ready(self) -> bool:
         """Return True if the recorded steps have been trained, so that rounds may begin.
@@ -113,9 +125,17 @@ class Contestant:
         self._steps_per_call = call_length(wanted, self._step_s, target_s=self._round_s / _CALLS_IN_ROUND)
 
     def _run_round(self, num_steps: int, *, checks_calls: bool = False) -> float:
+        assert self._starter is not None, "the contestant is ready"
         self._number += 1
-        RoundOrder(self._number, num_steps, self._steps_per_call, checks_calls).write(self._run.round_order(_ATTEMPT))
+        path = self.run.round_order(_ATTEMPT)
+        RoundOrder(self._number, num_steps, self._steps_per_call, checks_calls).write(path)
+        self._starter.send_file(path)
+        limit_s = max(_ROUND_LIMIT_S, _ROUND_LIMIT * num_steps * self._step_s)
+        until = time.monotonic() + limit_s
         while (result := self._result(self._number)) is None:
+            if time.monotonic() > until:
+                self.ask_to_stop()
+                raise ContestantFailed(DistlaunchError(f"a round had no result after {limit_s:,.0f} s"))
             self._poll()
             time.sleep(_POLL_S)
         return result.step_s
@@ -123,7 +143,11 @@ class Contestant:
     def _result(self, number: int) -> RoundResult | None:
         """Return the result of a round, or None if it has not ended yet."""
         ended = not self._thread.is_alive()
-        result = RoundResult.read(self._run.round_result(_ATTEMPT))
+        try:
+            result = RoundResult.read(self.run.round_result(_ATTEMPT))
+        except ValueError as error:
+            self.ask_to_stop()
+            raise ContestantFailed(DistlaunchError(f"the result of a round cannot be read: {error}")) from None
         if result is not None and result.number >= number:
             return result
         if ended and self._ended is not None:
@@ -131,16 +155,29 @@ class Contestant:
         return None
 
     def record(self) -> Record:
-        """Return the record of the steps that were trained before the rounds."""
-        return Record.read(self._run.record(_ATTEMPT))
+        """Return the record of the steps that were trained before the rounds.
 
-    def memory_bytes(self) -> int:
-        """Return the resident memory of all tasks after their latest round."""
-        found = 0
-        for files in self._run.tasks(_ATTEMPT).values():
-            if files.memory.exists():
-                found += int(files.memory.read_text())
+        Raises:
+            ContestantFailed: another host has sent something else.
+        """
+        try:
+            return Record.read(self.run.record(_ATTEMPT))
+        except (OSError, ValueError, TypeError, LookupError) as error:
+            self.ask_to_stop()
+            raise ContestantFailed(DistlaunchError(f"the record of its steps cannot be read: {error}")) from None
+
+    def memory(self) -> list[MemoryReport]:
+        """Return the reports of the tasks after their latest rounds."""
+        found = list[MemoryReport]()
+        for files in self.run.tasks(_ATTEMPT).values():
+            with contextlib.suppress(ValueError):  # it is only shown, and another host may have sent it
+                found += filter(None, [MemoryReport.read(files.memory)])
         return found
+
+    @property
+    def has_ended(self) -> bool:
+        """Return True if no task is left."""
+        return self._thread.ident is not None and not self._thread.is_alive()
 
     def ask_to_stop(self) -> None:
         """Ask the tasks to end, without waiting."""
@@ -151,4 +188,4 @@ class Contestant:
         if self._thread.ident is not None:
             self._thread.join()
         self._stops.close()
-        shutil.rmtree(self._run.path, ignore_errors=True)
+        shutil.rmtree(self.run.path.parent, ignore_errors=True)

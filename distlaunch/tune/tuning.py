@@ -1,26 +1,26 @@
-"""`distlaunch tune`: finds the fastest strategy and settings for a config on this machine, within a budget of time."""
+"""`distlaunch tune`: finds the fastest strategy and settings for a config on its hosts, within a budget of time."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import signal
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from distlaunch.base.compat import frameworks, untested
-from distlaunch.base.errors import DistlaunchError, ExitCode, UsageError
+from distlaunch.base.errors import DistlaunchError, ExitCode, StopRequested, UsageError
 from distlaunch.base.judge import Judgement, first_not_a_number
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.trial_records import Record, TrialOrder
+from distlaunch.cluster.hardware import Hardware
 from distlaunch.cluster.machine import Machine
-from distlaunch.config.engines.local import Local
 from distlaunch.config.run import RunConfig
-from distlaunch.engines.context import LaunchContext
+from distlaunch.engines.context import SECONDARY_SRUN_TASK
 from distlaunch.jobs.attempt import AttemptResult, checked, import_ahead
 from distlaunch.jobs.choose_run import Choice, JobRequest, choose
 from distlaunch.jobs.isolation import isolate_if_configured
@@ -38,8 +38,10 @@ from distlaunch.tune.candidates import (
     untuned,
 )
 from distlaunch.tune.contestant import Contestant, ContestantFailed
+from distlaunch.tune.contexts import Contexts
 from distlaunch.tune.equality import judge_candidate, known_causes
 from distlaunch.tune.race import Entry, Race, Spread
+from distlaunch.tune.site import Site
 from distlaunch.verify.comparison import failure_text
 from distlaunch.verify.run_trials import Ended, TrialRunner
 from distlaunch.verify.trials import trial_config
@@ -121,7 +123,9 @@ class TuneResult:
         winner: the winner, which is the untuned config if nothing is proven to be faster; None if nothing was measured.
         batch: the mean number of examples in a step.
         failed: the result of the reference or the untuned config if it has failed.
-        interrupted: the exit code if the user has interrupted the command.
+        hosts: the names of the hosts on which candidates were measured; empty for this machine.
+        interrupted: the exit code if the search has ended early.
+        ended_early: why the search has ended early; empty if it has not, or if the user has interrupted the command.
         not_a_number: which values of the untuned config are not numbers, so that nothing can be compared.
     """
 
@@ -132,7 +136,9 @@ class TuneResult:
     batch: float = 0.0
     seconds: float = 0.0
     failed: AttemptResult | None = None
+    hosts: Sequence[str] = ()
     interrupted: int | None = None
+    ended_early: str = ""
     not_a_number: str = ""
 
     @property
@@ -146,11 +152,14 @@ class TuneResult:
         return ExitCode.DONE if self.failed is None else self.failed.outcome.exit_code
 
 
-def tune(request: TuneRequest, machine: Machine, note: Callable[[str], None]) -> tuple[TuneResult, Choice]:
+def tune(request: TuneRequest, machine: Machine, note: Callable[[str], None]) -> tuple[TuneResult, Choice] | None:
     """Measure candidates until the budget is spent, and choose the fastest.
 
     Args:
         note: called with messages about the progress.
+
+    Returns:
+        The result and the config; None if `srun` has started this command several times and another copy does the work.
 
     Raises:
         ConfigError: the config is wrong, even if this shows only when it is trained.
@@ -158,23 +167,29 @@ def tune(request: TuneRequest, machine: Machine, note: Callable[[str], None]) ->
     """
     began = time.monotonic()
     machine = machine.without_variables(REMOVED_ENV)
-    if machine.gpus and _PREALLOCATE not in machine.environ:
+    if _PREALLOCATE not in machine.environ:  # without effect if no host has GPUs
         machine = machine.with_variables({_PREALLOCATE: "false"})
     if Path(request.target).is_dir():
         raise UsageError(f"{request.target} is a directory; expected a config file")
     choice = choose(JobRequest(request.target, (*request.overrides, "resume=never"), makes_run_dir=False), machine)
-    _check(choice)
+    if choice.context.is_secondary_srun_task:
+        note(SECONDARY_SRUN_TASK)
+        return None
+    _check(choice.config)
     isolate_if_configured(choice.config, choice.context)
     for warning in untested(frameworks(choice.config.strategy.backend)):
         note(f"warning: {warning}")
-    result = TuneResult(label_of(choice.config, len(machine.gpus)))
+    result = TuneResult()
     with (
         tempfile.TemporaryDirectory(prefix="distlaunch-tune-") as folder,
         SignalPipe() as signals,
-        _Tuning(request, choice, Path(folder), signals, result, note, began) as tuning,
+        Contexts(choice.context) as contexts,
+        _Tuning(request, choice, contexts, Path(folder), signals, result, note, began) as tuning,
     ):
         try:
             tuning.run()
+        except StopRequested as asked:
+            result.interrupted = 128 + asked.number
         except Ended as ended:
             result.failed, result.interrupted = ended.result, ended.code
         finally:
@@ -183,13 +198,8 @@ def tune(request: TuneRequest, machine: Machine, note: Callable[[str], None]) ->
     return result, choice
 
 
-def _check(choice: Choice) -> None:
+def _check(config: RunConfig) -> None:
     """Raise UsageError if the config cannot be tuned."""
-    config, context = choice.config, choice.context
-    if not isinstance(context.settings, Local):
-        kind = context.settings.kind
-        message = f"tune measures on this machine only, but the engine is '{kind}'"
-        raise UsageError(f"{message}; to tune on this machine alone, add --set engine.kind=local")
     if config.data.sharding == "function":
         message = "data.sharding: got 'function': each worker trains on its own examples, so that another number of "
         raise UsageError(f"{message}workers would train on other data. Use 'rows' to tune the model")
@@ -205,20 +215,18 @@ class _Tuning:
     """The state of a running `tune`; a context manager that ends all candidates."""
 
     def __init__(
-        self, request: TuneRequest, choice: Choice, folder: Path, signals: SignalPipe, result: TuneResult,
-        note: Callable[[str], None], began: float,
+        self, request: TuneRequest, choice: Choice, contexts: Contexts, folder: Path, signals: SignalPipe,
+        result: TuneResult, note: Callable[[str], None], began: float,
     ) -> None:  # fmt: skip
-        self._request, self._choice, self._folder, self._signals = request, choice, folder, signals
-        self._result, self._note, self._began = result, note, began
-        self._machine = choice.context.machine
+        self._request, self._choice, self._contexts, self._folder = request, choice, contexts, folder
+        self._signals, self._result, self._note, self._began = signals, result, note, began
+        self._site = Site(Hardware())
         self._round_s = min(_LONGEST_ROUND_S, max(_SHORTEST_ROUND_S, request.seconds / _ROUNDS_IN_BUDGET))
-        self._contexts: dict[tuple[tuple[str, str], ...], LaunchContext] = {}
-        self._entered = contextlib.ExitStack()
         self._running: dict[str, Contestant] = {}
         self._stopping: list[Contestant] = []
         self._rows: dict[str, Row] = {}
-        wanted = self._machine.hardware.num_cores // _CORES_PER_START
-        self._starts_at_once = max(_FEWEST_STARTS, min(_MOST_STARTS, wanted))
+        self._starts_at_once = _FEWEST_STARTS
+        self._largest_bytes = 0
         self._start_s: list[float] = []
         self._searching_from = began
         self._reference: Record | None = None
@@ -235,18 +243,27 @@ class _Tuning:
             contestant.ask_to_stop()
         for contestant in self._stopping:
             contestant.close()
-        self._entered.close()
 
     def run(self) -> None:
-        config, num_gpus = self._choice.config, len(self._machine.gpus)
-        self._note(f"one device, {RECORDED_STEPS} steps: the reference and its rounding noise")
-        self._import_ahead(each for each in strategies(config, self._machine.hardware.num_cores, num_gpus)
-                           if isinstance(each, Candidate))  # fmt: skip
+        config, context = self._choice.config, self._contexts.take({})
+        with self._signals.raising():  # connections to hosts may take long
+            site = self._site = Site.of(config, context)
+        counted = config.with_workers(site.num_workers)
+        _check(counted)
+        self._result.label, self._result.hosts = label_of(counted, site.num_gpus_for(counted)), site.hosts
+        self._starts_at_once = max(_FEWEST_STARTS, min(_MOST_STARTS, site.hardware.num_cores // _CORES_PER_START))
+        for text in site.notes:
+            self._note(f"warning: {text}")
+        where = f" on {site.hosts[0]}" if site.hosts else ""
+        self._note(f"one device{where}, {RECORDED_STEPS} steps: the reference and its rounding noise")
+        if not site.hosts:
+            self._import_ahead(each for each in strategies(config, site) if isinstance(each, Candidate))
         order = TrialOrder(RECORDED_STEPS)
         runner = TrialRunner(
-            dataclasses.replace(self._choice, context=self._context({})), order, self._folder, self._signals,
+            dataclasses.replace(self._choice, context=context), order, self._folder, self._signals,
             _reference_config(config),
         )  # fmt: skip
+        self._contexts.give_back(context, {})
         self._reference, self._reference_run = runner.reference, runner.reference_run
         self._result.batch = sum(self._reference.rows) / len(self._reference.rows)
         if (found := first_not_a_number(self._reference.series)) is not None:
@@ -254,13 +271,12 @@ class _Tuning:
 
         self._start([untuned(config)], math.inf)
         self._searching_from = time.monotonic()
-        found = strategies(config, self._machine.hardware.num_cores, num_gpus)
-        self._start(self._wanted(found), self._time_of(_STRATEGIES))
+        self._start(self._wanted(strategies(config, site)), self._time_of(_STRATEGIES))
         self._race.halve(_BEST, self._time_of(_BEST_STRATEGIES))
         # the untuned config may be among the best strategies
         ranked = self._race.ranking() or self._race.running  # nothing is measured if the untuned config is alone
         best = [self._rows[name].candidate for name in ranked if not self._differs(name)][:_BEST]
-        lists = [list(settings(candidate, self._machine.hardware, num_gpus)) for candidate in best]
+        lists = [list(settings(candidate, site)) for candidate in best]
         mixed = [each[index] for index in range(max(map(len, lists), default=0)) for each in lists if index < len(each)]
         self._start(self._wanted(mixed), self._time_of(_SETTINGS))
         self._race.run(_FEWEST_ROUNDS, self._time_of(_BEST_SETTINGS))
@@ -271,7 +287,8 @@ class _Tuning:
     def _import_ahead(self, candidates: Iterable[Candidate]) -> None:
         """Let the processes of other backends import while the reference is trained."""
         for candidate in {each.config.strategy.backend: each for each in candidates if self._is_named(each)}.values():
-            import_ahead(candidate.trial_config, RunDir(self._folder), "verify", self._context(candidate.environ))
+            context = self._contexts.take(candidate.environ)
+            import_ahead(candidate.trial_config, RunDir(self._folder), "verify", context)
 
     def _is_named(self, candidate: Candidate) -> bool:
         return not self._request.only or any(text in candidate.name for text in self._request.only)
@@ -314,17 +331,6 @@ class _Tuning:
                 found.append(candidate.with_change(*helping))
         return found
 
-    def _context(self, environ: dict[str, str]) -> LaunchContext:
-        """Return a context whose tasks inherit more variables. Its engine stays entered, so that it keeps processes."""
-        key = tuple(sorted(environ.items()))
-        if key not in self._contexts:
-            context = self._choice.context
-            if environ:
-                context = dataclasses.replace(context, machine=context.machine.with_variables(environ))
-            self._entered.enter_context(context.engine)
-            self._contexts[key] = context
-        return self._contexts[key]
-
     def _start(self, candidates: Sequence[Candidate], until: float) -> None:
         """Start candidates, a few at the same time, until the time is over; enter those that are ready in the race."""
         waiting, starting = list(candidates), dict[str, float]()
@@ -364,8 +370,11 @@ class _Tuning:
         expected_s = sum(self._start_s) / len(self._start_s) if self._start_s else 0.0
         if time.monotonic() + expected_s > until:
             return f"no time is left in the budget of {self._request.seconds:g} s"
-        largest = max((row.memory_bytes for row in self._rows.values()), default=0)
-        if psutil.virtual_memory().available < _MEMORY_SPARE * largest:
+        reports = [report for contestant in self._running.values() for report in contestant.memory()]
+        available = [report.available_bytes for report in reports]
+        if not self._site.hosts:
+            available = [psutil.virtual_memory().available]
+        if min(available, default=0) < _MEMORY_SPARE * self._largest_bytes:
             return "too little memory beside the other candidates"
         return ""
 
@@ -373,20 +382,30 @@ class _Tuning:
         assert self._reference_run is not None, "the reference is trained first"
         row = self._rows[candidate.name] = Row(candidate)
         self._result.rows.append(row)
-        run = Contestant.run_dir(self._folder, self._reference_run)
-        context = self._context(candidate.environ)
+        self._close_ended()
+        run = Contestant.run_dir(self._reference_run)
+        context = self._contexts.take(candidate.environ)
         contestant = Contestant(candidate, run, context, RECORDED_STEPS, self._round_s, self._poll)
         self._running[candidate.name] = contestant
         contestant.start()
+
+    def _close_ended(self) -> None:
+        """Close the dropped candidates whose tasks have ended, and let others use their hosts."""
+        for contestant in [each for each in self._stopping if each.has_ended]:
+            self._stopping.remove(contestant)
+            contestant.close()
+            # after a failure, hosts may be missing, and an engine would go on without them
+            if not self._rows[contestant.candidate.name].failed:
+                self._contexts.give_back(contestant.context, contestant.candidate.environ)
 
     def _prepare(self, name: str) -> None:
         row, contestant = self._rows[name], self._running[name]
         try:
             contestant.prepare()
+            record = contestant.record()
         except ContestantFailed as failed:
             self._fail(name, failed)
             return
-        record = contestant.record()
         if self._untuned is None:
             self._untuned = record
         assert self._reference is not None, "the reference is trained first"
@@ -400,28 +419,40 @@ class _Tuning:
             has_sparse = self._reference.dense is not None
             facts, own = self._reference.facts, self._choice.config
             row.causes = known_causes(row.candidate.config, own, facts, has_sparse_gradients=has_sparse)
-        row.memory_bytes = contestant.memory_bytes()
+        self._note_memory(name)
         self._race.enter(name)
         row.rounds = self._race.rounds[name]
+
+    def _note_memory(self, name: str) -> None:
+        reports = self._running[name].memory()
+        self._rows[name].memory_bytes = sum(report.resident_bytes for report in reports)
+        by_host = Counter[str]()
+        for report in reports:
+            by_host[report.host] += report.resident_bytes
+        self._largest_bytes = max(self._largest_bytes, *by_host.values(), 0)
 
     def _fail(self, name: str, failed: ContestantFailed) -> None:
         """Record that a candidate has failed.
 
         Raises:
             ConfigError: it is the untuned config, and the config is wrong.
-            Ended: it is the untuned config.
+            Ended: it is the untuned config, with which all others are compared.
         """
         self._stopping.append(self._running.pop(name))
         found = failed.result
         if isinstance(found, BaseException) and not isinstance(found, DistlaunchError):
             raise found
-        if name == UNTUNED:
+        text = " ".join((str(found) if isinstance(found, BaseException) else failure_text(found)).split())
+        if name == UNTUNED and not self._rows[name].rounds:
             if isinstance(found, BaseException):
                 raise found
             checked(found, self._choice.locate)
             raise Ended(found, None)
-        text = str(found) if isinstance(found, BaseException) else failure_text(found)
-        self._rows[name].failed = " ".join(text.split())
+        if name == UNTUNED:
+            code = ExitCode.FAILED if isinstance(found, BaseException) else found.outcome.exit_code
+            self._result.ended_early = text
+            raise Ended(None, code)
+        self._rows[name].failed = text
         self._note(f"{name}: failed")
 
     def _measure(self, name: str) -> float | None:
@@ -431,7 +462,7 @@ class _Tuning:
         except ContestantFailed as failed:
             self._fail(name, failed)
             return None
-        self._rows[name].memory_bytes = self._running[name].memory_bytes()
+        self._note_memory(name)
         return duration
 
     def _drop(self, name: str, num_rounds: int) -> None:

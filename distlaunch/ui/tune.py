@@ -39,7 +39,8 @@ def table_lines(result: TuneResult) -> list[str]:
             reasons.setdefault(each.reason, []).append(each.name)
         for reason, names in reasons.items():
             lines += _wrap(f"  {'; '.join(dict.fromkeys(names))}: {reason}", "    ")
-    return [*lines, *(["", *conclusion(result)] if measured else [])]
+    lines += ["", *conclusion(result)] if measured else []
+    return [*lines, *(["", *_wrap(f"the search ended early: {result.ended_early}")] if result.ended_early else [])]
 
 
 def _wrap(text: str, indent: str = "  ") -> list[str]:
@@ -141,7 +142,9 @@ def as_json(result: TuneResult) -> str:
         "is_faster": winner is not None and winner is not result.untuned,
         "rows": [_plain(row, result) for row in result.rows],
         "not_tried": [{"candidate": each.name, "reason": each.reason} for each in result.not_tried],
+        "hosts": list(result.hosts),
         "interrupted": result.interrupted is not None,
+        "ended_early": result.ended_early or None,
     }
     return json.dumps(facts, indent=2, allow_nan=False)
 

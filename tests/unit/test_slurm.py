@@ -64,7 +64,5 @@ def test_the_agents_step_is_beside_that_of_the_command() -> None:
 
 
 def test_without_an_allocation_it_says_what_to_do() -> None:
-    with pytest.raises(
-        UsageError, match="does not run in a Slurm allocation; use `distlaunch submit`, or start the command with"
-    ):
+    with pytest.raises(UsageError, match="does not run in a Slurm allocation; start it with `sbatch` or `salloc`"):
         slurm_engine(Slurm(kind="slurm"), Machine({}), HostFiles())

@@ -21,6 +21,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.tune.candidates import UNTUNED, Candidate, Change, NotTried, settings, strategies, untuned
 from distlaunch.tune.equality import judge_candidate, known_causes
 from distlaunch.tune.race import Entry, Race, Spread, call_length, choose, steps_of_round
+from distlaunch.tune.site import Site
 from distlaunch.tune.tuning import Row, TuneResult
 from distlaunch.tune.write import changed_text
 from distlaunch.ui.tune import as_json, table_lines
@@ -41,12 +42,16 @@ def config(**sections: object) -> RunConfig:
 # candidates
 
 
+def here(cores: int, gpus: int, hardware: Hardware = CPU, workers: int = 1) -> Site:
+    return Site(hardware._replace(usable_cores=range(cores)), (gpus,), num_workers=workers)
+
+
 def tried(found: RunConfig, cores: int = 4, gpus: int = 0) -> list[str]:
-    return [each.name for each in strategies(found, cores, gpus) if isinstance(each, Candidate)]
+    return [each.name for each in strategies(found, here(cores, gpus)) if isinstance(each, Candidate)]
 
 
 def not_tried(found: RunConfig, cores: int = 4, gpus: int = 0) -> dict[str, str]:
-    return {each.name: each.reason for each in strategies(found, cores, gpus) if isinstance(each, NotTried)}
+    return {each.name: each.reason for each in strategies(found, here(cores, gpus)) if isinstance(each, NotTried)}
 
 
 def test_strategies_fit_the_machine_and_leave_out_the_untuned_one() -> None:
@@ -71,7 +76,7 @@ def test_a_strategy_that_does_not_fit_is_listed_with_the_reason() -> None:
 
 def changes(found: RunConfig, hardware: Hardware = CPU, gpus: int = 0) -> tuple[list[str], dict[str, str]]:
     """Return the names of the changes that are tried, and the reasons of the others."""
-    all_of = list(settings(untuned(found), hardware, gpus))
+    all_of = list(settings(untuned(found), here(4, gpus, hardware)))
     names = [each.changes[-1].label for each in all_of if isinstance(each, Candidate)]
     return names, {each.name.removeprefix("untuned, "): each.reason for each in all_of if isinstance(each, NotTried)}
 
@@ -103,7 +108,7 @@ def test_settings_start_from_those_of_the_config_and_the_environment() -> None:
 
 def test_threads_are_those_of_each_task() -> None:
     two = config(strategy={"kind": "multi_worker_mirrored"}, cluster={"workers": 2})
-    found = [each for each in settings(untuned(two), CPU, 0) if isinstance(each, Candidate)]
+    found = [each for each in settings(untuned(two), here(4, 0, workers=2)) if isinstance(each, Candidate)]
     assert [each.environ for each in found if each.environ and ONEDNN not in each.environ] == [
         dict.fromkeys(POOL_SIZES, "1"), dict.fromkeys(POOL_SIZES, "4"),
     ]  # fmt: skip
@@ -379,7 +384,7 @@ def test_keys_are_changed_in_place_and_comments_stay(
 def test_the_changed_file_of_a_real_config_is_read_as_the_candidate(name: str, tmp_path: Path) -> None:
     file = Path(__file__).parents[2] / f"configs/{name}.yaml"
     own = load_config(file, (), {}).config
-    (*_, candidate) = (each for each in strategies(own, 2, 0) if isinstance(each, Candidate))
+    (*_, candidate) = (each for each in strategies(own, here(2, 0)) if isinstance(each, Candidate))
     candidate = candidate.with_change(Change("calls", {("train", "steps_per_call"): 4}))
     found = changed_text(file.read_text(), candidate.keys)
     assert found is not None
@@ -394,7 +399,6 @@ def test_the_changed_file_of_a_real_config_is_read_as_the_candidate(name: str, t
 @pytest.mark.parametrize(
     ("settings_of", "expected"),
     [
-        (["engine.kind=ssh", "engine.hosts=[a]", "data.sharding=function"], "--set engine.kind=local"),
         (["data.sharding=function", "train.steps_per_epoch=2"], "data.sharding"),
         (
             ["strategy={kind: parameter_server}", "cluster={workers: 2, ps: 1}", "train.steps_per_epoch=2"],

@@ -18,7 +18,7 @@ class TaskDir:
         self.events = path / EVENTS
         self.heartbeat = path / HEARTBEAT
         self.memory = path / "memory"
-        """Resident memory in bytes after the latest round of a timed trial."""
+        """The `MemoryReport` of a timed trial."""
 
     def archive_error(self) -> None:
         """Rename error.json to error-N.json before the task's next process may write another."""

@@ -7,11 +7,13 @@ trial then waits for orders to run rounds of steps.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from distlaunch.base.plain_types import fits, is_dict
 from distlaunch.base.regular_files import read_json
 from distlaunch.base.run_dir import write_atomically
 
@@ -188,8 +190,43 @@ class RoundResult:
 
     @staticmethod
     def read(path: Path) -> RoundResult | None:
-        """Return the latest result, or None if there is none yet."""
-        try:
-            return RoundResult(**read_json(path))
-        except FileNotFoundError:
-            return None
+        """Return the latest result, or None if there is none yet. Raise ValueError if it is malformed."""
+        plain = _read(path, {"number": int, "step_s": float})
+        if plain is not None and not 0 <= plain["step_s"] < math.inf:
+            raise ValueError(f"{path}: step_s: got {plain['step_s']}")
+        return None if plain is None else RoundResult(**plain)
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """The memory of a task and its host after a round, which every task writes.
+
+    Attributes:
+        host: the name of the host.
+        resident_bytes: resident memory of the task.
+        available_bytes: memory that a new process on the host could use.
+    """
+
+    host: str
+    resident_bytes: int
+    available_bytes: int
+
+    def write(self, path: Path) -> None:
+        write_atomically(path, json.dumps(asdict(self)) + "\n")
+
+    @staticmethod
+    def read(path: Path) -> MemoryReport | None:
+        """Return the latest report, or None if there is none yet. Raise ValueError if it is malformed."""
+        plain = _read(path, {"host": str, "resident_bytes": int, "available_bytes": int})
+        return None if plain is None else MemoryReport(**plain)
+
+
+def _read(path: Path, kinds: Mapping[str, type]) -> dict[str, Any] | None:
+    """Return the fields of a file, which may come from another host; None if there is no file."""
+    try:
+        plain = read_json(path)
+    except FileNotFoundError:
+        return None
+    if not is_dict(plain) or plain.keys() != kinds.keys() or not all(fits(plain[name], kinds[name]) for name in kinds):
+        raise ValueError(f"{path}: got {plain!r:.80}")
+    return plain

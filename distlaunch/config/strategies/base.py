@@ -140,6 +140,16 @@ class StrategySection(Section):
         """Yield the sections for each number of replicas, with which `distlaunch verify` and the tests train."""
         yield from ()
 
+    @classmethod
+    def trial_on_hosts(cls, workers: int, devices: int) -> TrialSections | None:
+        """Return the sections in which processes on several hosts share each batch; None if that is impossible.
+
+        Args:
+            workers: number of processes.
+            devices: number of devices of each process.
+        """
+        return None
+
     def on_one_device(self) -> StrategySection:
         """Return a section that trains the same model on one device, in one process."""
         return OneDeviceSection(kind="one_device")

@@ -169,6 +169,10 @@ class MeshSection(StrategySection):
     def trials(cls, replicas: Sequence[int], num_gpus: int) -> Iterator[TrialSections]:
         yield from (({"kind": cls.own_kind(), "mesh": {"batch": number}}, {}) for number in replicas)
 
+    @classmethod
+    def trial_on_hosts(cls, workers: int, devices: int) -> TrialSections | None:
+        return {"kind": cls.own_kind(), "mesh": {"batch": workers * devices}}, {"workers": workers}
+
     def _sizes(self) -> str:
         return " x ".join(f"{axis} {size}" for axis, size in self.mesh.items())
 

@@ -100,6 +100,10 @@ cluster: {workers: 2}
             section = {"kind": "multi_worker_mirrored", "replicas_per_worker": number // workers}
             yield section, {"workers": workers}
 
+    @classmethod
+    def trial_on_hosts(cls, workers: int, devices: int) -> TrialSections | None:
+        return {"kind": "multi_worker_mirrored", "replicas_per_worker": devices}, {"workers": workers}
+
 
 def _replicas(number: int | None) -> str:
     return "one replica for each device" if number is None else counted(number, "replica")

@@ -26,7 +26,7 @@ def slurm_engine(settings: Slurm, machine: Machine, files: HostFiles) -> RemoteE
     if "SLURM_JOB_ID" not in environ:
         raise UsageError(
             "engine.kind: slurm: this command does not run in a Slurm allocation; "
-            "use `distlaunch submit`, or start the command with `sbatch` or `salloc`"
+            "start it with `sbatch` or `salloc`; to train, you can also use `distlaunch submit`"
         )
     if "SLURM_JOB_NODELIST" not in environ:
         raise UsageError(

@@ -5,6 +5,7 @@ All candidates are kept ready at the same time and take turns, so that other wor
 
 from __future__ import annotations
 
+import socket
 import statistics
 import time
 from dataclasses import replace
@@ -14,8 +15,8 @@ import psutil
 
 from distlaunch.base.errors import CheckpointError
 from distlaunch.base.process import Process
-from distlaunch.base.run_dir import RunDir, write_atomically
-from distlaunch.base.run_files.trial_records import Record, RoundOrder, RoundResult, TrialOrder
+from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_files.trial_records import MemoryReport, Record, RoundOrder, RoundResult, TrialOrder
 from distlaunch.strategies.coordination import Vote
 from distlaunch.strategies.state import State
 from distlaunch.training.session import Session
@@ -74,7 +75,8 @@ class Rounds:
             self._report(RoundResult(done, (time.perf_counter() - began) / order.num_steps))
 
     def _report(self, result: RoundResult) -> None:
-        write_atomically(self._memory, str(psutil.Process().memory_info().rss))
+        resident, available = psutil.Process().memory_info().rss, psutil.virtual_memory().available
+        MemoryReport(socket.gethostname(), resident, available).write(self._memory)
         if self._is_chief:
             result.write(self._results)
 
