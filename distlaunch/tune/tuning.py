@@ -15,6 +15,7 @@ from pathlib import Path
 from distlaunch.base.compat import frameworks, untested
 from distlaunch.base.errors import DistlaunchError, ExitCode, StopRequested, UsageError
 from distlaunch.base.judge import Judgement, first_not_a_number
+from distlaunch.base.plural import count
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.trial_records import Record, TrialOrder
 from distlaunch.cluster.hardware import Hardware
@@ -261,7 +262,7 @@ class _Tuning:
         order = TrialOrder(RECORDED_STEPS)
         runner = TrialRunner(
             dataclasses.replace(self._choice, context=context), order, self._folder, self._signals,
-            _reference_config(config),
+            reference_config(config),
         )  # fmt: skip
         self._contexts.give_back(context, {})
         self._reference, self._reference_run = runner.reference, runner.reference_run
@@ -272,6 +273,7 @@ class _Tuning:
         self._start([untuned(config)], math.inf)
         self._searching_from = time.monotonic()
         self._start(self._wanted(strategies(config, site)), self._time_of(_STRATEGIES))
+        self._note_rounds()
         self._race.halve(_BEST, self._time_of(_BEST_STRATEGIES))
         # the untuned config may be among the best strategies
         ranked = self._race.ranking() or self._race.running  # nothing is measured if the untuned config is alone
@@ -279,10 +281,15 @@ class _Tuning:
         lists = [list(settings(candidate, site)) for candidate in best]
         mixed = [each[index] for index in range(max(map(len, lists), default=0)) for each in lists if index < len(each)]
         self._start(self._wanted(mixed), self._time_of(_SETTINGS))
+        self._note_rounds()
         self._race.run(_FEWEST_ROUNDS, self._time_of(_BEST_SETTINGS))
         self._start(self._wanted(self._combinations(best)), self._time_of(_COMBINATIONS))
+        self._note_rounds()
         self._race.halve(_FINALISTS, self._time_of(_FINALS))
         self._race.run(_FINAL_ROUNDS, self._time_of(1.0), at_least=2)
+
+    def _note_rounds(self) -> None:
+        self._note(f"{count(len(self._race.running), 'candidate')} taking turns")
 
     def _import_ahead(self, candidates: Iterable[Candidate]) -> None:
         """Let the processes of other backends import while the reference is trained."""
@@ -503,7 +510,7 @@ class _Tuning:
         return self._request.allows_16_bit if row.candidate.is_16_bit else row.is_equal
 
 
-def _reference_config(config: RunConfig) -> RunConfig:
+def reference_config(config: RunConfig) -> RunConfig:
     """Return the config on one device, in the precision of the config."""
     found = trial_config(config, {"kind": "one_device"}, {})
     return found.model_copy(update={"precision": config.precision})

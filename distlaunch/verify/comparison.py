@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from distlaunch.agent.messages import LOST_HOST
 from distlaunch.base.compat import frameworks, untested
 from distlaunch.base.errors import DistlaunchError, ExitCode, UsageError
 from distlaunch.base.judge import Judgement, first_not_a_number
@@ -185,7 +186,7 @@ def failure_text(result: AttemptResult) -> str:
     assert failure is not None, "an attempt that is not done has problems or a failure"
     last = failure.detail[-1].strip() if failure.detail else ""
     reason = failure.reason if not last or last in failure.reason else f"{failure.reason}: {last}"
-    return f"{failure.task} {reason}"
+    return f"{failure.task}{':' if reason.startswith(LOST_HOST) else ''} {reason}"
 
 
 def _row(runner: TrialRunner, planned: PlannedTrial, order: TrialOrder, found: Compared) -> Row:
