@@ -11,7 +11,7 @@ from distlaunch.cluster.spec import Place
 from distlaunch.config.run import RunConfig
 from distlaunch.engines.base import Needs
 from distlaunch.engines.context import LaunchContext
-from distlaunch.jobs.attempt import allocate, count_workers
+from distlaunch.jobs.attempt import allocate_fitting, count_workers, min_workers
 
 
 @dataclass(frozen=True)
@@ -64,17 +64,18 @@ class Site:
             UsageError: a host cannot be used, or the hosts have too few slots.
         """
         machine, engine = context.machine, context.engine
-        num_workers = count_workers(config, context).cluster.num_workers
+        counted = count_workers(config, context)
+        counted = counted.with_workers(counted.cluster.num_workers)
         if engine.uses_this_machine_only:
-            return Site(machine.hardware, (len(machine.gpus),), num_workers=num_workers)
+            return Site(machine.hardware, (len(machine.gpus),), num_workers=counted.cluster.num_workers)
         # reports hosts that cannot be used, and a config that needs more slots than there are
-        own = allocate(config.with_workers(num_workers), context)
+        fitting, own = allocate_fitting(counted, context, min_workers(config))
         own.release()
         slots = engine.count_slots()
         every = engine.allocate(Needs(slots, slots, {"worker": slots}))
         every.release()
         names = hosts_of(config, own.places, every.places)
-        return site_at([place for place in every.places if place.host in names], num_workers, own.notes)
+        return site_at([place for place in every.places if place.host in names], fitting.cluster.num_workers, own.notes)
 
 
 def hosts_of(config: RunConfig, own: Sequence[Place], every: Sequence[Place]) -> set[str]:

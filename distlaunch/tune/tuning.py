@@ -15,7 +15,6 @@ from pathlib import Path
 from distlaunch.base.compat import frameworks, untested
 from distlaunch.base.errors import DistlaunchError, ExitCode, StopRequested, UsageError
 from distlaunch.base.judge import Judgement, first_not_a_number
-from distlaunch.base.plural import count
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.trial_records import Record, TrialOrder
 from distlaunch.cluster.hardware import Hardware
@@ -227,7 +226,7 @@ class _Tuning:
         self._stopping: list[Contestant] = []
         self._rows: dict[str, Row] = {}
         self._starts_at_once = _FEWEST_STARTS
-        self._largest_bytes = 0
+        self._largest_bytes = self._num_noted = 0
         self._start_s: list[float] = []
         self._searching_from = began
         self._reference: Record | None = None
@@ -289,7 +288,10 @@ class _Tuning:
         self._race.run(_FINAL_ROUNDS, self._time_of(1.0), at_least=2)
 
     def _note_rounds(self) -> None:
-        self._note(f"{count(len(self._race.running), 'candidate')} taking turns")
+        number = len(self._race.running)
+        if number > 1 and number != self._num_noted:
+            self._note(f"{number} candidates taking turns")
+            self._num_noted = number
 
     def _import_ahead(self, candidates: Iterable[Candidate]) -> None:
         """Let the processes of other backends import while the reference is trained."""

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import yaml
 from lab import COMMAND, Job, Lab
-from slurm import Slurm
+from slurm import Slurm, wait_until
 from test_training import write_config
 
+from distlaunch.base.run_files.trial_records import RoundResult
 from distlaunch.config.read.load import load_config
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -59,14 +60,22 @@ def test_hosts_with_disks_of_their_own(lab: Lab, own_disk: Path, tmp_path: Path)
 def test_a_lost_host_ends_the_search_with_the_table_so_far(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
     engine = {"kind": "ssh", "hosts": ["host1", "host2"], "host_timeout_s": 3}
     config = write_config(tmp_path, own_disk, "loses", engine=engine, cluster={"workers": 2})
-    job = lab.start("tune", config, "--seconds", "250", "--only", "one_device", "--only", "oneDNN")
-    # the second time, all candidates have had a round
-    job.wait_until(lambda: job.output.count("taking turns") == 3, 240)
+    # both candidates use both hosts
+    words = ("tune", config, "--seconds", "100", "--only", "oneDNN")
+    job = lab.run(0, [*COMMAND, *words], TMPDIR=str(tmp_path))
+    results = "distlaunch-tune-*/candidate/attempts/0/round-result.json"
+
+    def num_measured() -> int:
+        """Return the number of candidates that have been measured twice, after two rounds that do not count."""
+        found = [RoundResult.read(path) for path in tmp_path.glob(results)]
+        return sum(result is not None and result.number > 3 for result in found)
+
+    wait_until(lambda: num_measured() == 2, 120)
     lab.kill(2)
     assert job.end(60) == 75, job.output
     assert "the search ended early: worker:1" in job.said
     assert "the host host2 was lost" in job.said
-    assert "one_device" in job.output
+    assert "untuned (multi_worker_mirrored, 2 workers, 2 replicas)" in job.output
     assert "Traceback" not in job.output
 
 

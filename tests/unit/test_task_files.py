@@ -193,6 +193,14 @@ def test_a_host_writes_for_its_own_tasks_only(tasks: RemoteTasks, tmp_path: Path
     for host, name in (("b", "attempts/2/worker-0/stdout.log"), ("b", "events.jsonl"), ("b", "config.yaml")):
         with pytest.raises(FrameError):
             tasks.take(link(host), Frame("write", {"path": name}, b"x"))
+    for name in ("record.json", "round-result.json"):  # the chief is on the other host
+        for frame in (
+            Frame("write", {"path": f"attempts/2/.{name}.part.tmp", "fresh": True}, b"x"),
+            Frame("move", {"path": f"attempts/2/.{name}.part.tmp", "to": f"attempts/2/{name}"}),
+        ):
+            with pytest.raises(FrameError, match="another host"):
+                tasks.take(link("b"), frame)
+            tasks.take(link("a"), frame)
     assert (tmp_path / "attempts/2/worker-1/stdout.log").stat().st_mode & 0o111 == 0
     tasks.close()
 
