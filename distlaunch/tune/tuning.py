@@ -272,7 +272,6 @@ class _Tuning:
         self._start([untuned(config)], math.inf)
         self._searching_from = time.monotonic()
         self._start(self._wanted(strategies(config, site)), self._time_of(_STRATEGIES))
-        self._note_rounds()
         self._race.halve(_BEST, self._time_of(_BEST_STRATEGIES))
         # the untuned config may be among the best strategies
         ranked = self._race.ranking() or self._race.running  # nothing is measured if the untuned config is alone
@@ -280,14 +279,13 @@ class _Tuning:
         lists = [list(settings(candidate, site)) for candidate in best]
         mixed = [each[index] for index in range(max(map(len, lists), default=0)) for each in lists if index < len(each)]
         self._start(self._wanted(mixed), self._time_of(_SETTINGS))
-        self._note_rounds()
         self._race.run(_FEWEST_ROUNDS, self._time_of(_BEST_SETTINGS))
         self._start(self._wanted(self._combinations(best)), self._time_of(_COMBINATIONS))
-        self._note_rounds()
         self._race.halve(_FINALISTS, self._time_of(_FINALS))
         self._race.run(_FINAL_ROUNDS, self._time_of(1.0), at_least=2)
 
     def _note_rounds(self) -> None:
+        """Report that candidates take turns, if their number has changed."""
         number = len(self._race.running)
         if number > 1 and number != self._num_noted:
             self._note(f"{number} candidates taking turns")
@@ -466,6 +464,7 @@ class _Tuning:
 
     def _measure(self, name: str) -> float | None:
         self._poll()
+        self._note_rounds()
         try:
             duration = self._running[name].measure()
         except ContestantFailed as failed:
