@@ -21,7 +21,7 @@ from distlaunch.strategies.replica.share import Reduction, ReplicaShare, current
 
 _LOSSES = "keras.src.losses.loss"
 _COMPILE_LOSS = "keras.src.trainers.compile_utils.CompileLoss"
-_TRAINER = "keras.src.backend.tensorflow.trainer.TensorFlowTrainer"
+_MODEL = "keras.Model"  # inherits from the backend's trainer, a class whose name differs between versions of Keras
 _NN = "keras.src.backend.tensorflow.nn"
 _BATCH_NORM = "keras.layers.BatchNormalization"
 _SAME_RANK = Symbol(f"{_LOSSES}.squeeze_or_expand_to_same_rank", "(x1, x2, expand_rank_1=True)")
@@ -37,8 +37,8 @@ PATCH = Patch(
         _SAME_RANK,
         Symbol(f"{_COMPILE_LOSS}.call", "(self, y_true, y_pred, sample_weight=None)"),
         Symbol(f"{_COMPILE_LOSS}.build", "(self, y_true, y_pred)"),
-        Symbol(f"{_TRAINER}._aggregate_additional_loss", "(self, loss)"),
-        Symbol(f"{_TRAINER}._compute_loss", "(self, x=None, y=None, y_pred=None, sample_weight=None, training=True)"),
+        Symbol(f"{_MODEL}._aggregate_additional_loss", "(self, loss)"),
+        Symbol(f"{_MODEL}._compute_loss", "(self, x=None, y=None, y_pred=None, sample_weight=None, training=True)"),
         Symbol("keras.Layer._get_own_losses", "(self)"),
         Symbol(f"{_NN}._compute_moments_sync", "(x, axes, keepdims)"),
         Symbol(f"{_BATCH_NORM}._moments", "(self, inputs, mask)"),
@@ -207,8 +207,8 @@ def _local_divisor(sample_weight: Any, mask: Any, reduction: Any) -> tf.Tensor |
 
 
 def _replace_added_losses() -> None:
-    trainer = internal(_TRAINER)
-    aggregate = trainer._aggregate_additional_loss
+    model = internal(_MODEL)
+    aggregate = model._aggregate_additional_loss
 
     def aggregate_in_scale(self: Any, loss: Any) -> Any:
         value, share = aggregate(self, loss), current_replica_share()
@@ -220,7 +220,7 @@ def _replace_added_losses() -> None:
         reduction = Reduction.MEAN if place is None else share.kind.reductions.added.get(place, Reduction.MEAN)
         return share.scale_sum(value) if reduction is Reduction.SUM else value
 
-    trainer._aggregate_additional_loss = aggregate_in_scale
+    model._aggregate_additional_loss = aggregate_in_scale
 
 
 def added_loss_index(model: keras.Model, loss: Any) -> tuple[str, int] | None:
@@ -236,8 +236,8 @@ def added_loss_index(model: keras.Model, loss: Any) -> tuple[str, int] | None:
 
 
 def _replace_total() -> None:
-    trainer = internal(_TRAINER)
-    compute = trainer._compute_loss
+    model = internal(_MODEL)
+    compute = model._compute_loss
 
     def compute_total(
         self: Any, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
@@ -259,7 +259,7 @@ def _replace_total() -> None:
                 value = share.scale_sum(value)
         return value if share.kind.weighs_gradients else value * tf.cast(share.row_fraction, value.dtype)
 
-    trainer._compute_loss = compute_total
+    model._compute_loss = compute_total
 
 
 def _share_of_moments() -> ReplicaShare | None:
