@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from distlaunch.base.compat import Range, installed
+
 # what of the machine's speed must not decide: deadlines, and how fast examples are drawn
 _EVEN_IF_SLOW = settings(
     deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
@@ -46,14 +48,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 _COLD = "DISTLAUNCH_TESTS_COLD"
 # half of what a task on JAX costs here is the time that XLA takes to make its small programs fast
-_COMPILES_QUICKLY = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
+_COMPILES_QUICKLY = "--xla_backend_optimization_level=0"
+# saves as much again; a later XLA does not know this flag, and ends a process in whose environment it is
+_COMPILES_MORE_QUICKLY = "--xla_cpu_use_fusion_emitters=false"
+_KNOW_THE_FLAG = {"jax": Range((0, 10), (0, 11)), "tensorflow": Range((2, 21), (2, 22))}
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--cold"):
         os.environ[_COLD] = "1"
     elif "XLA_FLAGS" not in os.environ:
-        os.environ["XLA_FLAGS"] = _COMPILES_QUICKLY
+        versions = {package: installed(package) for package in _KNOW_THE_FLAG}
+        known = all(_KNOW_THE_FLAG[package].includes(version) for package, version in versions.items() if version)
+        os.environ["XLA_FLAGS"] = f"{_COMPILES_QUICKLY} {_COMPILES_MORE_QUICKLY}" if known else _COMPILES_QUICKLY
 
 
 def is_cold() -> bool:

@@ -45,7 +45,7 @@ twice, so they deviate far more.
 _GROUPS = 4
 _CHANNELS = 2
 _VERSION = 1
-_QUICK_ON_CPU = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+_QUICK_ON_CPU = {"xla_backend_optimization_level": 0}
 """Options for fast compilation of code that runs only once. They have no effect on partitioning."""
 
 
