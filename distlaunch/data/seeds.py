@@ -16,6 +16,8 @@ from distlaunch.patches.tensorflow_shuffle import count_iterations
 _SEED_STEP = 1_000_003
 """Distance between the shuffle seeds of two runs whose `seed` differs by 1; larger than any number of passes."""
 
+DETERMINISTIC_OPS = "--xla_gpu_deterministic_ops=true"
+
 
 def shuffle_numbers(numbers: tf.Tensor, seed: Any) -> tf.Tensor:
     """Return numbers in an order that depends on two int64 seeds alone; shape [numbers]."""
@@ -39,7 +41,7 @@ def seed_process(config: RunConfig) -> None:
     if config.determinism:
         when_imported(_make_deterministic)
         if not config.strategy.runs_tensorflow:  # JAX reads the variable when it starts
-            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()
+            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC_OPS}".strip()
 
 
 class _LateSeed:

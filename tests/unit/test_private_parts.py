@@ -20,6 +20,8 @@ pytest.importorskip("jax")
 from distlaunch import patches
 from distlaunch.base.compat import TESTED, installed
 from distlaunch.base.errors import ExitCode, FrameworkError
+from distlaunch.cluster.settings import LATENCY_HIDING
+from distlaunch.data.seeds import DETERMINISTIC_OPS
 from distlaunch.patches.symbols import Symbol, internal, private
 from distlaunch.patches.tensorflow_late import not_converted
 from distlaunch.strategies import patches as step_patches
@@ -184,3 +186,17 @@ def test_a_script_goes_on_where_its_cluster_cannot_be_told_to_jax(tmp_path: Path
     assert done.stdout == "trained\n"
     assert "jax._src.clusters.ClusterEnv.is_env_present takes (environ), expected ()" in done.stderr
     assert done.stderr.endswith("; or call jax.distributed.initialize() with arguments\n")
+
+
+XLA = """
+import jax
+from distlaunch.strategies.jax.operation_checks import QUICK_ON_CPU
+print(jax.jit(lambda x: x + 1, compiler_options=QUICK_ON_CPU)(1))
+"""
+
+
+def test_xla_knows_the_flags_and_options_that_jobs_set() -> None:
+    """An unknown flag ends the process, and an unknown option fails the compilation."""
+    environ = {**os.environ, "XLA_FLAGS": f"{LATENCY_HIDING} {DETERMINISTIC_OPS}", "PYTHONPATH": str(PACKAGE.parent)}
+    done = subprocess.run([sys.executable, "-c", XLA], env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr

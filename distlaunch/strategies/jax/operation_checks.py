@@ -45,7 +45,7 @@ twice, so they deviate far more.
 _GROUPS = 4
 _CHANNELS = 2
 _VERSION = 1
-_QUICK_ON_CPU = {"xla_backend_optimization_level": 0}
+QUICK_ON_CPU = {"xla_backend_optimization_level": 0}
 """Options for fast compilation of code that runs only once. They have no effect on partitioning."""
 
 
@@ -81,7 +81,7 @@ class OperationChecks:
         self, mesh: Mesh, input_axes: Axes, layouts: Mapping[tuple[int, ...], Sequence[Axes]], peers: Peers
     ) -> None:
         self._mesh, self._axes, self._layouts, self._peers = mesh, input_axes, layouts, peers
-        self._quick = _QUICK_ON_CPU if mesh.devices.flat[0].platform == "cpu" else {}
+        self._quick = QUICK_ON_CPU if mesh.devices.flat[0].platform == "cpu" else {}
         whole = NamedSharding(mesh, PartitionSpec())
         self._gather = jax.jit(lambda values: values, out_shardings=whole, compiler_options=self._quick)
 
