@@ -15,6 +15,7 @@ from distlaunch.strategies.patches import keras_losses
 from distlaunch.strategies.replica import share as replica_share
 from distlaunch.strategies.replica.row_random import RowOrder, draw_for_rows
 
+pytestmark = pytest.mark.usefixtures("virtual_devices")  # any of these tests may be the first of its process
 REPLICAS = 3
 
 
@@ -42,7 +43,6 @@ class Draws(keras.layers.Layer):
         ]
 
 
-@pytest.mark.usefixtures("virtual_devices")
 @pytest.mark.parametrize("rows", [pytest.param(12, marks=pytest.mark.slow), 7, pytest.param(2, marks=pytest.mark.slow)])
 def test_replicas_draw_their_rows_of_what_one_device_draws(rows: int) -> None:
     """Even and uneven parts, and a replica without rows; the shape of the last draw does not contain rows."""
