@@ -37,7 +37,7 @@ class Range(NamedTuple):
 TESTED = {
     "tensorflow": Range((2, 21), (2, 22)),
     "keras": Range((3, 15), (3, 16)),
-    "jax": Range((0, 10), (0, 11)),
+    "jax": Range((0, 10), (0, 13)),
 }
 """The tested versions, with the same bounds as in pyproject.toml."""
 

@@ -42,10 +42,10 @@ _SCATTER = tuple(Symbol(f"{_SCATTERS}.{name}", _TAKES) for name in _NAMES)
 PATCH = Patch(
     symbols=(_DEFINE, _CONVOLUTION, _OF_INPUT, _OF_KERNEL, _DEFINE_JVP, _MAXIMUM, _OF_MAXIMUM, *_SCATTER),
     why="XLA computes wrong gradients of convolution kernels without an error, both with Shardy and with GSPMD (JAX "
-    "0.10.2): it sums them over mesh axes that hold copies. This affects grouped convolutions on any mesh with two "
-    "axes, and all convolutions if one axis splits an example and another axis splits nothing. Gradients of maxima "
-    "over overlapping windows are wrong if an axis splits an example. Updates of a scatter count several times on "
-    "meshes with two axes if an axis does not divide them.",
+    "0.10.2 to 0.12.0): it sums them over mesh axes that hold copies. This affects grouped convolutions on any mesh "
+    "with two axes, and all convolutions if one axis splits an example and another axis splits nothing. Gradients of "
+    "maxima over overlapping windows are wrong if an axis splits an example. Updates of a scatter count several times "
+    "on meshes with two axes if an axis does not divide them.",
     until="test_partitioning.py finds JAX's own operations correct on its meshes.",
 )
 
