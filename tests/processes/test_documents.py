@@ -132,6 +132,10 @@ CANNOT = {
     "pytest": "runs this test",
     "pytest --regenerate": "writes golden files",
     "pytest -n 0 tests/unit/test_supervision.py": "a part of what runs this test",
+    "pytest -n 0 tests/unit/test_private_parts.py": "likewise",
+    "pytest -n 2 tests/parity": "likewise",
+    "pytest -n 2 tests/parity/test_jax.py tests/parity/test_operation_checks.py tests/parity/test_random_numbers.py "
+    "tests/parity/test_mesh_processes.py tests/parity/test_any_to_any.py": "likewise",
     "pytest --cold": "the same tests",
     "pytest -m trackers": "needs packages that the suite does not install",
     "pip install 'distlaunch[metrics]'": "installs what `.[dev]` has installed",
