@@ -70,6 +70,9 @@ def make_functional(optimizer: Any) -> None:
     # the base class's `_var_key` is `id(variable)`, but the optimizer was built with the keys of TensorFlow's class
     places = {id(variable): index for index, variable in enumerate(optimized(optimizer))}
     optimizer._trainable_variables_indices = places
+    if (decays := getattr(optimizer, "_weight_decay_by_var_key", None)) is not None:  # since Keras 3.16
+        by_id = {id(variable): decays[cls._var_key(optimizer, variable)] for variable in optimized(optimizer)}
+        optimizer._weight_decay_by_var_key = by_id
     if hasattr(optimizer, "_var_to_optimizer_idx"):
         indices = {id(one): index for index, one in enumerate(optimizer.optimizers)}
         by_variable = {id(variable): one for one in optimizer.optimizers for variable in optimized(one)}
