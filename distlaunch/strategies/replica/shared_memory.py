@@ -92,7 +92,7 @@ class SharedMemorySums:
         self._headers, self._slots = shared[:, :, :16].view(np.uint64), shared[:, :, _HEADER_BYTES:]
         self._waited_s = 0.0
         with tf.device("CPU:0"):
-            self._order = tf.Variable(0, trainable=False, name="order_of_sums")
+            self._order = tf.Variable(tf.constant(0), trainable=False, name="order_of_sums")
 
     def all_reduce(self, values: Sequence[Any], *, timed: bool = False) -> list[Any]:
         summed: dict[int, Any] = {}
@@ -124,7 +124,8 @@ class SharedMemorySums:
             with tf.control_dependencies([total]):
                 self._order.assign_add(1)
             total.set_shape(vector.shape)
-            parts = tf.split(total, [each.shape[0] for each in flat]) if len(flat) > 1 else [total]
+            sizes: Any = [value.shape.num_elements() for value in values]
+            parts = tf.split(total, sizes) if len(flat) > 1 else [total]
             return [tf.reshape(part, value.shape) for part, value in zip(parts, values, strict=True)]
 
     def _exchange_timed(self, vector: np.ndarray) -> np.ndarray:
