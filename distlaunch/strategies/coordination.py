@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,6 +23,8 @@ from distlaunch.data.differences import check_ends, kind_of
 _POLL_MS = 500  # longest single wait, because Python handles signals only between two waits
 _CHUNK_BYTES = 4 * 1024 * 1024  # largest entry of the store
 _PREFIX = "distlaunch"
+_LISTENING_S, _RETRY_S = 10.0, 0.01
+"""Time to wait for the first process, and between two attempts to connect to it."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,26 @@ def addresses_and_rank() -> tuple[list[str], int]:
         # an evaluator or a server, which does not train
         return [""], 0
     return [cluster.address(task) for task in tasks], tasks.index(here)
+
+
+def await_chief(address: str, rank: int) -> None:
+    """Wait until the first process listens, unless this is the first one.
+
+    gRPC would try to connect at once, and then only after a second. The wait ends after some time in any case:
+    TensorFlow and JAX then wait themselves, and report what is wrong.
+    """
+    if rank == 0:
+        return
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + _LISTENING_S
+    while time.monotonic() < deadline:
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=_LISTENING_S):
+                return
+        except ConnectionRefusedError:
+            time.sleep(_RETRY_S)
+        except OSError:
+            return
 
 
 def _tasks(cluster: ClusterSpec) -> list[Task]:

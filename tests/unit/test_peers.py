@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
-from distlaunch.strategies.coordination import Peers, Vote, addresses_and_rank
+from distlaunch.strategies.coordination import Peers, Vote, addresses_and_rank, await_chief
 
 DEADLINE_S = 60.0
 
@@ -124,3 +125,16 @@ def test_place_in_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     for task, rank in (("chief", 0), ("worker", 1)):
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": task, "index": 0}}))
         assert addresses_and_rank() == (["a:1", "b:1", "c:1"], rank)
+
+
+def test_the_others_wait_until_the_chief_listens() -> None:
+    with socket.socket() as chief, ThreadPoolExecutor(1) as pool:
+        chief.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{chief.getsockname()[1]}"
+        await_chief(address, 0)  # the chief itself does not wait
+        waiting = pool.submit(await_chief, address, 1)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.1)
+        chief.listen()
+        waiting.result(DEADLINE_S)
+    await_chief("no-such-host.invalid:1", 1)  # the framework reports it

@@ -15,7 +15,7 @@ from tensorflow.experimental import dtensor
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.strategies.mesh import DTensorSection
-from distlaunch.strategies.coordination import Peers, addresses_and_rank
+from distlaunch.strategies.coordination import Peers, addresses_and_rank, await_chief
 from distlaunch.strategies.devices import virtual_cpus
 from distlaunch.strategies.dtensor.arrays import Mesh, parts_of_process
 from distlaunch.strategies.dtensor.program import DTensorProgram
@@ -59,6 +59,7 @@ def _peers() -> Peers:
     addresses, rank = addresses_and_rank()
     if len(addresses) == 1:
         return Peers()
+    await_chief(addresses[0], rank)
     os.environ.update(DTENSOR_JOBS=",".join(addresses), DTENSOR_CLIENT_ID=str(rank), DTENSOR_JOB_NAME="worker")
     return Peers(len(addresses), rank, TensorFlowStore(), addresses[0])
 

@@ -20,7 +20,7 @@ from distlaunch.config.cluster import Cluster
 from distlaunch.config.strategies.mesh import JaxSection
 from distlaunch.patches.jax_private import coordination_client
 from distlaunch.patches.tensorflow_late import tf, when_imported
-from distlaunch.strategies.coordination import Peers, addresses_and_rank
+from distlaunch.strategies.coordination import Peers, addresses_and_rank, await_chief
 from distlaunch.strategies.jax.feed import parts_of_process
 from distlaunch.strategies.jax.keras_backend import building
 from distlaunch.strategies.jax.program import JaxProgram
@@ -160,6 +160,7 @@ def _connect(start_timeout_s: float) -> Peers:
     # the launcher already bypasses proxies between tasks, see `cluster.proxies`
     jax.config.update("jax_check_proxy_envs", False)
     host, _, port = addresses[0].rpartition(":")
+    await_chief(addresses[0], rank)
     try:
         jax.distributed.initialize(
             addresses[0],

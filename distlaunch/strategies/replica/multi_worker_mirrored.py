@@ -7,7 +7,7 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.strategies.replicas import MultiWorkerMirroredSection
-from distlaunch.strategies.coordination import Peers, addresses_and_rank
+from distlaunch.strategies.coordination import Peers, addresses_and_rank, await_chief
 from distlaunch.strategies.replica.peer_sums import CollectiveSums, ReplicaSums
 from distlaunch.strategies.replica.shared_memory import connect
 from distlaunch.strategies.replica.strategy import ReplicaStrategy
@@ -27,8 +27,9 @@ class MultiWorkerMirrored(ReplicaStrategy):
         del cluster  # TF_CONFIG determines the number of workers
         _check_local_replicas(section.replicas_per_worker)
         options = tf.distribute.experimental.CommunicationOptions(implementation=_COMMUNICATION[section.communication])
-        strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
         addresses, rank = addresses_and_rank()
+        await_chief(addresses[0], rank)
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
         super().__init__(strategy, Peers(len(addresses), rank, TensorFlowStore(), addresses[0]))
         self._may_share_memory = section.communication == "auto"
 
