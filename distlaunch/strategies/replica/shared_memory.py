@@ -47,8 +47,7 @@ _RANK = struct.Struct("<I")
 class _Peer:
     """Another process.
 
-    The signals are eventfds. A message through a socket would do, but Linux then moves the process that it wakes up to
-    the core of the sender, which continues to compute.
+    The signals are eventfds, which count, so an early signal is not lost. The connection only shows its end.
 
     Args:
         connection: ends with the other process.
