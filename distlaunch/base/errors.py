@@ -31,7 +31,7 @@ class ExitCode(enum.IntEnum):
 MEANINGS = {
     ExitCode.DONE: "done",
     ExitCode.DIFFERS: "`verify`: a strategy does not give the numbers of one device",
-    ExitCode.USAGE: "wrong usage or config, or a file that is missing or not accessible; nothing was done",
+    ExitCode.USAGE: "wrong usage or config, or a file that is missing or not accessible; nothing was trained",
     ExitCode.FAILED: "the job or command failed and would fail again, or output is lost; a message gives the cause",
     ExitCode.PREEMPTED: "`train` and `run`: stopped; run again to continue",
     ExitCode.TEMPORARY: "a cause outside the job: a lost host or task, a full disk, a run that another launcher holds; "

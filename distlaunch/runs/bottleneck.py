@@ -165,14 +165,14 @@ def task_summary(each: StepsTimed) -> dict[str, Any]:
 
 
 def resources(each: StepsTimed) -> dict[str, float]:
-    """Return the memory of a task in MiB, and the use of its GPUs, by name; unknown values are left out."""
+    """Return the memory of a task in MB, and the use of its GPUs, by name; unknown values are left out."""
     found: dict[str, float] = {}
     if each.memory_bytes:
-        found["memory_mib"] = each.memory_bytes / 2**20
+        found["memory_mb"] = each.memory_bytes / 1e6
     if each.gpu_percent is not None:
         found["gpu_percent"] = each.gpu_percent
     if each.gpu_memory_bytes:
-        found["gpu_memory_mib"] = each.gpu_memory_bytes / 2**20
+        found["gpu_memory_mb"] = each.gpu_memory_bytes / 1e6
     return found
 
 

@@ -14,10 +14,8 @@ from pathlib import Path
 from distlaunch.base.errors import UsageError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.runs.listing import RunSummary
-from distlaunch.runs.paths import display_path
+from distlaunch.runs.paths import RUNS_DIR, display_path
 
-RUNS_DIR = "runs"
-"""The folder in which runs are looked for: the default of `runs_dir` in configs."""
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _DATES = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S")
 
@@ -76,16 +74,22 @@ def filter_runs(
 
     Args:
         statuses: the statuses to keep; empty for all.
-        names: patterns; the name of the run's folder must match at least one of them. Empty for all names.
+        names: patterns; the name of the run's folder or its path must match at least one of them. Empty for all names.
         since: the earliest start, in seconds since 1970.
     """
     return [
         run
         for run in runs
         if (not statuses or run.status in statuses)
-        and (not names or any(fnmatch.fnmatchcase(Path(run.path).name, name) for name in names))
+        and (not names or any(_matches(run, name) for name in names))
         and (since is None or run.started >= since)
     ]
+
+
+def _matches(run: RunSummary, pattern: str) -> bool:
+    """Return whether a pattern fits the name of a run, or its path as it is shown."""
+    shown = (Path(run.path).name, display_path(run.path), run.path)
+    return any(fnmatch.fnmatchcase(each, pattern) for each in shown)
 
 
 def parse_since(text: str, now: float | None = None) -> float:

@@ -29,7 +29,7 @@ from distlaunch.base.run_files.run_facts import AttemptFacts, RunFacts
 from distlaunch.base.run_files.submission import JobState
 from distlaunch.runs.bottleneck import summary
 from distlaunch.runs.goodput import Goodput, run_goodput
-from distlaunch.runs.paths import display_path
+from distlaunch.runs.paths import RUNS_DIR, display_path
 from distlaunch.supervise.diagnose.exit_reason import read_error
 
 _Kind = TypeVar("_Kind", bound=Event)
@@ -162,7 +162,8 @@ def open_run(path: str) -> RunDir:
     """Open an existing run. Raise UsageError if there is none."""
     run = RunDir(path)
     if not run.exists():
-        hint = "`distlaunch runs` lists the runs"
+        inside = RunDir(Path(RUNS_DIR) / path)
+        hint = f"did you mean {display_path(inside.path)}?" if inside.exists() else "`distlaunch runs` lists the runs"
         raise UsageError(f"{display_path(run.path)}: not a run directory (no config.yaml and no plan.json); {hint}")
     return run
 

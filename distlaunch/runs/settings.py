@@ -18,6 +18,8 @@ from distlaunch.config.secrets import secrets_in
 Settings = dict[str, Any]
 """Values of a config by dotted key, such as `train.epochs`; a list is one value."""
 _OF_THE_RUN = ("name", "runs_dir")
+_NAMED = ("compile.optimizer", "compile.loss")
+"""Settings that are a name, or a mapping with a name and arguments."""
 _VAGUE = frozenset(
     {"args", "class", "every", "function", "kind", "max", "metric", "min", "mode", "name", "step", "steps"}
 )
@@ -43,15 +45,18 @@ def read_settings(run: RunDir) -> Settings:
         raise ConfigError(builder.problems)
     public = secrets_in(root, {}, all_references=True).public(root.plain())
     found = {".".join(map(str, key)): json.loads(text) for key, text in flat(public)}
+    for key in _NAMED:
+        if isinstance(found.get(key), str):  # short for {name: ...}
+            found = {f"{key}.name" if each == key else each: value for each, value in found.items()}
     return {key: value for key, value in found.items() if key not in _OF_THE_RUN}
 
 
 def differing_keys(settings: Iterable[Settings]) -> list[str]:
     """Return the keys whose values are not the same in all settings, in the order of the config.
 
-    An empty mapping (`args: {}`) is left out if another run has entries in it, which are keys of their own. A key that
-    only some kinds of a section have (`strategy.kind`) is left out if it has the same value wherever it exists.
-    Empty settings, such as those of a script, are ignored.
+    An empty mapping is left out if another run has entries in it, which are keys of their own, or if it is `args`,
+    which may also be missing. A key that only some kinds of a section have (`strategy.kind`) is left out if it has the
+    same value wherever it exists. Empty settings, such as those of a script, are ignored.
     """
     known = [each for each in settings if each]
     keys = list(dict.fromkeys(key for each in known for key in each))
@@ -66,7 +71,7 @@ def _is_explained(key: str, keys: Iterable[str], known: Sequence[Settings]) -> b
     """Return True if another key shows why a key differs."""
     having = [each for each in known if key in each]
     if any(each[key] == {} for each in having):
-        return any(other.startswith(f"{key}.") for other in keys)
+        return key.endswith(".args") or any(other.startswith(f"{key}.") for other in keys)
     kind = f"{key.split('.')[0]}.kind"
     return key != kind and len(having) < len(known) and not _differs(key, having) and _differs(kind, known)
 

@@ -271,7 +271,8 @@ def _arguments(given: dict[str, Any], key: Key) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, value in given.items():
         try:
-            made[name] = _schedule(value)
+            # Keras takes only floats
+            made[name] = float(value) if name == "learning_rate" and type(value) is int else _schedule(value)
         except (ValueError, TypeError) as error:
             raise ConfigError(Problem((*key, "args", name), f"{value['name']}: {reason_of(error)}")) from error
     return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from distlaunch.base import strict_json
 from distlaunch.base.metric_names import falls
+from distlaunch.base.plural import count
 from distlaunch.base.run_dir import RunDir
 from distlaunch.runs.known import KnownRun
 from distlaunch.runs.paths import display_path
@@ -51,7 +53,8 @@ def print_comparison(console: JobConsole, runs: Sequence[KnownRun], sorted_by: s
     _print(console, Text(lines[0], style="dim"))
     for line in lines[1:]:
         _print(console, Text(line))
-    for line in _best_lines(runs):
+    best = [line for _, line in _best_lines(runs)]
+    for line in ["", *best] if best else []:
         _print(console, Text(shortened(line, width), style="bold"))
     if left_out:
         text = f"left out, since the terminal has {width} columns: {', '.join(left_out)}; --csv and --json have all"
@@ -75,9 +78,11 @@ def comparison_page(runs: Sequence[KnownRun], sorted_by: str | None = None) -> s
             "version": distlaunch.__version__,
             "heads": [column.head for column in table],
             "rows": list(zip(*(column.cells for column in table), strict=True)),
-            "best": [line for line in _best_lines(runs) if line],
+            "best": [line for _, line in _best_lines(runs)],
             "marked": _best_run(runs),
             "order": f"sorted by {sorted_by}" if sorted_by else "in the order of their starts",
+            "started": _dates(runs),
+            "shared": _shared(runs),
             "runs": curves,
         },
     )
@@ -137,6 +142,23 @@ def _plain(run: KnownRun, keys: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def _dates(runs: Sequence[KnownRun]) -> str:
+    """Return the days on which the first and the last run have started, such as `2026-11-25 to 2026-11-27`."""
+    times = [run.summary.started for run in runs if run.summary.started]
+    days = [time.strftime("%Y-%m-%d", time.localtime(each)) for each in (min(times), max(times))] if times else []
+    return " to ".join(dict.fromkeys(days))
+
+
+def _shared(runs: Sequence[KnownRun]) -> list[tuple[str, str]]:
+    """Return the settings that are the same in all runs, except scripts, with their values."""
+    known = [run for run in runs if run.settings]
+    return [
+        (key, setting_text(value))
+        for key, value in (known[0].settings if known else {}).items()
+        if all(key in run.settings and run.settings[key] == value for run in known)
+    ]
+
+
 def _columns(runs: Sequence[KnownRun], sorted_by: str | None) -> list[_Column]:
     """Return the columns from left to right."""
     summaries, metrics = [run.summary for run in runs], _metrics(runs)
@@ -146,7 +168,9 @@ def _columns(runs: Sequence[KnownRun], sorted_by: str | None) -> list[_Column]:
     found = [_Column("run", [display_path(each.path) for each in summaries], 0, right=False)]
     is_done = all(each.status == "done" for each in summaries)
     found.append(_Column("status", [each.status for each in summaries], 90 if is_done else 40, right=False))
-    for number, key in enumerate(keys):
+    telling = _most_telling(keys, runs)
+    for key in keys:
+        number = telling.index(key)
         is_sorted = sorted_by is not None and f".{key}".endswith(f".{sorted_by}")
         cells = [setting_of(run, key, _LONGEST_SETTING) for run in runs]
         is_number = all(not cell or cell[0].isdigit() or cell[0] == "-" for cell in cells)
@@ -168,6 +192,23 @@ def _columns(runs: Sequence[KnownRun], sorted_by: str | None) -> list[_Column]:
     return [column for column in found if any(column.cells)]
 
 
+def _most_telling(keys: Sequence[str], runs: Sequence[KnownRun]) -> list[str]:
+    """Return keys in the order in which they best distinguish the runs, together with those before them."""
+    left, chosen, known = list(keys), list[str](), [""] * len(runs)
+    while left:
+        candidates = {
+            key: [
+                f"{before}\0{setting_of(run, key, _LONGEST_SETTING)}" for before, run in zip(known, runs, strict=True)
+            ]
+            for key in left
+        }
+        key = max(left, key=lambda key: len(set(candidates[key])))  # the first one of equal ones
+        known = candidates[key]
+        left.remove(key)
+        chosen.append(key)
+    return chosen
+
+
 def _metrics(runs: Sequence[KnownRun]) -> list[str]:
     return list(dict.fromkeys(name for run in runs for name in (*run.summary.best, *_last(run))))
 
@@ -182,26 +223,30 @@ def _epochs(run: KnownRun) -> str:
     return f"{summary.epoch}/{summary.epochs}" if summary.epochs is not None else str(summary.epoch)
 
 
-def _best_lines(runs: Sequence[KnownRun]) -> list[str]:
-    """Return `best val_loss: runs/a, 0.1277 in epoch 5` for the first validation metrics, or other metrics."""
+def _best_lines(runs: Sequence[KnownRun]) -> list[tuple[KnownRun, str]]:
+    """Return the best runs by the first validation metrics, or other metrics, each with a line.
+
+    The line is, for example, `best val_loss: runs/a, 0.1277 in epoch 5`.
+    """
     metrics = _metrics(runs)
-    lines = list[str]()
+    lines = list[tuple[KnownRun, str]]()
     for name in [name for name in metrics if name.startswith("val_")] or metrics:
         known = [(run.summary.best[name], run) for run in runs if name in run.summary.best]
         if len(known) < 2:
             continue
-        sign = -1 if falls(name) else 1
-        best, run = max(known, key=lambda each: sign * each[0].value)
-        lines.append(
-            f"best {name}: {display_path(run.summary.path)}, {words.number(best.value)} in epoch {best.epoch + 1}"
-        )
-    return ["", *lines[:_MOST_BEST_LINES]] if lines else []
+        sign = 1 if falls(name) else -1
+        # the earliest of equal runs, in whichever order the runs are shown
+        best, run = min(known, key=lambda each: (sign * each[0].value, each[1].summary.started, each[1].summary.path))
+        others = sum(value.value == best.value for value, _ in known) - 1
+        line = f"best {name}: {display_path(run.summary.path)}, {words.number(best.value)} in epoch {best.epoch + 1}"
+        lines.append((run, f"{line}, as in {count(others, 'later run')}" if others else line))
+    return lines[:_MOST_BEST_LINES]
 
 
 def _best_run(runs: Sequence[KnownRun]) -> str | None:
     """Return the name of the run that the first of the best lines names, or None."""
-    lines = [line for line in _best_lines(runs) if line]
-    return lines[0].partition(": ")[2].rpartition(", ")[0] if lines else None
+    best = _best_lines(runs)
+    return display_path(best[0][0].summary.path) if best else None
 
 
 def _print(console: JobConsole, text: Text) -> None:

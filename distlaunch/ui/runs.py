@@ -74,7 +74,8 @@ def _live_table(console: JobConsole, runs: Sequence[KnownRun], sorted_by: str | 
 def _lines(console: JobConsole, runs: Sequence[KnownRun], sorted_by: str | None) -> tuple[list[Text], str]:
     """Return the lines of the table, and a note on the columns that do not fit the terminal."""
     summaries = [run.summary for run in runs]
-    keys = differing_keys([run.settings for run in runs])
+    # the kind of the strategy has a column in any case
+    keys = [key for key in differing_keys([run.settings for run in runs]) if key != "strategy.kind"]
     names = short_names(keys, _HEADS)
 
     def is_sorted(key: str) -> bool:

@@ -51,3 +51,8 @@ def test_a_schedule_that_cannot_be_made_is_a_mistake_in_its_argument() -> None:
     with pytest.raises(ConfigError, match=r"CosineDecay: .*missing.*initial_learning_rate") as caught:
         component(given, "optimizers", ("compile", "optimizer"))
     assert caught.value.problems[0].dotted == "compile.optimizer.args.learning_rate"
+
+
+def test_a_whole_number_is_a_learning_rate() -> None:
+    made = component(Component(name="SGD", args={"learning_rate": 3}), "optimizers", ("compile", "optimizer"))
+    assert float(made.learning_rate) == 3.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from distlaunch.cli.main import cli
 from distlaunch.runs.settings import differing_keys, short_names
 from distlaunch.ui.tables import fitting_columns, shortened
 from tests.recorded_run import data_of
-from tests.unit.written_runs import EPOCH_S, write_run, write_script
+from tests.unit.written_runs import EPOCH_S, STARTED, write_run, write_script
 
 
 @pytest.fixture(autouse=True)
@@ -52,11 +53,41 @@ def test_a_page_has_the_table_and_the_curves_of_all_runs(folder: Path) -> None:
     assert [row[0] for row in data["rows"]] == ["runs/good", "runs/wild", "runs/slow", "runs/other"]
     assert "learning_rate" in data["heads"]
     assert data["best"][0] == "best val_loss: runs/good, 0.2500 in epoch 2"
+    assert data["started"] == time.strftime("%Y-%m-%d", time.localtime(STARTED))
+    assert ["model.args.units", "8"] in data["shared"]
+    assert not any(key.endswith("learning_rate") for key, _ in data["shared"])
     wild = data["runs"][1]
     assert wild["curves"]["loss"]["validation"] == {"x": [10, 20, 30], "y": [0.6, 8.0, "nan"]}
     assert wild["epochs"][-1] == {"epoch": 3, "step": 30}
     assert data["runs"][3]["curves"] == {}
     assert compare("--html", "all.html", "--csv").exit_code == 2
+
+
+def test_the_earliest_of_equally_good_runs_is_the_best_in_any_order() -> None:
+    three()
+    write_run("late", {}, [0.25], accuracy=[0.9])
+    for order in ("val_loss", "val_accuracy", "run"):
+        lines = compare("--sort", order).stdout.splitlines()
+        assert lines[-2:] == [
+            "best val_loss: runs/good, 0.2500 in epoch 2, as in 1 later run",
+            "best val_accuracy: runs/good, 0.9000 in epoch 2, as in 1 later run",
+        ]
+
+
+def test_a_name_alone_is_the_same_setting_as_a_name_with_arguments() -> None:
+    write_run("one", {"compile.optimizer": "sgd"}, [0.5])
+    write_run("two", {"compile.optimizer": {"name": "adam", "args": {}}}, [0.4])
+    assert [each["settings"] for each in told()] == [
+        {"compile.optimizer.name": "sgd"}, {"compile.optimizer.name": "adam"},
+    ]  # fmt: skip
+
+
+def test_a_narrow_table_has_the_settings_that_distinguish_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, units in enumerate((8, 16, 32)):
+        write_run(f"r{number}", {"model.args.width": 1 + number // 2, "model.args.units": units}, [0.5])
+    monkeypatch.setenv("COLUMNS", "36")
+    assert "units" in compare().stdout.splitlines()[0]
+    assert "width" not in compare().stdout.splitlines()[0]
 
 
 def test_the_table() -> None:

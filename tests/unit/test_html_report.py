@@ -41,7 +41,7 @@ def test_curves_are_those_of_the_events(run: RunDir) -> None:
     assert speed["worker:0"]["step_ms"] == {"x": [10, 19, 29], "y": [200.0, 200.0, 100.0]}
     assert speed["worker:0"]["examples_per_s"]["y"] == [320.0, 320.0, 640.0]
     assert speed["worker:1"]["input_percent"] == {"x": [10], "y": [25.0]}
-    assert speed["worker:1"]["memory_mib"]["y"] == [512.0]
+    assert speed["worker:1"]["memory_mb"]["y"] == [pytest.approx(536.87, abs=0.01)]
     assert data["layers"][0]["parameters"] == 51
     assert data["parameters"] == 4321
     failed, _ = data["attempts"]

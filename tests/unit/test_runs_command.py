@@ -19,6 +19,7 @@ from distlaunch.cli.main import cli
 from distlaunch.runs.find import parse_since
 from distlaunch.runs.known import KnownRun, with_settings
 from distlaunch.runs.listing import find_runs
+from distlaunch.runs.report import open_run
 from distlaunch.ui.console import JobConsole
 from distlaunch.ui.runs import follow_runs, print_runs
 from tests.unit.written_runs import EPOCH_S, STARTED, write_run
@@ -62,6 +63,7 @@ class Terminal(io.StringIO):
         (("--status", "done", "--status", "failed"), "old lr-low"),
         (("--name", "lr-*"), "lr-low lr-high"),
         (("--name", "lr-*", "--name", "old", "--status", "stopped"), "lr-high"),
+        (("--name", "runs/lr-low"), "lr-low"),
         (("--name", "none"), ""),
         (("--since", "2026-09-21"), "lr-low lr-high"),
         (("--since", "9999d"), "old lr-low lr-high"),
@@ -176,3 +178,8 @@ def test_running_runs_are_never_removed(folder: Path) -> None:
     assert done.stdout.splitlines() == ["removed  runs/lr-low", "removed  runs/lr-high"]
     assert sorted(path.name for path in (folder / "runs").iterdir()) == ["old"]
     assert (elsewhere / "events.jsonl").exists()
+
+
+def test_a_run_that_is_elsewhere_is_suggested() -> None:
+    with pytest.raises(UsageError, match=r"^lr-low: not a run directory .*; did you mean runs/lr-low\?$"):
+        open_run("lr-low")

@@ -191,7 +191,7 @@
   function comparison() {
     root.classList.add("comparison");
     state.axis = "epoch";  // runs with other batches make other numbers of steps
-    section("runs", "Runs", element("p", {}, `${data.order}; the epoch of a best value is in brackets`),
+    section("runs", "Runs", element("p", {}, `${data.order}; started ${data.started}; the epoch of a best value is in brackets`),
       table(data.heads, data.rows, data.marked), ...data.best.map((text) => element("p", {}, text)));
     const names = [...new Set(data.runs.flatMap((run) => Object.keys(run.curves)))];
     curves(names.flatMap((name) => ["epochs", "validation"].flatMap((kind) => {
@@ -199,6 +199,7 @@
         ({ run, at }) => ({ label: run.name, curve: run.curves[name][kind], epochs: run.epochs, color: hue(at), smooth: true }));
       return lines.length ? [new Chart(kind === "epochs" ? name : `${name}, validation`, lines)] : [];
     })));
+    section("shared", "The same in all runs", data.shared.length && table(["setting", "value"], data.shared));
   }
 
   function report() {
@@ -213,9 +214,9 @@
 
     // speed
     const kinds = {
-      step_ms: "time of a step (ms)", examples_per_s: "examples per second", input_percent: "waiting for input (%)",
-      peers_percent: "waiting for other tasks' gradients (%)", cores: "busy cores", memory_mib: "memory (MiB)",
-      gpu_percent: "GPU utilization (%)", gpu_memory_mib: "GPU memory in use (MiB)",
+      step_ms: "mean time of a step (ms)", examples_per_s: "examples per second, each task", input_percent: "waiting for input (%)",
+      peers_percent: "waiting for other tasks' gradients (%)", cores: "busy cores", memory_mb: "memory (MB)",
+      gpu_percent: "GPU utilization (%)", gpu_memory_mb: "GPU memory in use (MB)",
     };
     const tasks = Object.entries(data.speed);
     const speed = Object.entries(kinds).map(([kind, title]) => {
