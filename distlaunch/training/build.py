@@ -271,11 +271,15 @@ def _arguments(given: dict[str, Any], key: Key) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, value in given.items():
         try:
-            # Keras takes only floats
-            made[name] = float(value) if name == "learning_rate" and type(value) is int else _schedule(value)
+            made[name] = _argument(name, value)
         except (ValueError, TypeError) as error:
             raise ConfigError(Problem((*key, "args", name), f"{value['name']}: {reason_of(error)}")) from error
     return made
+
+
+def _argument(name: str, value: Any) -> Any:
+    # Keras takes only floats
+    return float(value) if name == "learning_rate" and isinstance(value, int) else _schedule(value)
 
 
 def _schedule(value: Any) -> Any:
