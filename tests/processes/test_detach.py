@@ -334,7 +334,7 @@ def test_runs(shell: Shell) -> None:
     cells = [re.split(r" {3,}", line) for line in out.splitlines()]
     assert cells[0] == [
         *("run", "status", "strategy", "epoch", "step", "last values", "best val_loss"),
-        *("strategy.kind", "workers", "started", "time", "attempts"),
+        *("workers", "started", "time", "attempts"),
     ]
     assert [line[:2] for line in cells[1:]] == [
         ["runs/good", "done"],
