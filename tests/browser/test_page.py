@@ -84,7 +84,7 @@ def test_a_page_shows_the_values_of_the_events(tmp_path: Path) -> None:
     assert ["validation", "30", "6"] in values["loss"]
     assert ["within epochs", "25", "4"] in values["loss"]
     assert not [row for row in values["loss"] if row[1] == "23"]
-    assert ["worker:0", "29", "640"] in values["examples per second"]
+    assert ["worker:0", "29", "640"] in values["examples per second, each task"]
 
 
 @pytest.mark.parametrize("width", [1200, 500])
@@ -123,7 +123,7 @@ def test_a_comparison_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert CliRunner().invoke(cli, ["compare", "--html", "all.html"]).exit_code == 0
     found = look_at((tmp_path / "all.html").read_text(), tmp_path)
     assert found["errors"] == []
-    assert found["sections"] == ["runs", "curves"]
+    assert found["sections"] == ["runs", "curves", "shared"]
     assert dict(found["values"])["loss, validation"] == [
         ["runs/slow", "10", "0.9"], ["runs/slow", "20", "0.8"], ["runs/slow", "30", "0.7"],
         ["runs/good", "10", "0.5"], ["runs/good", "20", "0.25"],
