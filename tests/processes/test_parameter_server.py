@@ -52,9 +52,9 @@ def kill_workers(run_dir: RunDir, times: int, job: subprocess.Popen[str]) -> Non
         os.kill(pids_of(run_dir, task)[-1], signal.SIGKILL)
 
 
-# after four epochs the order of asynchronous steps matters: 0.78 to 0.82, and 0.83 on one device
-@pytest.mark.parametrize(("kills", "epochs", "least"), [(2, 4, 0.7), pytest.param(20, 60, 0.8, marks=pytest.mark.slow)])
-def test_killed_workers_cost_no_step(tmp_path: Path, kills: int, epochs: int, least: float) -> None:
+# after four epochs, the order of asynchronous steps still decides whether the accuracy is above 0.8
+@pytest.mark.parametrize(("kills", "epochs"), [(2, 8), pytest.param(20, 60, marks=pytest.mark.slow)])
+def test_killed_workers_cost_no_step(tmp_path: Path, kills: int, epochs: int) -> None:
     """Each step is counted once: the counter, the optimizer's iterations, and the examples of each epoch."""
     options = set_(f"train.epochs={epochs}", f"checkpoint.keep={epochs + 1}", "data.train_examples=4000")
     job = start("train", FASHION, *NO_EXPORT, *NO_EVALUATOR, *options, cwd=tmp_path)
@@ -79,7 +79,7 @@ def test_killed_workers_cost_no_step(tmp_path: Path, kills: int, epochs: int, le
         assert counts
         assert int(state["optimizer/adam/iteration"]) == step
     accuracy = epochs_of(killed)[-1].logs["val_accuracy"]
-    assert accuracy > max(least, epochs_of(killed)[0].logs["val_accuracy"])
+    assert accuracy > 0.8
 
 
 @pytest.mark.slow  # in CI test_restarts.py restarts a job that has lost its chief
