@@ -106,7 +106,8 @@ def offering_metrics(
     if metrics.listening is not None:
         note(f"metrics at {metrics.url}")
         metrics.listening.close()
-    watching = threading.Thread(target=_watch, args=(process, note), name="metrics", daemon=True)
+    given_up = threading.Event()
+    watching = threading.Thread(target=_watch, args=(process, note, given_up), name="metrics", daemon=True)
     watching.start()
     try:
         yield
@@ -117,18 +118,18 @@ def offering_metrics(
             process.wait(_DEADLINE_S)
         except subprocess.TimeoutExpired:
             note(f"warning: metrics: the last values were not written in {_DEADLINE_S:g} s")
+            given_up.set()
             process.kill()
-            process.wait()
         watching.join()
 
 
-def _watch(process: subprocess.Popen[str], note: Callable[[str], None]) -> None:
-    """Report the problems of the process when they occur, and why it has failed."""
+def _watch(process: subprocess.Popen[str], note: Callable[[str], None], given_up: threading.Event) -> None:
+    """Report the problems of the process when they occur, and why it has failed, unless the launcher kills it."""
     assert process.stdout is not None
     last = ""
     for line in map(str.rstrip, process.stdout):
         if line.startswith(PROBLEM):
             note(f"warning: metrics: {line.removeprefix(PROBLEM)}")
         last = line or last
-    if process.wait() > 0:
+    if process.wait() and not given_up.is_set():
         note(f"warning: metrics: {last or f'exit code {process.returncode}'}")

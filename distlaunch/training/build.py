@@ -278,8 +278,9 @@ def _arguments(given: dict[str, Any], key: Key) -> dict[str, Any]:
 
 
 def _argument(name: str, value: Any) -> Any:
-    # Keras takes only floats
-    return float(value) if name == "learning_rate" and isinstance(value, int) else _schedule(value)
+    # Keras takes only floats; `true` is an int, too
+    is_number = name == "learning_rate" and isinstance(value, int) and not isinstance(value, bool)
+    return float(value) if is_number else _schedule(value)
 
 
 def _schedule(value: Any) -> Any:

@@ -56,3 +56,5 @@ def test_a_schedule_that_cannot_be_made_is_a_mistake_in_its_argument() -> None:
 def test_a_whole_number_is_a_learning_rate() -> None:
     made = component(Component(name="SGD", args={"learning_rate": 3}), "optimizers", ("compile", "optimizer"))
     assert float(made.learning_rate) == 3.0
+    with pytest.raises(ConfigError, match="learning_rate"):
+        component(Component(name="SGD", args={"learning_rate": True}), "optimizers", ("compile", "optimizer"))

@@ -10,6 +10,7 @@ import threading
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -126,3 +127,12 @@ def test_a_process_that_fails_is_a_warning(tmp_path: Path) -> None:
     with offering_metrics(run, metrics, broken, said.append):
         pass
     assert said == ["warning: metrics: RuntimeError: broken"]
+
+
+def test_a_process_that_is_killed_is_a_warning(tmp_path: Path) -> None:
+    said: list[str] = []
+    metrics = Metrics.open(None, str(tmp_path / "job.prom"))
+    with offering_metrics(make_run(RunDir(tmp_path / "run")), metrics, os.environ, said.append):
+        (process,) = (each for each in psutil.Process().children() if "distlaunch.runs.metrics" in each.cmdline())
+        process.kill()
+    assert said == ["warning: metrics: exit code -9"]
