@@ -32,7 +32,6 @@ from distlaunch.base.run_files.run_facts import RunFacts
 from distlaunch.runs.bottleneck import task_summary
 from distlaunch.runs.paths import display_path
 
-_NICENESS = 19
 _INTERVAL_S = 5.0
 """Time between two versions of the text file."""
 _OF_TASKS = {
@@ -172,7 +171,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--socket", type=int, help="descriptor of a listening socket")
     parser.add_argument("--file", type=Path, help="file to write every few seconds")
     options = parser.parse_args(argv)
-    os.nice(_NICENESS)  # training comes first
+    os.nice(19)  # training comes first
     registry = CollectorRegistry(auto_describe=False)
     registry.register(RunCollector(RunDir(options.run)))
     if options.socket is not None:

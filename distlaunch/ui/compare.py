@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,13 +168,12 @@ def _columns(runs: Sequence[KnownRun], sorted_by: str | None) -> list[_Column]:
     found = [_Column("run", [display_path(each.path) for each in summaries], 0, right=False)]
     is_done = all(each.status == "done" for each in summaries)
     found.append(_Column("status", [each.status for each in summaries], 90 if is_done else 40, right=False))
-    telling = _most_telling(keys, runs)
-    for key in keys:
-        number = telling.index(key)
+    of_keys = {key: [setting_of(run, key, _LONGEST_SETTING) for run in runs] for key in keys}
+    ranks = {key: number for number, key in enumerate(_most_telling(of_keys))}
+    for key, cells in of_keys.items():
         is_sorted = sorted_by is not None and f".{key}".endswith(f".{sorted_by}")
-        cells = [setting_of(run, key, _LONGEST_SETTING) for run in runs]
         is_number = all(not cell or cell[0].isdigit() or cell[0] == "-" for cell in cells)
-        found.append(_Column(names[key], cells, 1 if is_sorted else 10 + min(number, 25), right=is_number))
+        found.append(_Column(names[key], cells, 1 if is_sorted else 10 + min(ranks[key], 25), right=is_number))
     for number, name in enumerate([*validated, *(name for name in metrics if name not in validated)]):
         rank = 1 if name == sorted_by else 2 if number == 0 else 50 if name in validated else 60
         found.append(_Column(f"best {name}", [best_value(run.summary, name) for run in runs], rank))
@@ -192,18 +191,18 @@ def _columns(runs: Sequence[KnownRun], sorted_by: str | None) -> list[_Column]:
     return [column for column in found if any(column.cells)]
 
 
-def _most_telling(keys: Sequence[str], runs: Sequence[KnownRun]) -> list[str]:
-    """Return keys in the order in which they best distinguish the runs, together with those before them."""
-    left, chosen, known = list(keys), list[str](), [""] * len(runs)
+def _most_telling(cells: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return keys in the order in which they best distinguish the runs, together with those before them.
+
+    Args:
+        cells: for each key, the values of all runs.
+    """
+    left, chosen = list(cells), list[str]()
+    groups = [0] * max(map(len, cells.values()), default=0)
     while left:
-        candidates = {
-            key: [
-                f"{before}\0{setting_of(run, key, _LONGEST_SETTING)}" for before, run in zip(known, runs, strict=True)
-            ]
-            for key in left
-        }
-        key = max(left, key=lambda key: len(set(candidates[key])))  # the first one of equal ones
-        known = candidates[key]
+        key = max(left, key=lambda key: len(set(zip(groups, cells[key], strict=True))))  # the first one of equal ones
+        numbers = dict[tuple[int, str], int]()
+        groups = [numbers.setdefault(pair, len(numbers)) for pair in zip(groups, cells[key], strict=True)]
         left.remove(key)
         chosen.append(key)
     return chosen

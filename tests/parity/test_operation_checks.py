@@ -11,7 +11,7 @@ from tests.warm import run_module
 
 pytest.importorskip("jax")
 WRONG = {"depthwise": "by_channel", "grouped": "in_groups", "pooled": "overlapping"}
-"""Those of the models that JAX 0.10 to 0.12 gets wrong, each by the layer; test_partitioning.py tells if that ends."""
+"""The models that JAX 0.10 to 0.12 computes wrongly, with their layers; test_partitioning.py shows if that ends."""
 
 
 @pytest.mark.parametrize("kinds", ["two", pytest.param("found", marks=pytest.mark.slow)])

@@ -106,7 +106,15 @@ class ModelFacts:
 
 
 @dataclass(frozen=True)
-class Record:
+class _Message:
+    """Fields that a process writes to a file, for another process."""
+
+    def write(self, path: Path) -> None:
+        write_atomically(path, json.dumps(asdict(self)) + "\n")
+
+
+@dataclass(frozen=True)
+class Record(_Message):
     """The record of a trial. Only the reference has facts, rows and noise.
 
     Attributes:
@@ -130,9 +138,6 @@ class Record:
     dense: Series | None = None
     examples: str = ""
 
-    def write(self, path: Path) -> None:
-        write_atomically(path, json.dumps(asdict(self)) + "\n")
-
     @staticmethod
     def read(path: Path) -> Record:
         """Read a record. Raise OSError or ValueError if that fails."""
@@ -145,7 +150,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class RoundOrder:
+class RoundOrder(_Message):
     """The order for a round of a timed trial. Every task of the trial reads the same file.
 
     Attributes:
@@ -161,9 +166,6 @@ class RoundOrder:
     steps_per_call: int
     checks_calls: bool = False
 
-    def write(self, path: Path) -> None:
-        write_atomically(path, json.dumps(asdict(self)) + "\n")
-
     @staticmethod
     def read(path: Path) -> RoundOrder | None:
         """Return the latest order, or None if there is none yet."""
@@ -174,7 +176,7 @@ class RoundOrder:
 
 
 @dataclass(frozen=True)
-class RoundResult:
+class RoundResult(_Message):
     """The result of a round, which the chief writes.
 
     Attributes:
@@ -184,9 +186,6 @@ class RoundResult:
 
     number: int
     step_s: float
-
-    def write(self, path: Path) -> None:
-        write_atomically(path, json.dumps(asdict(self)) + "\n")
 
     @staticmethod
     def read(path: Path) -> RoundResult | None:
@@ -198,7 +197,7 @@ class RoundResult:
 
 
 @dataclass(frozen=True)
-class MemoryReport:
+class MemoryReport(_Message):
     """The memory of a task and its host after a round, which every task writes.
 
     Attributes:
@@ -210,9 +209,6 @@ class MemoryReport:
     host: str
     resident_bytes: int
     available_bytes: int
-
-    def write(self, path: Path) -> None:
-        write_atomically(path, json.dumps(asdict(self)) + "\n")
 
     @staticmethod
     def read(path: Path) -> MemoryReport | None:

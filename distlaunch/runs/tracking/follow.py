@@ -24,7 +24,6 @@ from distlaunch.runs.bottleneck import resources
 from distlaunch.runs.settings import read_settings
 from distlaunch.runs.tracking.trackers import Tracker, open_tracker
 
-_NICENESS = 19
 _INTERVAL_S = 1.0
 _BATCH = "batch/"
 """Prefix of values within an epoch, as in Keras's own loggers."""
@@ -139,7 +138,7 @@ def _config_of(run: RunDir) -> dict[str, Any]:
 
 def main() -> None:
     name, run = cast("TrackerName", sys.argv[1]), RunDir(sys.argv[2])
-    os.nice(_NICENESS)  # training comes first
+    os.nice(19)  # training comes first
     with (run.path / "tracking" / f"{name}.lock").open("w") as lock:
         # the process of a launcher that was killed may still be sending
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -23,7 +23,10 @@ class ReplicaSums(Protocol):
         ...
 
     def waited_s(self) -> float | None:
-        """Return the seconds from the moment at which the values were ready; None if they are not measured."""
+        """Return the seconds of all timed sums, from the moment at which the values were ready.
+
+        The result is None if they are not measured.
+        """
         ...
 
 
@@ -37,6 +40,7 @@ class CollectiveSums:
 
     def __init__(self, *, is_timed: bool) -> None:
         self._clock: Any = None
+        self._has_timed = False
         if is_timed:
             with tf.device("CPU:0"):
                 self._clock = tf.Variable(tf.zeros([], tf.float64), trainable=False, name="waited_s")
@@ -47,13 +51,15 @@ class CollectiveSums:
         # size
         if not timed or self._clock is None:
             return context.all_reduce(tf.distribute.ReduceOp.SUM, list(values))
+        self._has_timed = True
         ready = now(values)
         summed = context.all_reduce(tf.distribute.ReduceOp.SUM, list(values))
         self._clock.assign_add(now(summed) - ready)
         return summed
 
     def waited_s(self) -> float | None:
-        return None if self._clock is None else float(self._clock.numpy())
+        # called after each graph call, and reading a variable costs as much as a small operation
+        return float(self._clock.numpy()) if self._has_timed else None
 
 
 class MergedSums:

@@ -191,7 +191,8 @@
   function comparison() {
     root.classList.add("comparison");
     state.axis = "epoch";  // runs with other batches make other numbers of steps
-    section("runs", "Runs", element("p", {}, `${data.order}; started ${data.started}; the epoch of a best value is in brackets`),
+    section("runs", "Runs", element("p", {}, [
+      data.order, data.started && `started ${data.started}`, "the epoch of a best value is in brackets"].filter(Boolean).join("; ")),
       table(data.heads, data.rows, data.marked), ...data.best.map((text) => element("p", {}, text)));
     const names = [...new Set(data.runs.flatMap((run) => Object.keys(run.curves)))];
     curves(names.flatMap((name) => ["epochs", "validation"].flatMap((kind) => {
