@@ -176,10 +176,11 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 def serve() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: end(0))
+    # not a handler and `sleep`: a signal right before the call of `sleep` is handled only after it
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     WRITER.write(ev.TaskStarted(host="here", pid=os.getpid()))
-    while True:
-        time.sleep(60)
+    signal.sigwait({signal.SIGTERM})
+    end(0)
 
 
 def evaluate_beside() -> None:
