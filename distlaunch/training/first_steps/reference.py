@@ -12,10 +12,10 @@ import math
 import os
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import keras
 import ml_dtypes
@@ -75,6 +75,7 @@ _NOTABLE = 1e-2
 _UNNAMED = re.compile(r"^([^/]+)/(?:.*/)?variable(?:_\d+)?$")
 _NO_SETTINGS = ("iteration", "step_counter", "dynamic_scale", "name")
 """Values of an optimizer that change in a step, or that differ between processes."""
+_Result = TypeVar("_Result")
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -98,9 +99,16 @@ class Reference(Protocol):
         """Return the values of one batch of an evaluation."""
         ...
 
+    def trace(self) -> bool:
+        """Trace the following steps as graphs. Return False if the steps before were traced too."""
+        ...
+
 
 class _KerasReference:
     """The user's model, trained as by Keras's `fit`.
+
+    TensorFlow's operations run one by one at first: tracing a graph would take most of the time of a few steps. A step
+    that fails this way is traced, and so are all steps after `trace`.
 
     Args:
         batch: some rows, which some kinds of models need to create their variables.
@@ -128,26 +136,53 @@ class _KerasReference:
             self.model.run_eagerly, self.model.jit_compile = False, True
         else:
             self.model.jit_compile = False  # XLA rounds differently
-        self._is_built = False
+        self._is_traced = self._on_jax or self.model.run_eagerly
+        if not self._is_traced:
+            self.model.run_eagerly = True
+        self._created: dict[str, Any] = {}
+        """All variables but those of metrics; empty before the first step, which creates some of them."""
         self.rates = {}
 
     def step(self, state: State, batch: Batch) -> tuple[Logs, State]:
-        if not self._is_built:
+        return self._traced_if_it_fails(lambda: self._step(state, batch))
+
+    def _step(self, state: State, batch: Batch) -> tuple[Logs, State]:
+        if not self._created:
             self._build_loss_scaling(batch)
             # creates all variables, which then get their values
             self._train(batch)
-            self._is_built = True
+            self._created = _variables(self.model)
             self.rates = _rates(self.model)
-        self._assign(state)
+        self._assign(state, self._created)
         logs = self._train(batch)
-        return logs, {name: host_value(variable) for name, variable in _variables(self.model).items()}
+        return logs, {name: host_value(variable) for name, variable in self._created.items()}
 
     def test(self, state: State, batch: Batch) -> Logs:
-        if not self._is_built:
+        return self._traced_if_it_fails(lambda: self._evaluate(state, batch))
+
+    def _evaluate(self, state: State, batch: Batch) -> Logs:
+        if not self._created:
             self._test(batch)
-        self._assign(state)
+        self._assign(state, self._created or _variables(self.model))
         self.model.reset_metrics()
         return self._test(batch)
+
+    def trace(self) -> bool:
+        if self._is_traced:
+            return False
+        model: Any = self.model
+        self._is_traced, model.run_eagerly = True, False
+        model.train_function = model.test_function = None  # made again by the next call
+        return True
+
+    def _traced_if_it_fails(self, call: Callable[[], _Result]) -> _Result:
+        """Call a function, and again with traced steps if it fails, for steps that only work in a graph."""
+        try:
+            return call()
+        except Exception:
+            if not self.trace():
+                raise
+        return call()
 
     def _build_loss_scaling(self, batch: Batch) -> None:
         """Build a `LossScaleOptimizer`; its first step would give the variables that it creates other names."""
@@ -188,9 +223,9 @@ class _KerasReference:
         logs = metrics if set(logs) == set(metrics) else logs
         return {name: float(np.mean(np.asarray(value))) for name, value in logs.items()}
 
-    def _assign(self, state: State) -> None:
+    def _assign(self, state: State, variables: Mapping[str, Any]) -> None:
         self.model.reset_metrics()
-        for name, variable in {**_variables(self.model), **named_metrics(self.model)}.items():
+        for name, variable in {**variables, **named_metrics(self.model)}.items():
             if name in state and tuple(state[name].shape) == tuple(variable.shape):
                 variable.assign(state[name])
 
@@ -215,6 +250,9 @@ class _ProgramReference:
     def test(self, state: State, batch: Batch) -> Logs:
         self._program.restore(state)
         return scalars(self._program.evaluate(_source_of(batch), 1, lambda: False) or {})
+
+    def trace(self) -> bool:
+        return False
 
 
 def _on_one_device(config: RunConfig) -> tuple[RunConfig, Strategy]:
@@ -403,10 +441,11 @@ class Checker:
         own = reference.step(taken.before, batch)
         # noise only allows more, so a step that is equal without it needs no further steps
         verdict = self._judged(reference, taken, own, [])
-        if verdict.is_equal:
-            return verdict
-        noise = [self._noisy_step(reference, nudged, taken.before, batch) for nudged in self._nudged(taken.before)]
-        return self._judged(reference, taken, own, noise)
+        if not verdict.is_equal:
+            noise = [self._noisy_step(reference, nudged, taken.before, batch) for nudged in self._nudged(taken.before)]
+            verdict = self._judged(reference, taken, own, noise)
+        # a graph may round differently and draw other random numbers
+        return verdict if verdict.is_equal or not reference.trace() else self._step(reference, taken, batch)
 
     def _judged(
         self, reference: Reference, taken: StepTaken, own: tuple[Logs, State], noise: list[tuple[Logs, State]]
@@ -439,10 +478,10 @@ class Checker:
     def _evaluation(self, reference: Reference, evaluated: BatchEvaluated, batch: Batch) -> Verdict:
         logs, rows = reference.test(evaluated.before, batch), int(num_rows(batch))
         verdict = Verdict(*self._logs(evaluated.logs, logs, [], rows))
-        if verdict.is_equal:
-            return verdict
-        noise = [reference.test(nudged, batch) for nudged in self._nudged(evaluated.before)]
-        return Verdict(*self._logs(evaluated.logs, logs, noise, rows))
+        if not verdict.is_equal:
+            noise = [reference.test(nudged, batch) for nudged in self._nudged(evaluated.before)]
+            verdict = Verdict(*self._logs(evaluated.logs, logs, noise, rows))
+        return verdict if verdict.is_equal or not reference.trace() else self._evaluation(reference, evaluated, batch)
 
     def _settings(self, model: keras.Model) -> Iterator[str]:
         """Yield differences between the optimizers as they were built."""
