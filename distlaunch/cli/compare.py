@@ -9,11 +9,13 @@ import click
 
 from distlaunch.base.errors import UsageError
 from distlaunch.cli.exit_codes import Command
-from distlaunch.cli.options import REVERSE, SORT, RunPath
+from distlaunch.cli.options import REVERSE, SINCE, SORT, STATUS, RunPath
 
 
 @click.command("compare", cls=Command)
 @click.argument("runs", metavar="[RUN]...", nargs=-1, type=RunPath())
+@STATUS
+@SINCE
 @SORT
 @REVERSE
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV with all columns.")
@@ -25,8 +27,9 @@ from distlaunch.cli.options import REVERSE, SORT, RunPath
     help="Write a page with table and curves to FILE.",
 )
 def command(
-    runs: tuple[str, ...], sort: str | None, reverse: bool, as_csv: bool, as_json: bool, html: str | None
-) -> None:
+    runs: tuple[str, ...], statuses: tuple[str, ...], since: float | None, sort: str | None, reverse: bool,
+    as_csv: bool, as_json: bool, html: str | None,
+) -> None:  # fmt: skip
     """Show runs side by side: the settings that differ, values, times and goodput.
 
     RUN is the path of a run, its name in the folder `runs`, a quoted pattern such as 'lr-*', or a folder of runs.
@@ -39,7 +42,7 @@ def command(
     """
     from distlaunch.base.run_dir import write_atomically
     from distlaunch.jobs.batch.job_states import job_states
-    from distlaunch.runs.find import named_runs
+    from distlaunch.runs.find import filter_runs, named_runs
     from distlaunch.runs.known import read_runs
     from distlaunch.runs.order import sort_runs
     from distlaunch.ui.compare import comparison_csv, comparison_json, comparison_page, print_comparison
@@ -48,7 +51,9 @@ def command(
 
     if as_csv + as_json + (html is not None) > 1:
         raise click.UsageError("give only one of --csv, --json and --html")
-    found, warnings = read_runs(named_runs(runs), time.time(), job_states)
+    known, warnings = read_runs(named_runs(runs), time.time(), job_states)
+    wanted = {summary.path for summary in filter_runs([run.summary for run in known], statuses=statuses, since=since)}
+    found = [run for run in known if run.summary.path in wanted]
     if sort is not None:
         found = sort_runs(found, sort, reverse=reverse)
     elif reverse:
@@ -57,7 +62,9 @@ def command(
         echo(f"warning: {warning}", err=True)
     if len(found) < 2:
         only = f"only {found[0].summary.path}" if found else "none"
-        raise UsageError(f"a comparison needs at least two runs, got {only}; `distlaunch report RUN` shows one run")
+        left_out = f" ({len(known) - len(found)} left out by --status or --since)" if len(found) < len(known) else ""
+        hint = "`distlaunch report RUN` shows one run"
+        raise UsageError(f"a comparison needs at least two runs, got {only}{left_out}; {hint}")
     if (number := sum(run.has_values for run in found)) < 2:
         which = "no run has" if not number else "only one of these runs has"
         echo(f"note: {which} completed an epoch, so there are no values to compare", err=True)

@@ -90,6 +90,15 @@ class Since(click.ParamType[float]):
             )
 
 
+STATUSES = ("running", "pending", "submitted", "cancelled", "done", "failed", "stopped", "interrupted", "killed")
+STATUS = click.option(
+    "--status", "statuses", multiple=True, metavar="STATUS", type=click.Choice(STATUSES),
+    help="Take only runs with this status. May be repeated.",
+)  # fmt: skip
+SINCE = click.option(
+    "--since", type=Since(), metavar="DATE|AGE",
+    help="Take only runs that started since a date (2026-11-27, '2026-11-27 14:30') or in the last 7d, 12h or 30m.",
+)  # fmt: skip
 SORT = click.option(
     "--sort",
     metavar="KEY",

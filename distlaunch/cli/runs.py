@@ -12,29 +12,22 @@ import click
 
 from distlaunch.base.errors import ExitCode, UsageError
 from distlaunch.cli.exit_codes import Command
-from distlaunch.cli.options import FOLDER, REVERSE, SORT, Since
+from distlaunch.cli.options import FOLDER, REVERSE, SINCE, SORT, STATUS
 
 if TYPE_CHECKING:
     from distlaunch.runs.known import KnownRun
 
 _DEFAULT = "runs"
-_STATUSES = ("running", "pending", "submitted", "cancelled", "done", "failed", "stopped", "interrupted", "killed")
 
 
 @click.command("runs", cls=Command)
 @click.argument("directory", metavar="[DIR]", type=FOLDER, default=_DEFAULT)
-@click.option(
-    "--status", "statuses", multiple=True, metavar="STATUS", type=click.Choice(_STATUSES),
-    help="List only runs with this status. May be repeated.",
-)  # fmt: skip
+@STATUS
 @click.option(
     "--name", "names", multiple=True, metavar="PATTERN",
     help="List only runs whose folder matches a quoted pattern such as 'lr-*'. May be repeated.",
 )  # fmt: skip
-@click.option(
-    "--since", type=Since(), metavar="DATE|AGE",
-    help="List only runs that started since a date (2026-11-27, '2026-11-27 14:30') or in the last 7d, 12h or 30m.",
-)  # fmt: skip
+@SINCE
 @SORT
 @REVERSE
 @click.option("--follow", "-f", is_flag=True, help="Show a live table until Ctrl-C.")

@@ -175,6 +175,17 @@ def test_which_runs() -> None:
             compare(*words)
 
 
+def test_only_runs_with_a_status_or_since_a_date() -> None:
+    three()
+    write_run("broken", {"compile.optimizer.args.learning_rate": 0.1}, [0.5, 0.4], status="failed")
+    assert names("--status", "done") == ["slow", "good", "wild"]
+    assert names("--status", "failed", "--status", "done", "--since", "2000-01-01") == names()
+    assert names("*o*", "--status", "done") == ["slow", "good"]
+    left_out = r"got only \S+broken \(3 left out by --status or --since\)"
+    with pytest.raises(UsageError, match=left_out):
+        compare("--status", "failed")
+
+
 def test_no_runs_at_all(folder: Path) -> None:
     with pytest.raises(UsageError, match="there is no folder runs here"):
         compare()
