@@ -536,7 +536,7 @@ class Checker:
                 if self._is_half and before is not None and value.dtype.name in _FLOATS:
                     deviation, allowed = _deviation_in_16_bits(before, ours[name], value, others)
                 else:
-                    deviation, allowed = _deviation(before, ours[name], value, others, gradients.known_entries(name))
+                    deviation, allowed = _deviation(before, ours[name], value, others, gradients.rounding_of(name))
                     allowed *= self._tolerance_factor
                 # `not <=`: NaN must not pass
                 if not deviation <= allowed:
@@ -583,24 +583,33 @@ class _Gradients:
         for name, (kind, _) in self._kinds.items():
             self._largest[kind] = max(self._largest.get(kind, 0.0), _largest(self._changes[name]))
 
-    def known_entries(self, name: str) -> np.ndarray | None:
-        """Return which entries of a variable have a gradient that is more than rounding; None if that is not known."""
+    def rounding_of(self, name: str) -> np.ndarray | None:
+        """Return how far rounding errors of the gradients may move each entry of a variable; None if not known.
+
+        An entry whose gradient may consist of rounding errors only has the value infinity. If the error of a gradient
+        is smaller, the relative error of an update is at most as large as that of the gradient, in all optimizers; an
+        average of squares has twice that.
+        """
         if name not in self._kinds:
             return None
-        weight, shape = self._kinds[name][1], self._changes[name].shape
+        (kind, weight), shape = self._kinds[name], self._changes[name].shape
         parts = [
             other for other, (_, own) in self._kinds.items() if own == weight and self._changes[other].shape == shape
         ]
         slots = [other for other in parts if self._kinds[other][0] != WEIGHTS]
         if not weight or not parts:
             return None
-        return np.all([self._is_more_than_rounding(other) for other in slots or parts], axis=0)
+        relative = np.max([self._relative_rounding(other) for other in slots or parts], axis=0)
+        factor = 2.0 if _has_squares(kind) else 1.0
+        with np.errstate(invalid="ignore"):  # infinity times zero
+            return np.where(relative < 1, factor * relative * self._changes[name], np.inf)
 
-    def _is_more_than_rounding(self, name: str) -> np.ndarray:
+    def _relative_rounding(self, name: str) -> np.ndarray:
+        """Return the rounding error of each entry's gradient, relative to the gradient."""
         kind = self._kinds[name][0]
-        # these grow with the square of the gradient
-        limit = ROUNDING_ALONE**2 if kind.endswith(("velocity", "accumulator")) else ROUNDING_ALONE
-        return self._changes[name] > limit * self._largest[kind]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = self._largest[kind] / self._changes[name]
+        return np.nan_to_num(ROUNDING_ALONE * (np.sqrt(ratio) if _has_squares(kind) else ratio), nan=np.inf)
 
     def _kind_and_weight(self, name: str) -> tuple[str, str]:
         """Return the kind of a variable, such as `momentum`, and the weight that it belongs to, or an empty string."""
@@ -609,6 +618,11 @@ class _Gradients:
         last = name.rpartition("/")[2]
         weight = max((known for known in self._weights if last.startswith(f"{known}_")), key=len, default="")
         return (last.removeprefix(weight), weight) if weight else (name, "")
+
+
+def _has_squares(kind: str) -> bool:
+    """Return whether a kind of optimizer's variable grows with the square of the gradient."""
+    return kind.endswith(("velocity", "accumulator"))
 
 
 def _has_overflowed(before: State, after: State) -> bool:
@@ -643,12 +657,16 @@ def _relative(value: float, expected: float) -> float:
 
 
 def _deviation(
-    before: np.ndarray | None, ours: np.ndarray, expected: np.ndarray, noise: list[np.ndarray], known: np.ndarray | None
+    before: np.ndarray | None,
+    ours: np.ndarray,
+    expected: np.ndarray,
+    noise: list[np.ndarray],
+    rounding: np.ndarray | None,
 ) -> tuple[float, float]:
     """Return the largest absolute deviation of a variable, and the allowed one.
 
     Args:
-        known: the entries that are compared; None for all.
+        rounding: how far rounding errors of the gradients may move each entry; None if not known.
     """
     if ours.shape != expected.shape or ours.dtype != expected.dtype:
         return math.inf, 0.0
@@ -661,9 +679,10 @@ def _deviation(
     own_noise = max(filter(math.isfinite, noises), default=0.0)
     allowed = max(_UPDATE_TOLERANCE * change, _ROUNDINGS * epsilon * _largest(wide), NOISE_FACTOR * own_noise)
     same = (ours == expected) | (np.isnan(wide) & np.isnan(ours.astype(np.float64)))
-    same |= False if known is None else ~known
     with np.errstate(invalid="ignore"):
-        return _largest(np.where(same, 0.0, ours.astype(np.float64) - wide)), allowed
+        deviations = ours.astype(np.float64) - wide
+        same |= False if rounding is None else (np.abs(deviations) <= rounding) | np.isinf(rounding)
+    return _largest(np.where(same, 0.0, deviations)), allowed
 
 
 def _deviation_in_16_bits(
