@@ -200,7 +200,7 @@ def test_a_cause_outside_the_job_queues_it_again_a_minute_later(lab: Lab, slurm:
 
 
 def test_the_array_of_the_documents(lab: Lab, slurm: Slurm, tmp_path: Path) -> None:
-    """One of its jobs comes near its time limit, is queued again and resumes."""
+    """The job array of automation.md trains one run per job; a job near its time limit is requeued and resumes."""
     settings: dict[str, Any] = {
         "engine": AUTO,
         "train": {"epochs": 300},

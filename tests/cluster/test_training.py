@@ -56,7 +56,7 @@ def planned_hosts(run: RunDir) -> dict[str, str]:
 
 
 def goes_on(job: Job, lab: Lab) -> None:
-    """Whether a job trains on after a restart; then it is stopped."""
+    """Wait until a job trains again after a restart, and then interrupt it."""
     job.wait_for("restored", 240)
     before = job.output.count("/5000")
     job.wait_until(lambda: job.output.count("/5000") > before)
@@ -152,7 +152,7 @@ def test_hosts_reach_each_other_by_ipv6(lab: Lab, own_disk: Path, tmp_path: Path
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_parameter_servers_on_hosts(lab: Lab, own_disk: Path, tmp_path: Path, workers: int) -> None:
-    """One worker makes the steps of one device; several are as good as they are on one machine."""
+    """A single worker gives the losses of one device. With three, the accuracy is less than one point lower."""
     name = f"servers-{workers}"
     data = {"function": "distlaunch.workloads.images:fashion_mnist", "global_batch": 48, "train_examples": 4800}
     config = write_config(

@@ -26,7 +26,11 @@ def weight_deviation(record: dict[str, Any], reference: dict[str, Any]) -> float
 
 
 def allowed(noise_runs: list[dict[str, Any]], reference: dict[str, Any]) -> tuple[np.ndarray, float]:
-    """What the noise of one-device runs that differ only in rounding allows: at each step, and for weights."""
+    """Return the deviations that rounding noise allows, at each step and for the final weights.
+
+    Args:
+        noise_runs: runs on one device that differ from the reference only in rounding.
+    """
     spread = np.max([deviations(run, reference) for run in noise_runs], axis=0)
     steps = np.maximum(np.maximum.accumulate(spread) * NOISE_FACTOR, TOLERANCE)
     return steps, max(max(weight_deviation(run, reference) for run in noise_runs) * NOISE_FACTOR, TOLERANCE)

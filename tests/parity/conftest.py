@@ -16,7 +16,7 @@ NOISE_RUNS = 4  # of each kind
 
 
 class Reference:
-    """One case on one device; the noise of the model is measured when it is first requested."""
+    """Reference run of a case on one device. The rounding noise is measured when it is first requested."""
 
     _latest: tuple[Reference, Any] | None = None
     """What was trained last, and its traced program: tracing takes most of the time, and all of them the memory."""
@@ -35,7 +35,10 @@ class Reference:
 
     @functools.cached_property
     def allowed_by_all(self) -> tuple[Any, float]:
-        """As `verify` measures it: an activation crosses a kink in some runs only, and where one can, a case may."""
+        """Return the largest allowed deviations, measured with both kinds of noise runs, as `verify` does.
+
+        An activation may cross a kink in only some of these runs, and then it may do so in the case as well.
+        """
         seeds = range(1, NOISE_RUNS + 1)
         return self._allowed(lambda: [self.train(**{kind: seed}) for kind in ("permute", "rounded") for seed in seeds])
 

@@ -149,7 +149,7 @@ class TwoOptimizers(Subclassed):
 
 
 def two_optimizers() -> keras.Model:
-    """As a GAN has."""
+    """Return a model with two optimizers, like a GAN."""
     return TwoOptimizers()
 
 

@@ -109,7 +109,7 @@ def alone(tmp_path_factory, virtual_devices) -> tuple[Steps, dict[str, np.ndarra
 
 @pytest.mark.parametrize("chain", [SHORT, pytest.param(CHAIN, marks=pytest.mark.slow)], ids=["short", "whole"])
 def test_a_chain_of_strategies(tmp_path: Path, alone, chain: tuple[str, ...]) -> None:
-    """One run directory: each goes on within an epoch where the one before was stopped."""
+    """A run resumes under several strategies in turn, each time within an epoch, with the numbers of one device."""
     run, steps = tmp_path / "run", []
     for number, place in enumerate(chain):
         stop_after = 5 if number < len(chain) - 1 else STOP

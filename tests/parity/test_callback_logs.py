@@ -1,4 +1,4 @@
-"""What callbacks add to the logs of an epoch, and what they do with the model on a mesh."""
+"""Tests that callbacks give the same logs and use the model as in `fit`, on a mesh and under `mirrored`."""
 
 from __future__ import annotations
 

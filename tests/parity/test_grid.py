@@ -96,7 +96,10 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def references() -> Callable[[Point], Reference]:
-    """One device, once for all points that differ in the strategy alone."""
+    """Return a function that gives the one-device reference of a point.
+
+    Points that differ only in the strategy share one reference, which is trained once.
+    """
     made: dict[str, Reference] = {}
 
     def reference(at: Point) -> Reference:

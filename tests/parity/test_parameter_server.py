@@ -1,4 +1,4 @@
-"""One worker of a parameter-server cluster gives the numbers of one device, with variables whole and split."""
+"""Tests that one worker with parameter servers gives the numbers of one device, with whole and with split variables."""
 
 from __future__ import annotations
 

@@ -40,10 +40,10 @@ WEIGHTS_FACTOR = 16  # they hold the rounding of 30 steps, relative to biases th
 
 
 def check_mixed(record: dict, reference: Reference, precision: str) -> None:
-    """As `check`, but a step may deviate by one rounding error of the 16-bit type, too.
+    """Check a record like `check`, but allow at each step a rounding error of the 16-bit type.
 
-    One device rounds the gradient of a weight once, to 16 bits; parts of a batch, each its own. No noise run on one
-    device has parts, so what permuting gives is not the whole noise.
+    One device rounds the gradient of a weight to 16 bits once. Replicas round the gradient of each part of a batch.
+    Noise runs use one device and do not divide the batch, so permuted examples do not show all of the noise.
     """
     expected, epsilon = reference.record, EPSILON[precision]
     measured, of_weights = deviations(record, expected), weight_deviation(record, expected)

@@ -122,7 +122,7 @@ class PreparedCase:
 
 
 def _splits_of(config: RunConfig, splits: Splits) -> tuple[Split, Split | None]:
-    """For training and for validation."""
+    """Return the training split and the validation split, which may be None."""
     train = make_split(splits.train, config.data, seed=0, training=True)
     if splits.validation is None:
         return train, None
@@ -130,7 +130,7 @@ def _splits_of(config: RunConfig, splits: Splits) -> tuple[Split, Split | None]:
 
 
 def train_case(case: str | dict[str, Any], strategy: Strategy, **options: Any) -> Record:
-    """One case, trained once; the options are those of `PreparedCase`."""
+    """Train a case once and return its record. The options are those of `PreparedCase`."""
     return PreparedCase(case, strategy, **options).train()
 
 

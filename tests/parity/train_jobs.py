@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def prepare_devices(number: int) -> None:
-    """For all jobs, which may have meshes of different sizes."""
+    """Create `number` virtual CPU devices, which all jobs share. Their meshes may differ in size."""
     if os.environ["KERAS_BACKEND"] != "jax":
         from distlaunch.strategies.devices import virtual_cpus
 

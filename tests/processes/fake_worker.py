@@ -101,7 +101,7 @@ def export(kind: str) -> None:
 
 
 def save(step: int) -> None:
-    """As a real checkpoint: whole or not there, also when the process is killed here."""
+    """Save a checkpoint. Like a real one, it is complete or absent, even if this process is killed meanwhile."""
     SAVED.parent.mkdir(exist_ok=True)
     new = SAVED.with_name("step.new")
     new.write_text(str(step))
@@ -184,7 +184,7 @@ def serve() -> None:
 
 
 def evaluate_beside() -> None:
-    """As the evaluator does: until the chief has told its end and the last checkpoint is evaluated."""
+    """Do the work of the evaluator: wait for the end of the chief, evaluate the last checkpoint and exit."""
     signal.signal(signal.SIGTERM, lambda *_: end(0))
     WRITER.write(ev.TaskStarted(host="here", pid=os.getpid()))
 

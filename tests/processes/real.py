@@ -34,7 +34,7 @@ _TAKES_OVERRIDES = ("train", "verify", "evaluate", "predict", "export")
 
 @functools.cache
 def launchers() -> Launchers:
-    """Those of this session."""
+    """Return the launchers of this test session."""
     made = Launchers(warm.pool())
     atexit.register(made.close)
     return made
@@ -50,7 +50,7 @@ def _backend(words: Sequence[str], cwd: Path) -> str:
 
 
 def _sets_other_settings() -> bool:
-    """Whether a test has set a variable that launchers decide by themselves."""
+    """Return whether a test has set a variable to another value than launchers choose by themselves."""
     decided = kept_variables(Machine({}).hardware)
     return any(os.environ.get(name, value) != value for name, value in decided.items())
 

@@ -43,8 +43,11 @@ class Terminal:
         os.write(self._fd, text.encode())
 
     def press_until(self, key: str, pattern: str) -> None:
-        """As somebody presses Ctrl-C again: CPython's readline shows the prompt before it waits, and sees a signal that
-        comes in between at the next key only (`readline_until_enter_or_signal`)."""
+        """Press a key, and again every 3 s, until the pattern appears.
+
+        CPython's readline shows the prompt before it waits. It notices a signal that arrives in between only at the
+        next key (`readline_until_enter_or_signal`), so a user would press Ctrl-C again, too.
+        """
         until = time.monotonic() + LIMIT_S
         again = 0.0
         while re.compile(pattern).search(self.seen, self._from) is None:
@@ -65,7 +68,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def _read(self) -> bool:
-        """Whether there is more to come."""
+        """Read more of the output and return False at its end."""
         if not select.select([self._fd], [], [], LIMIT_S)[0]:
             raise AssertionError(f"nothing came for {LIMIT_S:g} s:\n{self.seen}")
         try:

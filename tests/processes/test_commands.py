@@ -335,7 +335,7 @@ def test_several_workers(shell: Shell) -> None:
 
 
 def test_more_tasks_than_the_shell_allows_files_for(shell: Shell) -> None:
-    """As long as the system allows it."""
+    """A run may need more open files than the soft limit of the shell, up to the hard limit of the system."""
     with limited(resource.RLIMIT_NOFILE, 100):
         kind = ["--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster.workers=20"]
         process = shell.start("train", "job.yaml", "-q", *kind, "--set", "data.global_batch=20")

@@ -20,7 +20,7 @@ from distlaunch.supervise.requests import ControlChannel, SignalPipe
 
 
 def answer(path: Path, said: bytes) -> dict[str, str]:
-    """What the other end says to a line."""
+    """Send a line to a control channel and return its answer."""
     with socket.socket(socket.AF_UNIX) as connection, address_of(path) as address:
         connection.settimeout(10)
         connection.connect(address)

@@ -183,7 +183,7 @@ def test_stop_does_not_wait_for_ever(shell: Shell) -> None:
 
 
 def test_a_run_that_was_started_with_ctrl_c_ignored_ends_at_once(shell: Shell) -> None:
-    """As `&` in a script starts it."""
+    """`stop --now` is immediate even if a run ignores Ctrl-C, as it does if a script starts it with `&`."""
     words = f"trap '' INT; exec {sys.executable} {Path(__file__).with_name('fake_cli.py')} train job.yaml -q"
     process = subprocess.Popen(["sh", "-c", words], cwd=shell.directory, env={**shell.env, "FAKE": "wait"})
     wait_until(lambda: list(shell.directory.glob("runs/job/waiting-*")))

@@ -1,4 +1,4 @@
-"""What the documents show, run as it is written there, with a look at what comes out; and what they name, looked up."""
+"""Tests that run the commands and code of the documents as written, and that look up the names in them."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ SNIPPETS = {
 
 
 def test_every_snippet_of_the_documents_is_known() -> None:
-    """One that is new needs a test, and a place above."""
+    """Every snippet of the documents is listed in `SNIPPETS`. A new snippet needs a test and an entry there."""
     found = {
         (one.document, start)
         for one in snippets()
@@ -267,7 +267,7 @@ class Session:
         self.typed: set[str] = set()
 
     def __call__(self, command: str, *more: str) -> str:
-        """What it prints. `more` makes it shorter."""
+        """Run a command of the documents and return its output. The words in `more` shorten the run."""
         assert command in commands()
         self.typed.add(command)
         words = command.rpartition("distlaunch ")[2].split()

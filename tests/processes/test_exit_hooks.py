@@ -34,7 +34,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def hooks_of(project: Path) -> set[str]:
-    """Which hooks have run since the last call."""
+    """Return the names of the processes whose exit hooks have run since the last call."""
     found = list((project / "hooks").iterdir())
     for path in found:
         path.unlink()

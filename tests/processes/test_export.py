@@ -69,7 +69,7 @@ def train(name: str, folder: Path) -> None:
 
 
 def expected(folder: Path, name: str = "one_device") -> dict[str, np.ndarray]:
-    """What the run predicts under its strategy."""
+    """Return the predictions that a run has made under its strategy."""
     with np.load(folder / f"{name}.npz") as arrays:
         return dict(arrays)
 

@@ -1,4 +1,4 @@
-"""What `distlaunch init` writes: it trains well as it is, and with each strategy that its comments offer."""
+"""Tests that the project of `distlaunch init` trains well, unchanged and with each strategy that its comments offer."""
 
 from __future__ import annotations
 

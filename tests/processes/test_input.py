@@ -1,4 +1,4 @@
-"""Who reads what: each example is read and mapped by one process, and the numbers are those of one device."""
+"""Tests that each example is read and mapped by one process, and that the numbers are those of one device."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_what_is_wrong_is_named(kind: str, what: str, project: Path, monkeypatch
 
 
 def test_the_plan_shows_who_reads_what(project: Path) -> None:
-    """What it says of two workers is what they read; of servers, meshes, streams and pipelines other words."""
+    """`plan --data` lists the examples of each worker, describes a pipeline on a mesh and rejects an invalid map."""
     words = overrides((*STRATEGIES["multi_worker_mirrored"], "data.global_batch=50", "data.shuffle=false"))
     code, out, err = run("plan", "mine.yaml", "--data", *words, cwd=project)
     assert code == 0, out + err

@@ -1,4 +1,4 @@
-"""How long steps wait for their input is measured where it happens, under each kind of strategy."""
+"""Tests that the waits of steps for their input are measured where they occur, under each kind of strategy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands leave behind: no temporary folders, and no processes that a script has started."""
+"""Tests that commands leave behind no temporary folders and no processes that a script or training has started."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def restored(events: list[Event]) -> list[Restored]:
 
 
 def went_on(events: list[Event]) -> bool:
-    """Whether steps were done after a checkpoint had been read."""
+    """Return whether steps were completed after the last checkpoint was read."""
     last = max((index for index, event in enumerate(events) if isinstance(event, Restored)), default=len(events))
     return any(isinstance(event, StepsDone) for event in events[last:])
 

@@ -1,4 +1,4 @@
-"""Which runs are gone on with on a machine that others use, too. Real users, by `setpriv`."""
+"""Tests of which runs may be resumed on a machine with several users. Some use real users, by `setpriv`."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def events_of(run_dir: RunDir, task: str, attempt: int = 0) -> list[Event]:
 
 
 def pids_of(run_dir: RunDir, task: str) -> list[int]:
-    """Of each start of a task in the first attempt, oldest first."""
+    """Return the process ID of each start of a task in the first attempt, oldest first."""
     return [event.pid for event in events_of(run_dir, task) if isinstance(event, TaskStarted)]
 
 
@@ -150,7 +150,7 @@ def test_one_worker_stopped_and_resumed_is_as_never_stopped(tmp_path: Path) -> N
 
 @pytest.mark.slow  # in CI test_parameter_server.py of the parity tests has both
 def test_both_hostings_give_the_same_report(tmp_path: Path) -> None:
-    """One worker, so that the numbers are the same too."""
+    """Both hostings of parameter servers give the same report. With one worker, the numbers are the same, too."""
     reports = {}
     for hosting in ("in_process", "processes"):
         options = set_(f"cluster.hosting={hosting}", "cluster.workers=1")
@@ -175,7 +175,7 @@ def without_times(value: object) -> object:
 
 @pytest.mark.slow  # the chain of tests/parity/test_any_to_any.py has the same changes, of another model
 def test_a_checkpoint_goes_from_one_device_to_servers_and_on(tmp_path: Path) -> None:
-    """One device, then split over servers, then mirrored: the losses of one device throughout."""
+    """A run on one device resumes with variables split over servers, then mirrored, with the losses of one device."""
     options = set_("data.args.ratings=12000", "train.epochs=3", "cluster.workers=1")
     code, _, err = run("train", RECOMMENDER, *options, "--set", "strategy.kind=one_device", "--name", "whole",
                        cwd=tmp_path)  # fmt: skip

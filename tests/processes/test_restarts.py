@@ -55,7 +55,7 @@ def test_a_job_that_loses_a_task_goes_on(shell: Shell, victim: str, golden: Call
 
 
 def plans(shell: Shell) -> list[str]:
-    """What each attempt's chief was started with, as it told."""
+    """Return the TF_CONFIG of each attempt, as its chief has recorded it."""
     return [path.read_text() for path in sorted((shell.directory / "runs/job/attempts").glob("*/tf_config.json"))]
 
 

@@ -135,7 +135,7 @@ def test_a_traceback_is_that_of_the_script_alone(runner: Runner) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_tasks_share_the_cores(runner: Runner, workers: int) -> None:
-    """What the user says of a pool stays."""
+    """Tasks share the cores. A pool size that the user has set is kept."""
     runner.env["OMP_NUM_THREADS"] = "7"
     name = runner.script("import os, json\nprint(json.dumps(dict(os.environ)))\n")
     assert runner("-q", "--workers", str(workers), name)[0] == 0
@@ -237,7 +237,7 @@ def test_the_first_failure_ends_all_and_is_named(runner: Runner, end_of_one: str
 
 @pytest.mark.parametrize("restarts", ["0", pytest.param("1", marks=pytest.mark.slow)])
 def test_a_script_that_has_raised_and_does_not_end_is_named(runner: Runner, restarts: str) -> None:
-    """As JAX, whose exit waits for the other processes."""
+    """A task that has raised is named even if it does not exit. With JAX, the exit waits for the other processes."""
     text = "import atexit\nif TASK == 'worker:1' and not ATTEMPT:\n    atexit.register(hang)\n"
     text += "    raise ValueError('boom')\nif not ATTEMPT:\n    hang()\n"
     code, out, err = runner("--workers", "2", "--restarts", restarts, runner.script(text))
@@ -435,7 +435,7 @@ if TASK == 'worker:1' and ATTEMPT < 2:
 
 
 def test_an_attempt_that_cannot_be_prepared_leaves_the_failure_before_it(runner: Runner) -> None:
-    """As on a disk that is full by then."""
+    """If an attempt cannot be prepared, perhaps because the disk is full, the previous failure is still reported."""
     text = (
         "plan = Path(os.environ['DISTLAUNCH_RUN_DIR']) / 'environment.json'\nplan.unlink()\nplan.mkdir()\nsys.exit(5)\n"
     )

@@ -140,7 +140,7 @@ def test_what_the_cluster_script_does_not_understand(machine: Machine, words: li
 
 @pytest.mark.slow  # in CI the same job with a config that fails
 def test_the_ci_job(machine: Machine) -> None:
-    """One config; below, with `distlaunch` replaced, there are several."""
+    """`ci_smoke.sh` validates, trains and exports one config. The next test tries several with a fake `distlaunch`."""
     code, out, err = machine(SCRIPTS / "ci_smoke.sh", CONFIGS / "mnist_mlp.yaml", ARTIFACTS="logs")
     assert (code, err) == (0, ""), out
     logs = machine.directory / "logs"

@@ -72,7 +72,10 @@ def test_a_script_sees_what_python_would_show_it(tmp_path: Path) -> None:
 
 
 def test_the_users_module_wins_in_the_users_code(tmp_path: Path) -> None:
-    """As it does in a script: `wheel` and `pip` are installed too, and nobody has imported them."""
+    """The user's module is imported instead of an installed one of the same name, as in a script.
+
+    `wheel` and `pip` are such names: both are installed, and nobody has imported them.
+    """
     (tmp_path / "wheel.py").write_text("VALUE = 5")
     imports = "import importlib\nfrom wheel import VALUE\nassert importlib.import_module('wheel').VALUE == 5\n"
     write_job(tmp_path, imports + MODULE)

@@ -131,7 +131,7 @@ def own_data(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]
 
 @pytest.mark.parametrize("kind", ONE_IN_CI)
 def test_data_that_the_function_shares_out(kind: str, project: Path, own_data: list[dict[str, float]]) -> None:
-    """Of unknown length: the same numbers as of known, to the end of the longer part."""
+    """Data that the function divides give the same numbers without a known length. The longer part sets the steps."""
     code, out, err = run("train", "mine.yaml", *overrides((*OWN, *TWO[kind], "data.args={known: false}")), cwd=project)
     assert code == 0, out + err
     steps = [e.step for e in read_events(RunDir(project / "runs" / "job").events) if isinstance(e, EpochEnded)]

@@ -153,7 +153,7 @@ def test_an_agent_that_was_killed_is_started_again_and_warned_of_once(tmp_path: 
 
 
 def test_more_hosts_and_tasks_than_the_shell_allows_files_for(tmp_path: Path, environ: dict[str, str]) -> None:
-    """As long as the system allows it."""
+    """A run may need more open files than the soft limit of the shell, up to the hard limit of the system."""
     script = tmp_path / "job.py"
     script.write_text("import os; print('I am', os.environ['DISTLAUNCH_TASK'])")
     hosts = ",".join(["a slots=20", "b slots=20", *(f"host{number}" for number in range(18))])

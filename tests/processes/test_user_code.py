@@ -1,4 +1,4 @@
-"""What modules of users do when they are imported, and what plain Keras survives."""
+"""Tests of user modules that parse arguments, take signals or disable eager execution, and of missing JAX devices."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def reasons(project: Path, *settings: str, kinds: str = "mirrored") -> dict[str, list[str]]:
-    """What is said of each strategy that differs."""
+    """Return the reasons that `verify` gives for each strategy that differs."""
     code, rows = verify(project, *settings, kinds=kinds)
     differing = {kind: row["reasons"] for kind, row in rows.items() if row["verdict"] == "differs"}
     assert code == (1 if differing else 0)
@@ -50,7 +50,7 @@ def test_random_layers_are_named_for_what_they_have_done(project: Path) -> None:
 
 @pytest.mark.slow
 def test_spectral_normalization_on_jax(project: Path) -> None:
-    """One device on TensorFlow and on JAX differ by themselves; no layer of the model is a known cause."""
+    """JAX and TensorFlow differ even on one device, and no layer of the model is a known cause."""
     pytest.importorskip("jax")
     found = reasons(project, "model.function=mine.py:spectral", kinds="mirrored,jax")
     (reason,) = found.pop("jax")

@@ -43,7 +43,7 @@ _ENTRY = "from distlaunch.cli.main import main; main()"
 
 
 class Ended(NamedTuple):
-    """How a command ended, and what it printed."""
+    """Exit code and output of a command."""
 
     code: int
     out: str

@@ -105,7 +105,7 @@ def problems_of(config: RunConfig) -> list[Problem]:
 
 
 def _inside(data: Any, key: Key) -> Any:
-    """What is at a key; None if it was taken out, since something else was wrong with it."""
+    """Return the value at a key, or None if it was removed because of another problem."""
     for part in key:
         if isinstance(data, dict) and part not in data:
             return None

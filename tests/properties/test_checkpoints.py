@@ -25,7 +25,7 @@ names = texts | st.sampled_from(["names", "0", "__dtypes__", "a/b.npy", "../a", 
 
 @st.composite
 def arrays(draw: st.DrawFn) -> np.ndarray:
-    """Of any type that a variable may have, often a view that is not contiguous."""
+    """Draw an array of any type that a variable may have, often as a view that is not contiguous."""
     shape = draw(arrays_of.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
     foreign = draw(st.none() | st.sampled_from(FOREIGN))
     if foreign is not None:

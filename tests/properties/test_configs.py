@@ -60,7 +60,7 @@ arguments = st.dictionaries(st.sampled_from(["a", "b", "a.b", ""]), plain, max_s
 
 @given(arguments, arguments)
 def test_configs_that_differ_have_differences(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """As JSON holds them, where `.nan` is the text `nan`."""
+    """Two configs have differences exactly if their JSON differs. There, `.nan` is the text `nan`."""
     same = as_json(before) == as_json(now)
     assert bool(differences(before, now)) != same
 

@@ -38,7 +38,7 @@ file_names = names.filter(lambda name: len(os.fsencode(name)) < 200) | st.just("
 
 
 class Ended(NamedTuple):
-    """How a command ended in this process."""
+    """Exit code and output of a command that ran in this process."""
 
     code: int
     text: str

@@ -1,4 +1,4 @@
-"""What `report` and `runs` say of a run follows from what happened to it, in any order of attempts."""
+"""Tests that `report` and `runs` show what has happened to a run, for attempts in any order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ START = TrainingStarted(
 
 @dataclass(frozen=True)
 class Attempt:
-    """What happened to one: how many epochs it trained, whether it made steps beyond them, how it ended."""
+    """Number of epochs that an attempt trained, number of steps beyond them, and how the attempt ended."""
 
     epochs: int
     more_steps: int

@@ -13,12 +13,12 @@ MODEL = "model: {function: 'models.py:net'}\n"
 
 @dataclass(frozen=True)
 class Broken:
-    """One config with a mistake.
+    """Config with a mistake.
 
     Attributes:
-        line: the line that the message must name; None where there is no line.
-        key: a part of the key that it must name.
-        words: what it must say.
+        line: line that the message must name; None if there is no line.
+        key: part of the key that the message must name.
+        words: texts that the message must contain.
     """
 
     id: str

@@ -27,18 +27,18 @@ HOST = "here"
 
 @dataclass
 class Script:
-    """What a task does, by seconds after its start.
+    """Script of what a task does. All times are in seconds after its start.
 
     Attributes:
-        tells: events that it writes to the run.
-        ends: when, and with which code; None: not by itself.
-        on_stop, on_kill: the code with which it ends when it is asked to; None: it ignores that.
-        stop_takes_s: how long it takes to stop.
-        beats_until: when its signs of life cease.
-        works_until: when it makes no more steps.
-        does: what it does besides, by seconds after its start.
-        tells_stop: called when it is asked to stop.
-        suspended: whether a task without signs of life is suspended, or held by native code.
+        tells: events that the task writes to the run, and when.
+        ends: when the task exits by itself, and with which code; None if it does not.
+        on_stop, on_kill: exit code of the task after such an order; None if it ignores the order.
+        stop_takes_s: seconds from the order to stop until the exit.
+        beats_until: when the heartbeats stop.
+        works_until: when the task stops making steps.
+        does: other actions, and when.
+        tells_stop: called when the task is asked to stop.
+        suspended: whether a task without heartbeats is suspended; otherwise native code holds it up.
     """
 
     tells: Sequence[tuple[float, Event]] = ()
@@ -300,7 +300,7 @@ class PlayedAllocation(MemoryAllocation):
 
 
 class _Output:
-    """What a task writes: into its logs, and line by line to whoever watches."""
+    """Output of a task, which is written to its logs and shown line by line."""
 
     def __init__(self, task: TaskPlan, show: Callable[[str, str], None]) -> None:
         self._task, self._show = task, show

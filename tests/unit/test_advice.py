@@ -1,4 +1,4 @@
-"""What is advised after a failure follows its cause."""
+"""Tests that the advice after a failure depends on its cause."""
 
 from __future__ import annotations
 

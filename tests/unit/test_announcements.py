@@ -1,4 +1,4 @@
-"""What the controller says of tasks that are left."""
+"""Tests of the announcement that tasks are still running after another one has ended."""
 
 from __future__ import annotations
 

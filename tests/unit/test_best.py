@@ -26,7 +26,7 @@ def after_epoch(logs: dict[str, float], *, validated: bool = True) -> SaveContex
 
 
 def rises(best: BestEpoch, metric: str, *values: float) -> list[bool]:
-    """Which epochs are saved as the best, one after the other."""
+    """Return for each value, in order, whether its epoch is saved as the best one so far."""
     found = []
     for value in values:
         at = after_epoch({metric: value})

@@ -1,4 +1,4 @@
-"""What is said about the input, from how the time of steps went."""
+"""Tests of the findings about slow input and slow tasks, which follow from the measured times of steps."""
 
 from __future__ import annotations
 

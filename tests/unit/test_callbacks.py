@@ -1,4 +1,4 @@
-"""What callbacks take along when a run goes on, and what the config says anew."""
+"""Tests of the state that callbacks keep when a run resumes, and of the arguments that the config sets again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which versions of the frameworks are tested, and what is said of others."""
+"""Tests of the framework versions that count as tested, and of the message about other versions."""
 
 from __future__ import annotations
 

@@ -112,7 +112,10 @@ def test_replicas_share_each_batch(replicas: int, workers: int) -> None:
 
 
 def test_a_process_of_a_mesh_reads_the_rows_that_it_needs() -> None:
-    """Of a batch that divides its parts alone, of the uneven last one all; the length of the whole is always told."""
+    """A process reads only its rows of a batch that divides evenly, and all rows of an uneven last batch.
+
+    In both cases it gets the number of rows of the whole batch.
+    """
     split = make_split(as_arrays(), config(), seed=1, training=True)
     whole = batches(split.training_source(0, 0, ends_visible=False), 5)
     for first, number in ((0, 3), (2, 3), (4, 1), (0, 5)):
@@ -166,7 +169,7 @@ def test_arrays_of_different_length_are_refused() -> None:
 
 
 class Frame:
-    """What a pandas DataFrame is to NumPy."""
+    """Object that NumPy converts like a pandas DataFrame."""
 
     columns = ("age", "kind", "size")
     dtypes = ("int64", "object", "float64")
@@ -218,7 +221,7 @@ def test_an_endless_pipeline_is_known_as_such() -> None:
 
 @pytest.mark.parametrize("shape", ["rows", "column", "one-hot"])
 def test_classes_without_a_weight_count_once(shape: str) -> None:
-    """As in Keras; also those beyond the last that has one."""
+    """A class without a weight has weight 1, as in Keras, even if it is beyond the last class with a weight."""
     labels = np.array([0, 1, 2, 7])
     y = {"rows": labels, "column": labels[:, None], "one-hot": np.eye(8)[labels]}[shape]
     *_, weights = class_weights({1: 2.5})((tf.zeros([4, 1]), tf.constant(y)))

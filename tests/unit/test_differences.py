@@ -1,4 +1,4 @@
-"""What differs between two configs, as users would write it."""
+"""Tests of how the differences between two configs are described, in the notation of users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told when the process that checks exports dies."""
+"""Tests of the error message when the process that checks exports dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How failures are told."""
+"""Tests of how failures are found and described."""
 
 from __future__ import annotations
 
@@ -151,7 +151,10 @@ HEARD_NOTHING = (
 def test_tasks_that_lived_and_did_not_reach_each_other(
     tmp_path: Path, other: tuple[str, str] | None, parted: bool
 ) -> None:
-    """As TensorFlow reports a cut between the chief's host and another: each takes the other one for dead."""
+    """Two tasks that each report the other as dead are said to have lost their connection.
+
+    TensorFlow reports a cut between the chief's host and another host in this way.
+    """
     run = RunDir(tmp_path)
     tasks = tuple(
         TaskPlan(Task("worker", index), (), {}, run.task(0, f"worker:{index}"), f"h{index}:1") for index in (0, 1)
@@ -221,7 +224,7 @@ def test_a_signal_after_an_exception_is_told_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_process_that_jax_has_aborted_has_lost_a_peer(tmp_path: Path, seen: bool) -> None:
-    """Whether or not the launcher has written down how it ended."""
+    """A process that JAX has aborted has lost a peer, whether or not the launcher has recorded how it ended."""
     files = TaskDir(tmp_path)
     if seen:
         write_signal(files, -6, 4, "here", oom=None)

@@ -1,4 +1,4 @@
-"""What is said to errors of scripts that are older than Keras 3."""
+"""Tests of the hints for errors of scripts that are older than Keras 3."""
 
 from __future__ import annotations
 

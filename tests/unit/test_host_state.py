@@ -1,4 +1,4 @@
-"""What a host tells of its state, and what of it is worth a warning."""
+"""Tests of the state that a host reports, and of the warnings about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How hosts are written, which of them gets which task, and what is said when ssh does not start an agent."""
+"""Tests of the notation of hosts, of the placement of tasks, and of the message when ssh does not start an agent."""
 
 from __future__ import annotations
 

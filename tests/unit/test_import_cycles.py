@@ -26,7 +26,7 @@ def imports(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def names(statement: ast.Import | ast.ImportFrom) -> list[str]:
-    """What a statement may import, with and without the name itself, which may be a module."""
+    """Return the modules that a statement may import. An imported name counts as well, because it may be a module."""
     if isinstance(statement, ast.Import):
         return [alias.name for alias in statement.names]
     assert statement.module is not None, "no relative import"

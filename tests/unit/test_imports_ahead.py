@@ -1,4 +1,4 @@
-"""What is imported before a start, and whether the start then finds it."""
+"""Tests of the processes that import modules before a start, and of whether the start uses them."""
 
 from __future__ import annotations
 

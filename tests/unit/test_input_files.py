@@ -1,4 +1,4 @@
-"""What `distlaunch predict --input FILE` reads, and what it says about files that do not fit."""
+"""Tests of the files that `distlaunch predict --input FILE` reads, and of the messages about files that do not fit."""
 
 from __future__ import annotations
 

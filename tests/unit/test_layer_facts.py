@@ -1,4 +1,4 @@
-"""What `verify` records of a model's layers, and how it leaves out what they do in training."""
+"""Tests of what `verify` records about the layers of a model, and of how it calls layers as if not in training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What loading gives: types, names, variables, overrides, and a resolved config that reads back as itself."""
+"""Tests of loaded configs: types, names, variables, overrides, and a resolved config that reads back unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which disks are of this host alone."""
+"""Tests of which disks belong to this host alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the machine says: GPUs, ports, folders."""
+"""Tests of the checks of this machine: ports, folders, and packages that callbacks import."""
 
 from __future__ import annotations
 

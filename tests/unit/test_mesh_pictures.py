@@ -33,7 +33,7 @@ def mesh(sizes: Sizes, inputs: list[str | None]) -> dict[str, Any]:
 
 
 def variable(name: str, shape: list[int], layout: list[str | None], sizes: Sizes = MESH) -> dict[str, Any]:
-    """As a program tells it."""
+    """Return the placement of a variable in the form in which a program reports it."""
     parts = []
     for device, place in enumerate(itertools.product(*(range(size) for size in sizes.values()))):
         at = dict(zip(sizes, place, strict=True))

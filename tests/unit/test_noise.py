@@ -1,4 +1,4 @@
-"""What is TensorFlow's own talk and what is not."""
+"""Tests of which log lines are noise of the frameworks and which are worth reading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the launcher tells what it does to a view that may be slow, stuck, gone or wrong."""
+"""Tests of how the launcher reports to a view that may be slow, stuck, gone or wrong."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_the_first_and_the_last_event(name: str, number: int, tmp_path: Path, ca
 
 
 def test_the_first_event_names_a_run_that_never_starts(capsys, tmp_path: Path, monkeypatch) -> None:
-    """As where its hosts do not answer."""
+    """The first event names the run even if it never starts, for example because its hosts do not answer."""
     monkeypatch.chdir(tmp_path)
     view = JsonView("job.yaml")
 

@@ -80,7 +80,7 @@ def test_partitioners(arguments: dict, shape: list[int], expected: int) -> None:
 
 
 def test_weights_come_out_whole(virtual_devices: None, tmp_path) -> None:
-    """What a split model gives out and writes is what a whole one takes, and back."""
+    """A model with split variables returns and saves whole weights, and takes and loads those of a whole model."""
     keras = pytest.importorskip("keras")
 
     class Scale(keras.layers.Layer):

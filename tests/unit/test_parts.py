@@ -78,7 +78,7 @@ def _block(shape: tuple[int, ...], axes: tuple[int, ...], place: tuple[int, int]
 
 
 class Worker(Strategy):
-    """One process of the mesh."""
+    """Strategy in one process of the mesh."""
 
     def __init__(self, rank: int, store: MemoryStore, values: State) -> None:
         self._peers = Peers(2, rank, store)
@@ -111,7 +111,7 @@ class Job:
         return self.in_each(PartsWriter.agree)
 
     def save(self, writers: list[PartsWriter], step: int = 5, ranks: tuple[int, ...] = (0, 1)) -> Any:
-        """What the chief returns or raises."""
+        """Write a checkpoint in each process of `ranks`, and return or raise the result of the chief."""
         snapshots = [writer.snapshot(None) for writer in writers]  # type: ignore[arg-type]
         with ThreadPoolExecutor(2) as pool:
             running = [pool.submit(writers[rank].write, snapshots[rank], order(step, ranks)) for rank in ranks]

@@ -1,4 +1,4 @@
-"""What the launcher finds in the files of its tasks."""
+"""Tests of the facts that the launcher finds in the files of its tasks."""
 
 from __future__ import annotations
 

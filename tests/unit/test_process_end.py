@@ -69,7 +69,10 @@ end_process(0)
 
 
 def test_a_signal_ends_it_once(tmp_path: Path) -> None:
-    """As before a task has something to save; a second signal comes while hooks run."""
+    """A process that exits in its signal handler does so once, even if a second signal comes while exit hooks run.
+
+    A task has such a handler before it has something to save.
+    """
     script = """
 signal.signal(signal.SIGTERM, lambda *_: end_process(4))
 atexit.register(signal.raise_signal, signal.SIGTERM)

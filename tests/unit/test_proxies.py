@@ -1,4 +1,4 @@
-"""Which hosts gRPC reaches without a proxy, by the environment of a task."""
+"""Tests of the hosts that gRPC reaches without a proxy, given the environment of a task."""
 
 from __future__ import annotations
 

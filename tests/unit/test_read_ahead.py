@@ -109,7 +109,7 @@ def test_no_iterator_is_tuned(monkeypatch: pytest.MonkeyPatch, share: str) -> No
 
 
 class Busy:
-    """Which examples are being mapped, and were at some moment."""
+    """Examples that are being mapped `now`; `seen` has those of each moment when a mapping began."""
 
     changed = threading.Condition()
     now: ClassVar[set[int]] = set()

@@ -108,7 +108,7 @@ def test_a_newer_checkpoint_is_taken_if_one_is_deleted_meanwhile(
 
 
 class Reads:
-    """What a `Restorer` needs of a strategy, for a process among several."""
+    """The part of a strategy that a `Restorer` needs, in one of several processes."""
 
     def __init__(self, peers: Peers) -> None:
         self.is_chief, self.chief_host, self.from_chief = peers.is_chief, peers.chief_host, peers.from_chief

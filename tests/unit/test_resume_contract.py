@@ -1,4 +1,4 @@
-"""Which run of a name `--resume` continues, and what is left to do for a finished one."""
+"""Tests of which run of a name `--resume` continues, and of the work that is left for a finished run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What events add up to, for an attempt and for a run."""
+"""Tests of the facts that follow from events, for an attempt and for a run."""
 
 from __future__ import annotations
 

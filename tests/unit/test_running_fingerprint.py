@@ -1,4 +1,4 @@
-"""What pipelines give after their first examples is compared as well: at the ends of epochs."""
+"""Tests that processes also compare what pipelines give after their first examples, at the ends of epochs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is planned for a script's tasks."""
+"""Tests of the plan of a script's tasks."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def keyed(number: Any, seed: Any) -> Any:
 
 
 def read(source: Source, steps: int) -> list[list[Any]]:
-    """What a worker reads step by step, without stand-ins."""
+    """Return what a worker reads in each step, without stand-in rows."""
     parts = split_rows(source, first_replica=0, num_local=1, num_replicas=1).take(steps)
     found = []
     for batch, rows, *_ in parts.as_numpy_iterator():

@@ -1,4 +1,4 @@
-"""What is read from Slurm's environment."""
+"""Tests of how Slurm's environment is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a script, and an agent, waits for before it begins: a host may start many scripts at a time."""
+"""Tests that scripts and agents start without slow imports, and that a script reports its start.
+
+The time until a script begins counts because a host may start many scripts at a time.
+"""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_only_what_talks_to_its_own_children_imports_pickle() -> None:
 
 
 def _unpickles(path: Path) -> bool:
-    """Whether a module imports something that can run what it reads, or lets NumPy do so."""
+    """Return whether a module imports something that can execute what it reads, or lets NumPy unpickle."""
     tree = ast.parse(path.read_text())
     names = set()
     for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""What is told of the sizes of batches, where streams or the workers' own data may end before others."""
+"""Tests of the notice about smaller batches when streams, or the data of some workers, end before others."""
 
 from __future__ import annotations
 

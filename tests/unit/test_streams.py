@@ -130,7 +130,7 @@ class TestScreen:
 
 
 def test_standard_output_is_read_before_standard_error(tmp_path: Path) -> None:
-    """What came before a traceback is shown, even if both are read in the same turn and the run fails then."""
+    """Output from before a traceback is shown, even if both are read in the same turn and the run then fails."""
     shown: list[str] = []
     screen = Screen(lambda task, text: shown.append(text), lambda: 0.0)
     pump = Pump(screen.line, lambda: 0.0)

@@ -1,4 +1,4 @@
-"""What a host may send: files that tasks write, of bounded size, and messages of the right types."""
+"""Tests of what a host may send: files that tasks write, of bounded size, and messages of the right types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many threads libraries use, and which workers share a host."""
+"""Tests of the number of threads that libraries use, and of the number of workers that share a host."""
 
 from __future__ import annotations
 

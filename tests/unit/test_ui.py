@@ -127,7 +127,7 @@ def test_words(text: str, expected: str) -> None:
 
 
 def test_plain_lines(golden: Callable[[str, str], None]) -> None:
-    """One line an epoch and one at most every ten seconds."""
+    """Plain output has one line for each epoch, and at most one line of progress every ten seconds."""
     console = Console(file=io.StringIO(), width=80)
     view = PlainView(console)
     view.started(make_plan())

@@ -1,4 +1,4 @@
-"""How long a server waits for its coordinator."""
+"""Tests of how long a server waits for its coordinator."""
 
 from __future__ import annotations
 

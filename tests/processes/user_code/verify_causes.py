@@ -35,7 +35,7 @@ def own_norm(norm=False, rate=0.0):
 
 
 class Replicated(layers.Layer):
-    """Is wrong on replicas only: forwards or backwards."""
+    """Layer that is wrong only if there are several replicas, in its output or in its gradient."""
 
     def __init__(self, forwards, **kwargs):
         super().__init__(**kwargs)
