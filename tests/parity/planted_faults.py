@@ -19,7 +19,7 @@ import distlaunch
 ROWS, VALID, BATCH = 53, 20, 16
 """The last batch has 5 rows."""
 FAULTS = {
-    "gradients": "update",
+    "gradients": "the size of the gradients (2 times",
     "stale": "update",
     "rows": "loss",
     "mask": "loss",
