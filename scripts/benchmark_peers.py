@@ -6,6 +6,8 @@
   `multi_worker_mirrored`. It needs PyTorch, the extra `peers`.
 * `loop`: the better of the two loops of TensorFlow's tutorials (see `benchmark.py`), under `mirrored` and
   `multi_worker_mirrored`, in two replicas.
+* `schedule`: the loop of TensorFlow's tutorial "Parameter server training", relative to `parameter_server`; both with
+  two workers and one parameter server.
 * `fit`: Keras `fit` on one device with the best of several `steps_per_execution`, relative to `one_device`.
 
 Each contender has processes of its own: those of distlaunch with the environment that `distlaunch plan` shows, the
@@ -40,6 +42,10 @@ TASK = Path(__file__).with_name("benchmark_peers_task.py")
 STEPS = {"mlp": 64, "cnn": 24}  # of one epoch
 QUICK_STEPS = 4
 OURS = "distlaunch"
+TASKS = {
+    "multi_worker_mirrored": (("worker", 0), ("worker", 1)),
+    "parameter_server": (("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0)),
+}
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class Pair:
 
     @property
     def title(self) -> str:
-        return f"{self.peer:<5} {self.model} {self.batch}  {self.strategy}"
+        return f"{self.peer:<8} {self.model} {self.batch}  {self.strategy}"
 
 
 _LOOPS = ("loop", "repeat")
@@ -64,6 +70,7 @@ PAIRS = (
         ("cnn", 64), ("cnn", 128), ("mlp", 128), ("mlp", 512))),
     *(Pair("loop", model, batch, strategy, _LOOPS) for strategy in ("mirrored", "multi_worker_mirrored")
       for model, batch in (("mlp", 128), ("cnn", 64))),
+    Pair("schedule", "mlp", 128, "parameter_server", ("schedule",)),
     *(Pair("fit", model, batch, "one_device", _FITS) for model, batch in (("mlp", 128), ("cnn", 64))),
 )  # fmt: skip
 
@@ -73,33 +80,38 @@ class Contender:
 
     def __init__(self, name: str, row: Row, folder: Path) -> None:
         self.name = name
-        number = 2 if row.strategy == "multi_worker_mirrored" else 1
-        self._held = pick_ports(number) if number > 1 else None
+        tasks = TASKS.get(row.strategy, (("worker", 0),))
+        self._held = pick_ports(len(tasks)) if len(tasks) > 1 else None
         if self._held is not None and name == "ddp":
             self._held.release()  # PyTorch listens on ports that nobody shares
         self._log = folder / f"{name}.log"
         work = json.dumps({"row": dataclasses.asdict(row), "contender": name})
         with self._log.open("w") as log:
-            self._processes = [
+            self._started = [
                 subprocess.Popen(
-                    [sys.executable, str(TASK), work], env=self._environment(row, index), stdin=subprocess.PIPE,
+                    [sys.executable, str(TASK), work], env=self._environment(row, tasks, at), stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE, stderr=log, text=True,
-                ) for index in range(number)
+                ) for at in range(len(tasks))
             ]  # fmt: skip
+        # the others are servers of the first one
+        self._processes = self._started[:1] if row.strategy == "parameter_server" else self._started
 
-    def _environment(self, row: Row, index: int) -> dict[str, str]:
+    def _environment(self, row: Row, tasks: Sequence[tuple[str, int]], at: int) -> dict[str, str]:
         found = {**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "2"}
         found.pop("TF_CONFIG", None)
         if self.name == OURS:
-            found.update(planned_environment(row))
+            found.update(planned_environment(row, at))
         if self._held is None:
             return found
         if self.name == "ddp":
             port = str(self._held.numbers[0])
-            return {**found, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": str(index), "WORLD_SIZE": "2",
+            return {**found, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": str(at), "WORLD_SIZE": "2",
                     "OMP_NUM_THREADS": "1"}  # fmt: skip
-        cluster = {"worker": [f"127.0.0.1:{port}" for port in self._held.numbers]}
-        config = {"cluster": cluster, "task": {"type": "worker", "index": index}}
+        cluster: dict[str, list[str]] = {}
+        for (job, _), port in zip(tasks, self._held.numbers, strict=True):
+            cluster.setdefault(job, []).append(f"127.0.0.1:{port}")
+        job, index = tasks[at]
+        config = {"cluster": cluster, "task": {"type": job, "index": index}}
         return {**found, **REUSE_ENV, "TF_CONFIG": json.dumps(config)}
 
     def ask(self) -> None:
@@ -122,22 +134,22 @@ class Contender:
         sys.exit(f"{self.name}: exit code {process.wait()}\n{self._log.read_text()[-3000:]}")
 
     def end(self) -> None:
-        for process in self._processes:
+        for process in self._started:
             process.kill()
             process.communicate()
         if self._held is not None:
             self._held.release()
 
 
-def planned_environment(row: Row) -> Mapping[str, str]:
-    """Return the variables that `distlaunch train` would set for a task of this row."""
+def planned_environment(row: Row, at: int) -> Mapping[str, str]:
+    """Return the variables that `distlaunch train` would set for a task of this row, given by its index."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "benchmark.yaml"
         # its checkpoints are so rare that `plan` would ask whether that is meant
         config.write_text(yaml.safe_dump({**config_of(row), "checkpoint": {}}))
         command = [sys.executable, "-m", "distlaunch", "plan", str(config), "--json"]
         plan = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
-    variables = json.loads(plan.stdout)["tasks"][0]["env"]
+    variables = json.loads(plan.stdout)["tasks"][at]["env"]
     return {name: value for name, value in variables.items() if name != "TF_CONFIG" and "DISTLAUNCH" not in name}
 
 

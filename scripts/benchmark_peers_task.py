@@ -7,10 +7,13 @@ import importlib
 import json
 import os
 import sys
+import threading
 import time
 from typing import Any
 
 from benchmark_task import Epoch, Row, config_of, distlaunch_epoch, examples, fit_epoch, loop_epoch
+
+SERVERS = {"parameter_server": ("worker", "ps")}
 
 
 def ddp_epoch(row: Row) -> Epoch:
@@ -59,6 +62,82 @@ def _torch_model(nn: Any, name: str) -> Any:
     )  # fmt: skip
 
 
+def schedule_epoch(_: Any, strategy: Any, row: Row) -> Epoch:
+    """Return a function that trains two epochs by TensorFlow's tutorial on parameter servers, and times the second.
+
+    The coordinator schedules a call of a tf.function for each step; a worker takes its batch from a dataset of its own.
+    """
+    import keras
+    import tensorflow as tf
+
+    from distlaunch.workloads import images
+
+    with strategy.scope():
+        native: Any = tf.distribute.get_strategy()
+        model = getattr(images, row.model)()
+        optimizer = keras.optimizers.Adam()
+        optimizer.build(model.trainable_variables)
+        # variables of its own: the aggregated ones of a Keras metric cannot be updated on a parameter server
+        counts = [tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM) for _ in range(2)]
+    per_example = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(native)
+
+    def dataset_of(_: Any) -> tf.data.Dataset:
+        x, y = examples(row.batch * row.steps)["train"]
+        return tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x)).repeat().batch(row.batch).prefetch(2)
+
+    @tf.function
+    def dataset_on_worker() -> Any:
+        return native.distribute_datasets_from_function(dataset_of)
+
+    iterator = iter(coordinator.create_per_worker_dataset(dataset_on_worker))
+
+    def train_step(inputs: Any) -> tf.Tensor:
+        features, labels = inputs
+        with tf.GradientTape() as tape:
+            predictions = model(features, training=True)
+            loss = tf.nn.compute_average_loss(per_example(labels, predictions), global_batch_size=row.batch)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        correct = tf.cast(tf.argmax(predictions, 1) == labels, tf.float32)
+        counts[0].assign_add(tf.reduce_sum(correct))
+        counts[1].assign_add(float(row.batch))
+        return loss
+
+    @tf.function
+    def worker_step(its_iterator: Any) -> tf.Tensor:
+        return native.reduce(tf.distribute.ReduceOp.SUM, native.run(train_step, args=(next(its_iterator),)), axis=None)
+
+    def one_epoch() -> float:
+        began = time.perf_counter()
+        for count in counts:
+            count.assign(0.0)
+        losses = [coordinator.schedule(worker_step, args=(iterator,)) for _ in range(row.steps)]
+        coordinator.join()
+        _ = float(losses[-1].fetch()), float(counts[0] / counts[1])
+        return time.perf_counter() - began
+
+    return lambda: (one_epoch(), one_epoch())[1]
+
+
+def serve(row: Row, name: str) -> None:
+    """Serve the coordinator of a contender until this process is killed."""
+    import tensorflow as tf
+
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    if name != "distlaunch":
+        server = tf.distribute.Server(resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id)
+        server.join()
+    from distlaunch.base.run_dir import RunDir
+    from distlaunch.cluster.spec import Task
+    from distlaunch.config.run import RunConfig
+    from distlaunch.training import server as of_distlaunch
+
+    task = Task(str(resolver.task_type), int(resolver.task_id))
+    config, never = RunConfig.model_validate(config_of(row)), threading.Event()
+    of_distlaunch.serve(config, RunDir("unused"), task, never, lambda: None, lambda _: None, wait_for_chief=False)
+
+
 def _tensorflow_epoch(row: Row, name: str) -> Epoch:
     from distlaunch.config.run import RunConfig
     from distlaunch.strategies.factory import create
@@ -70,6 +149,7 @@ def _tensorflow_epoch(row: Row, name: str) -> Epoch:
         "distlaunch": distlaunch_epoch,
         "loop": loop_epoch,
         "repeat": functools.partial(loop_epoch, repeat=True),
+        "schedule": schedule_epoch,
         "fit": functools.partial(fit_epoch, steps_per_execution=int(number or 1)),
     }
     return makers[kind](config, strategy, row)
@@ -78,6 +158,8 @@ def _tensorflow_epoch(row: Row, name: str) -> Epoch:
 def main() -> None:
     work = json.loads(sys.argv[1])
     row, name = Row(**work["row"]), work["contender"]
+    if json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("type") in SERVERS.get(row.strategy, ()):
+        serve(row, name)
     epoch = ddp_epoch(row) if name == "ddp" else _tensorflow_epoch(row, name)
     print("SECONDS", epoch(), flush=True)  # compiles
     for _ in sys.stdin:

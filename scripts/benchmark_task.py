@@ -21,6 +21,11 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "one_device": {"kind": "one_device"},
     "mirrored": {"kind": "mirrored", "replicas": 2},
     "multi_worker_mirrored": {"kind": "multi_worker_mirrored"},
+    "parameter_server": {"kind": "parameter_server"},
+}
+CLUSTERS: dict[str, dict[str, int]] = {
+    "multi_worker_mirrored": {"workers": 2},
+    "parameter_server": {"workers": 2, "ps": 1},
 }
 CROSS_ENTROPY = {"name": "SparseCategoricalCrossentropy", "args": {"from_logits": True}}
 
@@ -90,7 +95,7 @@ def config_of(row: Row) -> dict[str, Any]:
         "validation": None,
         "checkpoint": {"every_epochs": 1_000_000},
         "strategy": STRATEGIES[row.strategy],
-        "cluster": {"workers": 2} if row.strategy == "multi_worker_mirrored" else {},
+        "cluster": CLUSTERS.get(row.strategy, {}),
     }
 
 

@@ -56,7 +56,8 @@ def test_a_quick_checkpoint() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("peer", "row"), [("loop", "mlp 128  multi_worker_mirrored"), ("fit", "mlp 128"), ("ddp", "mlp 512")]
+    ("peer", "row"),
+    [("loop", "mlp 128  multi_worker_mirrored"), ("schedule", "mlp 128"), ("fit", "mlp 128"), ("ddp", "mlp 512")],
 )
 def test_quick_run_against_peers(peer: str, row: str) -> None:
     if peer == "ddp":
