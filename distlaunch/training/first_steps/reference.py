@@ -587,8 +587,8 @@ class _Gradients:
         """Return how far rounding errors of the gradients may move each entry of a variable; None if not known.
 
         An entry whose gradient may consist of rounding errors only has the value infinity. If the error of a gradient
-        is smaller, the relative error of an update is at most as large as that of the gradient, in all optimizers; an
-        average of squares has twice that.
+        is smaller, the relative error of its update is at most as large, since updates grow with the gradient or more
+        slowly, as in SGD and Adam. The relative error of an average of squares is twice as large.
         """
         if name not in self._kinds:
             return None
