@@ -84,7 +84,7 @@ def _ignore(value: Any) -> None: ...
 def _batches(session: Any) -> Any:
     """Return the same batches as in both tutorials: shuffled, batched, preprocessed, and not read ahead."""
     source = session.train.training_source(0, 0, ends_visible=False)
-    return iter(source.elements.map(source.load))
+    return map(source.load, source.elements) if source.on_host else iter(source.elements.map(source.load))
 
 
 def _dtensor_loop(session: Any, section: Any, steps: int) -> Epoch:
@@ -214,7 +214,7 @@ def _jax_loop(session: Any, steps: int) -> Epoch:
         nonlocal state
         for number in range(steps):
             x, y = next(batches)
-            x, y = (jax.device_put(part.numpy(), rows) for part in (x, y))
+            x, y = (jax.device_put(np.asarray(part), rows) for part in (x, y))
             state = step(state, x, y)
             if number % 2:  # with more steps in flight, JAX's collectives between CPU devices were seen to hang
                 jax.block_until_ready(state)

@@ -27,14 +27,15 @@ def test_quick_run_prints_the_ratios():
 
 
 @pytest.mark.slow
-def test_quick_run_on_a_mesh():
-    command = [sys.executable, "scripts/benchmark_meshes.py", "--quick", "--rows", "sentiment_spatial_parallel"]
+@pytest.mark.parametrize("row", ["sentiment_spatial_parallel", "mnist_mlp_jax"])
+def test_quick_run_on_a_mesh(row: str):
+    command = [sys.executable, "scripts/benchmark_meshes.py", "--quick", "--rows", row]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    header, row = done.stdout.splitlines()
+    header, line = done.stdout.splitlines()
     assert header.split()[-1] == "hand"
-    assert row.split()[0] == "sentiment_spatial_parallel"
+    assert line.split()[0] == row
 
 
 @pytest.mark.slow
