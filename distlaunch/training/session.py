@@ -1,4 +1,4 @@
-"""Runs one task: builds strategy, data, model and program in this order, then trains, evaluates, predicts or exports."""
+"""Runs one task: builds strategy, data, model and program in order, then trains, evaluates, predicts or exports."""
 
 from __future__ import annotations
 
