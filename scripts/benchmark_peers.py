@@ -85,22 +85,21 @@ class Contender:
         if self._held is not None and name == "ddp":
             self._held.release()  # PyTorch listens on ports that nobody shares
         self._log = folder / f"{name}.log"
+        planned = planned_environments(row) if name == OURS else [{}] * len(tasks)
         work = json.dumps({"row": dataclasses.asdict(row), "contender": name})
         with self._log.open("w") as log:
             self._started = [
                 subprocess.Popen(
-                    [sys.executable, str(TASK), work], env=self._environment(row, tasks, at), stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE, stderr=log, text=True,
+                    [sys.executable, str(TASK), work], env={**self._environment(tasks, at), **planned[at]},
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
                 ) for at in range(len(tasks))
             ]  # fmt: skip
         # the others are servers of the first one
         self._processes = self._started[:1] if row.strategy == "parameter_server" else self._started
 
-    def _environment(self, row: Row, tasks: Sequence[tuple[str, int]], at: int) -> dict[str, str]:
+    def _environment(self, tasks: Sequence[tuple[str, int]], at: int) -> dict[str, str]:
         found = {**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "2"}
         found.pop("TF_CONFIG", None)
-        if self.name == OURS:
-            found.update(planned_environment(row, at))
         if self._held is None:
             return found
         if self.name == "ddp":
@@ -141,16 +140,19 @@ class Contender:
             self._held.release()
 
 
-def planned_environment(row: Row, at: int) -> Mapping[str, str]:
-    """Return the variables that `distlaunch train` would set for a task of this row, given by its index."""
+def planned_environments(row: Row) -> list[dict[str, str]]:
+    """Return the variables that `distlaunch train` would set for each task of this row."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "benchmark.yaml"
         # its checkpoints are so rare that `plan` would ask whether that is meant
         config.write_text(yaml.safe_dump({**config_of(row), "checkpoint": {}}))
         command = [sys.executable, "-m", "distlaunch", "plan", str(config), "--json"]
         plan = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
-    variables = json.loads(plan.stdout)["tasks"][at]["env"]
-    return {name: value for name, value in variables.items() if name != "TF_CONFIG" and "DISTLAUNCH" not in name}
+    of_tasks = [task["env"] for task in json.loads(plan.stdout)["tasks"]]
+    return [
+        {name: value for name, value in variables.items() if name != "TF_CONFIG" and "DISTLAUNCH" not in name}
+        for variables in of_tasks
+    ]
 
 
 @contextlib.contextmanager

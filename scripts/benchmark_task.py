@@ -137,6 +137,25 @@ def fit_epoch(_: Any, strategy: Any, row: Row, *, steps_per_execution: int = 1) 
     return epoch
 
 
+def tutorial_step(model: Any, optimizer: Any, per_example: Any, batch: int, inputs: Any) -> tuple[Any, Any]:
+    """Update the weights in a replica as TensorFlow's tutorials do, and return the loss and the predictions.
+
+    Args:
+        per_example: returns the loss of each example.
+        batch: global batch size.
+        inputs: features and labels of the replica.
+    """
+    import tensorflow as tf
+
+    features, labels = inputs
+    with tf.GradientTape() as tape:
+        predictions = model(features, training=True)
+        loss = tf.nn.compute_average_loss(per_example(labels, predictions), global_batch_size=batch)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    return loss, predictions
+
+
 def loop_epoch(_: Any, strategy: Any, row: Row, *, repeat: bool = False) -> Epoch:
     import keras
     import tensorflow as tf
@@ -156,13 +175,8 @@ def loop_epoch(_: Any, strategy: Any, row: Row, *, repeat: bool = False) -> Epoc
     endless = iter(distributed) if repeat else None
 
     def train_step(inputs: Any) -> tf.Tensor:
-        examples, labels = inputs
-        with tf.GradientTape() as tape:
-            predictions = model(examples, training=True)
-            loss = tf.nn.compute_average_loss(per_example(labels, predictions), global_batch_size=row.batch)
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        accuracy.update_state(labels, predictions)
+        loss, predictions = tutorial_step(model, optimizer, per_example, row.batch, inputs)
+        accuracy.update_state(inputs[1], predictions)
         return loss
 
     @tf.function
