@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from limits import limited
+from limits import with_open_files
 from real import launchers
 from supervised import REPOSITORY, processes_of, wait_until
 
@@ -53,7 +52,16 @@ class Shell:
     def start(self, *words: str, **env: str) -> subprocess.Popen[str]:
         if not is_cold():
             return launchers().start_command("tests.processes.fake_cli", words, self.directory, {**self.env, **env})
-        argv = [sys.executable, str(Path(__file__).with_name("fake_cli.py")), *words]
+        return self._popen(self._argv(words), env)
+
+    def start_with_open_files(self, soft: int, *words: str) -> subprocess.Popen[str]:
+        """Start the command from a shell with this soft limit on open files."""
+        return self._popen(with_open_files(soft, self._argv(words)), {})
+
+    def _argv(self, words: Sequence[str]) -> list[str]:
+        return [sys.executable, str(Path(__file__).with_name("fake_cli.py")), *words]
+
+    def _popen(self, argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(argv, cwd=self.directory, env={**self.env, **env}, text=True, **pipes)
 
@@ -336,9 +344,8 @@ def test_several_workers(shell: Shell) -> None:
 
 def test_more_tasks_than_the_shell_allows_files_for(shell: Shell) -> None:
     """A run may need more open files than the soft limit of the shell, up to the hard limit of the system."""
-    with limited(resource.RLIMIT_NOFILE, 100):
-        kind = ["--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster.workers=20"]
-        process = shell.start("train", "job.yaml", "-q", *kind, "--set", "data.global_batch=20")
+    kind = ["--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster.workers=20"]
+    process = shell.start_with_open_files(100, "train", "job.yaml", "-q", *kind, "--set", "data.global_batch=20")
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (0, "", "")
 

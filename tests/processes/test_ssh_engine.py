@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -16,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from limits import limited
+from limits import with_open_files
 from supervised import wait_until
 
 from distlaunch.base.errors import ExitCode
@@ -58,10 +57,15 @@ def environ(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "TF_SECRET_OF_MINE": "hidden-from-ps"}
 
 
-def _run(environ: dict[str, str], *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def _run(
+    environ: dict[str, str], *words: str, cwd: Path | None = None, open_files: int | None = None
+) -> subprocess.CompletedProcess[str]:
     mark = uuid.uuid4().hex
     environ = {**environ, _MARK: mark}
-    done = subprocess.run([sys.executable, "-c", _ENTRY, *words], env=environ, cwd=cwd, capture_output=True, text=True)
+    argv = [sys.executable, "-c", _ENTRY, *words]
+    if open_files is not None:
+        argv = with_open_files(open_files, argv)
+    done = subprocess.run(argv, env=environ, cwd=cwd, capture_output=True, text=True)
     # those of other tests, which run beside this one, count for nothing
     left = [
         process for process in psutil.process_iter(["environ"]) if (process.info["environ"] or {}).get(_MARK) == mark
@@ -158,8 +162,7 @@ def test_more_hosts_and_tasks_than_the_shell_allows_files_for(tmp_path: Path, en
     script.write_text("import os; print('I am', os.environ['DISTLAUNCH_TASK'])")
     hosts = ",".join(["a slots=20", "b slots=20", *(f"host{number}" for number in range(18))])
     words = ("--workers", "58", "--runs-dir", str(tmp_path / "runs"), str(script))
-    with limited(resource.RLIMIT_NOFILE, 64):
-        done = _run(environ, "run", "--hosts", hosts, *words)
+    done = _run(environ, "run", "--hosts", hosts, *words, open_files=64)
     assert done.returncode == 0, done.stdout + done.stderr
     logs = {name: files.stdout_log.read_text() for name, files in RunDir(tmp_path / "runs" / "job").tasks(0).items()}
     assert logs == {f"worker:{number}": f"I am worker:{number}\n" for number in range(58)}
