@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,12 +24,26 @@ CHUNK = 1 << 20
 """Bytes of a slot."""
 
 
-def connections(number: int) -> list[SharedMemorySums | None]:
-    return in_each(number, lambda peers: connect(peers, CollectiveSums(is_timed=False)))[0]
+_connected: list[SharedMemorySums | None] = []
 
 
-def connected(number: int) -> list[SharedMemorySums]:
-    found = [each for each in connections(number) if each is not None]
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Close the sockets and events of each test at its end."""
+    yield
+    while _connected:
+        if (sums := _connected.pop()) is not None:
+            sums.close()
+
+
+def connections(number: int, rest: type[CollectiveSums] = CollectiveSums) -> list[SharedMemorySums | None]:
+    found = in_each(number, lambda peers: connect(peers, rest(is_timed=False)))[0]
+    _connected.extend(found)
+    return found
+
+
+def connected(number: int, rest: type[CollectiveSums] = CollectiveSums) -> list[SharedMemorySums]:
+    found = [each for each in connections(number, rest) if each is not None]
     assert len(found) == number
     return found
 
@@ -61,7 +75,7 @@ def test_the_order_of_sums_and_the_rest_in_graphs() -> None:
             assert timed
             return list(values)
 
-    sums, _ = in_each(2, lambda peers: connect(peers, Rest(is_timed=False)))
+    sums = connected(2, Rest)
 
     def step(rank: int) -> tuple[np.ndarray, float]:
         @tf.function
@@ -90,6 +104,7 @@ def test_the_end_of_a_process_ends_the_sums_of_the_others() -> None:
     vector = np.ones(5, np.float32)
     all_do(sums, lambda rank: sums[rank].exchange(vector))
     sums.pop().close()
+    _connected.pop()  # is closed
     with pytest.raises(ConnectionResetError, match="Connection closed by peer"):
         all_do(sums, lambda rank: sums[rank].exchange(vector))
 
