@@ -1,6 +1,7 @@
 """Times a training step of distlaunch relative to other ways to train the same model on the same machine.
 
-    python scripts/benchmark_peers.py [--peers ddp,loop,fit] [--rounds 10] [--only "cnn 64"] [--json FILE] [--quick]
+    python scripts/benchmark_peers.py [--peers ddp,loop,fit] [--rounds 10] [--only "cnn 64"] [--avx2] [--json FILE]
+        [--quick]
 
 * `ddp`: PyTorch's DistributedDataParallel on gloo, two processes with OMP_NUM_THREADS=1, relative to two workers of
   `multi_worker_mirrored`. It needs PyTorch, the extra `peers`.
@@ -14,6 +15,10 @@ Each contender has processes of its own: those of distlaunch with the environmen
 others with that of this script. All are started first. Then they train in turn, an epoch each, round by round, so that
 a busy machine slows all of them equally; who waits uses no core. A ratio is our time of a step divided by the peer's in
 the same round: the table has the median over the rounds, and the range. Below 1, distlaunch is faster.
+
+`--avx2` imitates a CPU that has AVX2, but no AVX512 and no VNNI: oneDNN and PyTorch's libraries are limited to AVX2,
+`distlaunch plan` is told that the CPU has nothing else, and the TensorFlow of the peers leaves oneDNN off, as it does
+by itself on such a CPU. TensorFlow's other kernels are not limited.
 """
 
 from __future__ import annotations
@@ -36,12 +41,15 @@ from typing import Any
 import yaml
 from benchmark_task import Row, config_of
 
+from distlaunch.cluster.hardware import INJECTED
 from distlaunch.cluster.ports import REUSE_ENV, pick_ports
 
 TASK = Path(__file__).with_name("benchmark_peers_task.py")
 STEPS = {"mlp": 64, "cnn": 24}  # of one epoch
 QUICK_STEPS = 4
 OURS = "distlaunch"
+AVX2_ONLY = {"ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+AVX2_DEFAULT = {"TF_ENABLE_ONEDNN_OPTS": "0"}  # TensorFlow's own choice for a CPU without VNNI
 TASKS = {
     "multi_worker_mirrored": (("worker", 0), ("worker", 1)),
     "parameter_server": (("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0)),
@@ -78,14 +86,15 @@ PAIRS = (
 class Contender:
     """The processes of a contender, which train an epoch each time they are asked."""
 
-    def __init__(self, name: str, row: Row, folder: Path) -> None:
+    def __init__(self, name: str, row: Row, folder: Path, *, avx2: bool) -> None:
         self.name = name
+        self._cpu = {} if not avx2 else AVX2_ONLY if name == OURS else {**AVX2_ONLY, **AVX2_DEFAULT}
         tasks = TASKS.get(row.strategy, (("worker", 0),))
         self._held = pick_ports(len(tasks)) if len(tasks) > 1 else None
         if self._held is not None and name == "ddp":
             self._held.release()  # PyTorch listens on ports that nobody shares
         self._log = folder / f"{name}.log"
-        planned = planned_environments(row) if name == OURS else [{}] * len(tasks)
+        planned = planned_environments(row, avx2=avx2) if name == OURS else [{}] * len(tasks)
         work = json.dumps({"row": dataclasses.asdict(row), "contender": name})
         with self._log.open("w") as log:
             self._started = [
@@ -98,7 +107,7 @@ class Contender:
         self._processes = self._started[:1] if row.strategy == "parameter_server" else self._started
 
     def _environment(self, tasks: Sequence[tuple[str, int]], at: int) -> dict[str, str]:
-        found = {**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "2"}
+        found = {**os.environ, **self._cpu, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "2"}
         found.pop("TF_CONFIG", None)
         if self._held is None:
             return found
@@ -140,14 +149,17 @@ class Contender:
             self._held.release()
 
 
-def planned_environments(row: Row) -> list[dict[str, str]]:
+def planned_environments(row: Row, *, avx2: bool) -> list[dict[str, str]]:
     """Return the variables that `distlaunch train` would set for each task of this row."""
+    environ = dict(os.environ)
+    if avx2:
+        environ[INJECTED] = json.dumps({"features": ["avx2"]})
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "benchmark.yaml"
         # its checkpoints are so rare that `plan` would ask whether that is meant
         config.write_text(yaml.safe_dump({**config_of(row), "checkpoint": {}}))
         command = [sys.executable, "-m", "distlaunch", "plan", str(config), "--json"]
-        plan = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
+        plan = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder, env=environ)
     of_tasks = [task["env"] for task in json.loads(plan.stdout)["tasks"]]
     return [
         {name: value for name, value in variables.items() if name != "TF_CONFIG" and "DISTLAUNCH" not in name}
@@ -156,21 +168,21 @@ def planned_environments(row: Row) -> list[dict[str, str]]:
 
 
 @contextlib.contextmanager
-def contenders_of(pair: Pair, row: Row) -> Iterator[list[Contender]]:
+def contenders_of(pair: Pair, row: Row, *, avx2: bool) -> Iterator[list[Contender]]:
     """Start the contenders, and end them."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         started: list[Contender] = []
         for name in (OURS, *pair.contenders):
-            started.append(Contender(name, row, Path(folder)))
+            started.append(Contender(name, row, Path(folder), avx2=avx2))
             stack.callback(started[-1].end)
             started[-1].answer()  # one after the other, since both cores are busy while one compiles
         yield started
 
 
-def measure(pair: Pair, row: Row) -> dict[str, list[float]]:
+def measure(pair: Pair, row: Row, *, avx2: bool) -> dict[str, list[float]]:
     """Return the seconds per step of each contender, one number per round."""
     seconds: dict[str, list[float]] = {}
-    with contenders_of(pair, row) as contenders:
+    with contenders_of(pair, row, avx2=avx2) as contenders:
         for number in range(row.rounds):
             # who comes first changes, so that a machine that slows down favours nobody
             for contender in contenders if number % 2 else reversed(contenders):
@@ -203,6 +215,7 @@ def main() -> None:
     parser.add_argument("--peers", default=",".join(known), help=f"of {', '.join(known)}")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--only", default="", help="only rows whose line contains this text")
+    parser.add_argument("--avx2", action="store_true", help="imitate a CPU without AVX512 and VNNI")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's seconds a step")
     parser.add_argument("--quick", action="store_true", help="a few steps, one round: does it run at all?")
     options = parser.parse_args()
@@ -212,17 +225,18 @@ def main() -> None:
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
     records: list[dict[str, Any]] = []
-    print(cpu_model())
+    cpu = cpu_model() + (", limited to AVX2" if options.avx2 else "")
+    print(cpu)
     print(f"{'':<42}{OURS:>12}{'peer':>12}  {'':<8}{'ours / peer':>18}", flush=True)
     for pair in PAIRS:
         if pair.peer not in peers or options.only not in pair.title:
             continue
         steps, rounds = (QUICK_STEPS, 1) if options.quick else (STEPS[pair.model], options.rounds)
-        seconds = measure(pair, Row(pair.model, pair.batch, pair.strategy, steps, rounds))
+        seconds = measure(pair, Row(pair.model, pair.batch, pair.strategy, steps, rounds), avx2=options.avx2)
         print(describe(pair, seconds), flush=True)
         records.append({**dataclasses.asdict(pair), "seconds": seconds})
     if options.json:
-        options.json.write_text(json.dumps({"cpu": cpu_model(), "rows": records}, indent=2) + "\n")
+        options.json.write_text(json.dumps({"cpu": cpu, "rows": records}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

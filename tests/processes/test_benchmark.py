@@ -57,17 +57,22 @@ def test_a_quick_checkpoint() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("peer", "row"),
-    [("loop", "mlp 128  multi_worker_mirrored"), ("schedule", "mlp 128"), ("fit", "mlp 128"), ("ddp", "mlp 512")],
+    ("peer", "row", "options"),
+    [
+        ("loop", "mlp 128  multi_worker_mirrored", ["--avx2"]),
+        ("schedule", "mlp 128", []),
+        ("fit", "mlp 128", []),
+        ("ddp", "mlp 512", []),
+    ],
 )
-def test_quick_run_against_peers(peer: str, row: str) -> None:
+def test_quick_run_against_peers(peer: str, row: str, options: list[str]) -> None:
     if peer == "ddp":
         pytest.importorskip("torch")
-    command = [sys.executable, "scripts/benchmark_peers.py", "--quick", "--peers", peer, "--only", row]
+    command = [sys.executable, "scripts/benchmark_peers.py", "--quick", "--peers", peer, "--only", row, *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     cpu, header, line = done.stdout.splitlines()
-    assert "cores" in cpu
+    assert ("limited to AVX2" in cpu) == ("--avx2" in options)
     assert header.split()[-3:] == ["ours", "/", "peer"]
     assert line.split()[:3] == [peer, *row.split()[:2]]
