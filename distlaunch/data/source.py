@@ -233,6 +233,21 @@ def with_global_batch(config: RunConfig, train: Split) -> RunConfig:
     return config.model_copy(update={"data": config.data.model_copy(update={"global_batch": train.global_batch})})
 
 
+def make_splits(
+    splits: Splits, config: RunConfig, share: Share = WHOLE, *, on_host: bool = False
+) -> tuple[Split, Split | None]:
+    """Make the data for training and validation readable; see `make_split` for the arguments."""
+    layer = splits.preprocessing
+    of_train, of_validation = shares_of_splits(config.data, share)
+    train = make_split(splits.train, config.data, seed=config.seed, training=True, preprocessing=layer, share=of_train,
+                       epoch_steps=config.train.steps_per_epoch, on_host=on_host)  # fmt: skip
+    if splits.validation is None:
+        return train, None
+    data = with_global_batch(config, train).data
+    return train, make_split(splits.validation, data, seed=config.seed, training=False, preprocessing=layer,
+                             share=of_validation, on_host=on_host)  # fmt: skip
+
+
 def open_splits(
     config: RunConfig, run: RunDir, share: Share = WHOLE, context: WorkerContext | None = None, *, on_host: bool = False
 ) -> tuple[Splits, Split, Split | None]:
@@ -248,16 +263,7 @@ def open_splits(
         ConfigError: the data does not fit the config.
     """
     splits = with_preprocessing(read_splits(config.data, context or worker_of(share)), config, run)
-    layer = splits.preprocessing
-    of_train, of_validation = shares_of_splits(config.data, share)
-    steps = config.train.steps_per_epoch
-    train = make_split(splits.train, config.data, seed=config.seed, training=True, preprocessing=layer, share=of_train,
-                       epoch_steps=steps, on_host=on_host)  # fmt: skip
-    config = with_global_batch(config, train)
-    validation = None
-    if splits.validation is not None:
-        validation = make_split(splits.validation, config.data, seed=config.seed, training=False, preprocessing=layer,
-                                share=of_validation, on_host=on_host)  # fmt: skip
+    train, validation = make_splits(splits, config, share, on_host=on_host)
     if train.endless and config.train.steps_per_epoch is None:
         message = "missing: the training data is endless, so an epoch needs a number of steps"
         raise ConfigError(Problem(("train", "steps_per_epoch"), message))

@@ -48,7 +48,7 @@ def serve(config: RunConfig, run: RunDir, task: Task, asked_to_stop: threading.E
     if task.job == "worker":
         # before the server starts, because the coordinator may send work at once
         context = WorkerContext(len(spec.jobs["worker"]), task.index)
-        splits, train, validation = open_splits(config, run, context=context)
+        splits, train, validation = open_splits(config, run, context=context, on_host=True)
         config = with_global_batch(config, train)
         offer_splits(config, splits, train, validation, context)
         timer = StepTimer(emit, train, config.data, reads_ahead=False)

@@ -48,7 +48,7 @@ from distlaunch.data.comparison import compare_data, describe_data, what_changed
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.data.random_ops import overlap_warnings, random_warnings
 from distlaunch.data.seeds import seed_process
-from distlaunch.data.source import Split, first_worker, open_splits, with_global_batch
+from distlaunch.data.source import Split, first_worker, make_splits, open_splits, with_global_batch
 from distlaunch.data.splits import unused_settings_of
 from distlaunch.patches.tensorflow_late import when_imported
 from distlaunch.strategies.coordination import Vote
@@ -391,7 +391,7 @@ def _read_data(config: RunConfig, run: RunDir, strategy: Strategy, notices: _Not
     if given.cluster.hosting == "in_process":
         from distlaunch.strategies.parameter_server.numbered_batches import offer_splits
 
-        offer_splits(given, splits, train, validation, context)
+        offer_splits(given, splits, *make_splits(splits, given, on_host=True), context)
     train, validation = compare_data(given, strategy, train, validation, notices.emit)
     both = [train] if validation is None else [train, validation]
     read_by_all = sorted({split.reads_all for split in both if split.reads_all})

@@ -57,6 +57,7 @@ def _table(folder: Path) -> Any:
 DATA: dict[str, Callable[[Path], Any]] = {
     "arrays": lambda folder: (X, Y),
     "a dict": lambda folder: {"y": Y, "x": X},
+    "text": lambda folder: ({"x": X, "text": np.array(["a", "", "größer"])[Y % 3]}, Y),
     "items": lambda folder: Items(),
     "files": _table,
     "batches": lambda folder: PyData(Batches(), Batches),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from distlaunch.config.run import RunConfig
@@ -25,23 +26,25 @@ PER_PASS = -(-ROWS // BATCH)
 
 def rows(batch: Any) -> list[int]:
     x, y = batch
-    assert (y.numpy() == x.numpy() * 10).all()
-    return x.numpy().tolist()
+    assert (np.asarray(y) == np.asarray(x) * 10).all()
+    return np.asarray(x).tolist()
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 11, 12), (7, 3, 12, 0, 4, 5), (12, 11, 0, 0, 9, 1)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_number_means_the_batch_of_that_step(kind: str, order: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("on_host", [True, False])
+def test_a_number_means_the_batch_of_that_step(kind: str, order: tuple[int, ...], on_host: bool) -> None:
     split = make_split(KINDS[kind](), config(), seed=3, training=True)
     visible = split.num_batches is None
     expected = [b for b in batches(split.training_source(0, 0, ends_visible=visible), 16) if b]
-    reader = Reader(split, once=False)
+    reader = Reader(make_split(KINDS[kind](), config(), seed=3, training=True, on_host=on_host), once=False)
     assert [rows(reader.read(number)) for number in order] == [expected[number] for number in order]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_pass_ends(kind: str) -> None:
-    reader = Reader(make_split(KINDS[kind](), config(), seed=3, training=False), once=True)
+@pytest.mark.parametrize("on_host", [True, False])
+def test_one_pass_ends(kind: str, on_host: bool) -> None:
+    reader = Reader(make_split(KINDS[kind](), config(), seed=3, training=False, on_host=on_host), once=True)
     read = [rows(reader.read(number)) for number in (*range(PER_PASS + 2), 1)]
     assert joined(read[:PER_PASS]) == list(range(ROWS))
     assert read[PER_PASS:] == [[], [], [5, 6, 7, 8, 9]]

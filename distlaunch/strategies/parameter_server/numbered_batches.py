@@ -40,8 +40,7 @@ class Reader:
 
     def __init__(self, split: Split, *, once: bool) -> None:
         self._split, self._once = split, once
-        spec = tf.TensorSpec([None], tf.int64) if split.by_number else split.batches(_ZERO, _ZERO).element_spec
-        self._load = tf.function(split.load, input_signature=[spec])
+        self._load = split.load if split.on_host else _load_in_graph(split)
         self._iterator: Iterator[Any] | None = None
         self._position = 0
         self._pass = 0
@@ -60,7 +59,8 @@ class Reader:
             return split.empty
         if split.by_number:
             assert split.num_batches is not None, "data whose rows can be picked has a known length"
-            return tf.constant(split.pick(*divmod(number, split.num_batches)))
+            rows = split.pick(*divmod(number, split.num_batches))
+            return rows if split.on_host else tf.constant(rows)
         if self._end is not None and number >= self._end:
             return split.empty
         if self._iterator is None or number < self._position:
@@ -90,12 +90,20 @@ class Reader:
         self._iterator = self._open(self._pass, start)
 
     def _open(self, number_of_pass: int, start: int) -> Iterator[Any]:
+        if self._split.on_host:
+            return iter(self._split.batches(number_of_pass, start))
         # in a graph, as in `training_source`, because shuffling derives other seeds outside a graph
         position = tf.data.Dataset.from_tensors((np.int64(number_of_pass), np.int64(start)))
         batches = position.flat_map(lambda *at: self._split.batches(*at))
         batches = batches.map(lambda *parts: pack(parts))
         ahead = batches_ahead(batches.element_spec, self._split.global_batch)
         return iter(batches.prefetch(ahead).with_options(untuned()))
+
+
+def _load_in_graph(split: Split) -> Callable[[Any], Batch]:
+    """Return `split.load` as a graph function."""
+    spec = tf.TensorSpec([None], tf.int64) if split.by_number else split.batches(_ZERO, _ZERO).element_spec
+    return tf.function(split.load, input_signature=[spec])
 
 
 class ProcessLocalReader:
@@ -152,6 +160,8 @@ def offer_splits(
     """Make the splits readable by number for workers in this process, in the order that the config asks for.
 
     Args:
+        train, validation: made with `on_host=True`, because TensorFlow takes ten times as long to find the rows of a
+            batch in arrays, and workers wait for it.
         context: with `data.sharding: function`, the worker whose data the splits are.
     """
     length = None if config.data.sharding == "function" else train.num_batches
@@ -172,7 +182,9 @@ def _train_readers(config: RunConfig, splits: Splits, train: Split, context: Wor
         # never the run's seed, which determines the order that all workers share
         seed = config.seed + _SEED_STEP * (worker + 1)
         return Reader(
-            make_split(splits.train, config.data, seed=seed, training=True, preprocessing=splits.preprocessing),
+            make_split(
+                splits.train, config.data, seed=seed, training=True, preprocessing=splits.preprocessing, on_host=True
+            ),
             once=False,
         )
 
@@ -182,7 +194,9 @@ def _train_readers(config: RunConfig, splits: Splits, train: Split, context: Wor
         if worker != context.worker:  # one of several in this process
             other = read_splits(config.data, replace(context, worker=worker))
             layer = splits.preprocessing
-            split = make_split(other.train, config.data, seed=config.seed, training=True, preprocessing=layer)
+            split = make_split(
+                other.train, config.data, seed=config.seed, training=True, preprocessing=layer, on_host=True
+            )
         return ProcessLocalReader(split, context.num_workers)
 
     make = {"function": own, "shuffled": drawing}.get(config.data.sharding, lambda _: Reader(train, once=False))
