@@ -22,6 +22,23 @@ def use_one_gpu() -> None:
         tf.config.set_visible_devices(gpus[:1], "GPU")
 
 
+def check_outside_clusters(kind: str) -> None:
+    """Check that this process is not part of a TensorFlow cluster, where sums over its own devices hang or fail.
+
+    Args:
+        kind: the strategy.
+
+    Raises:
+        UsageError: it is, as a notebook that has trained with parameter servers in its process.
+    """
+    if not tf.config.list_logical_devices("CPU")[0].name.startswith(("/device:", "/job:localhost/")):
+        raise UsageError(
+            f"{kind} cannot train in this process: it is part of a TensorFlow cluster, for example since a run with "
+            "parameter_server and `hosting: in_process`, and TensorFlow cannot leave one; restart the process (the "
+            "notebook's kernel), or start this run with `distlaunch train`, which uses a separate process"
+        )
+
+
 def virtual_cpus(number: int) -> list[str]:
     """Split the CPU into the given number of devices, and return their names.
 

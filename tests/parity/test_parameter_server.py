@@ -107,3 +107,11 @@ def test_what_servers_cannot_do_now_and_then_is_refused(option):
     for optimizer in (inner, keras.optimizers.LossScaleOptimizer(inner)):
         with pytest.raises(ConfigError, match=rf"SGD\({option}=...\) is not supported by parameter_server"):
             check_branches(optimizer)
+
+
+def test_sums_over_devices_are_refused_in_a_process_with_servers():
+    """TensorFlow would wait forever for them."""
+    lines = run_module("tests.parity.after_servers", []).splitlines()
+    for kind, line in zip(("mirrored", "dtensor"), lines, strict=True):
+        assert line.startswith(f"{kind} cannot train in this process: it is part of a TensorFlow cluster")
+        assert "restart the process (the notebook's kernel)" in line

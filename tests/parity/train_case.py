@@ -19,7 +19,7 @@ from distlaunch.base.events import EpochEnded, Event, StepsDone
 from distlaunch.checkpoints.meta import Progress
 from distlaunch.checkpoints.store import CheckpointStore
 from distlaunch.config.run import RunConfig
-from distlaunch.data.source import make_split
+from distlaunch.data.source import make_split, make_splits
 from distlaunch.data.split import Split
 from distlaunch.data.splits import Splits, read_splits
 from distlaunch.strategies.factory import create
@@ -79,7 +79,7 @@ class PreparedCase:
         splits = read_splits(config.data)
         self._train, self._validation = _splits_of(config, splits)
         if config.strategy.kind == "parameter_server":
-            offer_splits(config, splits, self._train, self._validation)
+            offer_splits(config, splits, *make_splits(splits, config, on_host=True))
             if self._train.num_batches is None:  # it must be said there
                 raw["train"]["steps_per_epoch"] = 13
                 config = RunConfig.model_validate(raw)

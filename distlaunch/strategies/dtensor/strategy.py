@@ -16,7 +16,7 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.strategies.mesh import DTensorSection
 from distlaunch.strategies.coordination import Peers, addresses_and_rank, await_chief
-from distlaunch.strategies.devices import virtual_cpus
+from distlaunch.strategies.devices import check_outside_clusters, virtual_cpus
 from distlaunch.strategies.dtensor.arrays import Mesh, parts_of_process
 from distlaunch.strategies.dtensor.program import DTensorProgram
 from distlaunch.strategies.mesh.strategy import MeshStrategy, mesh_sizes
@@ -40,6 +40,8 @@ class DTensor(MeshStrategy):
             raise ConfigError(Problem(("strategy", "mesh"), message))
         each = total // peers.number
         devices = [f"GPU:{index}" for index in range(each)] if gpus else virtual_cpus(each)
+        if peers.number == 1:
+            check_outside_clusters(section.kind)
         super().__init__(section, _mesh(sizes, devices, peers), sizes, peers)
 
     @contextlib.contextmanager

@@ -9,7 +9,7 @@ from distlaunch.config.cluster import Cluster
 from distlaunch.config.strategies.base import CPU_DEVICES
 from distlaunch.config.strategies.replicas import MirroredSection
 from distlaunch.patches.tensorflow_collectives import mirrored_strategy
-from distlaunch.strategies.devices import virtual_cpus
+from distlaunch.strategies.devices import check_outside_clusters, virtual_cpus
 from distlaunch.strategies.replica.peer_sums import CollectiveSums, MergedSums, ReplicaSums
 from distlaunch.strategies.replica.strategy import ReplicaStrategy
 
@@ -19,7 +19,9 @@ class Mirrored(ReplicaStrategy):
 
     def __init__(self, section: MirroredSection, cluster: Cluster | None = None) -> None:
         del cluster  # the number of replicas depends on the devices only
-        super().__init__(mirrored_strategy(_devices(section.replicas)))
+        devices = _devices(section.replicas)
+        check_outside_clusters(section.kind)
+        super().__init__(mirrored_strategy(devices))
 
     def _make_sums(self, local: int) -> ReplicaSums:
         sums = CollectiveSums(is_timed=False)
