@@ -48,8 +48,8 @@ def command(
     the run has ended, whatever its status, and with 130 on Ctrl-C. The run may also be a submitted job that is
     still waiting in its queue.
     """
+    from distlaunch.runs.find import open_run
     from distlaunch.runs.logs import LogSelection, await_attempt, follow_logs, show_logs
-    from distlaunch.runs.report import open_run
     from distlaunch.ui.console import JobConsole
     from distlaunch.ui.progress.view import TextView, printing_view
 

@@ -35,7 +35,10 @@ class CheckpointName(click.ParamType[Any]):
 
 
 class RunPath(click.ParamType[Any]):
-    """A run directory. Completion in the shell offers the runs in `runs`, or else folders."""
+    """A run, by its path or by its name in the folder `runs`.
+
+    Completion in the shell offers the runs in `runs`, or else folders.
+    """
 
     name = "run"
 
@@ -45,7 +48,8 @@ class RunPath(click.ParamType[Any]):
             found = sorted(path for path in folder.iterdir() if RunDir(path).exists())
         except OSError:
             found = []
-        names = [str(path) for path in found if str(path).startswith(incomplete)]
+        names = [name for path in found for name in (str(path), path.name) if name.startswith(incomplete)]
+        names = names if incomplete else [str(path) for path in found]
         return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="dir")]
 
 

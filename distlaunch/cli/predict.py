@@ -12,6 +12,8 @@ from distlaunch.base.run_dir import BestName, RunDir
 from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.options import CHECKPOINT, FILE, JSON_EVENTS, OVERRIDES, QUIET
 from distlaunch.jobs.predict_export import PredictRequest, is_export, predict_export
+from distlaunch.runs.find import run_named
+from distlaunch.runs.paths import display_path
 
 _BATCH_SIZE = 32  # the default of Keras's `predict`
 
@@ -71,6 +73,8 @@ def command(
     Input files: .npy for a single input, .npz for inputs by name, .csv and .tsv with a line of column names (the name
     of an input, or NAME_0, NAME_1 ... for its values), .txt with one text per line, .jsonl.
     """
+    if not Path(target).exists() and (run := run_named(target)).exists():
+        target = display_path(run.path)
     to_stdout = output == "-"
     path = None if output is None or to_stdout else _writable(output)
     if path is not None and input_file is not None and os.path.realpath(path) == os.path.realpath(input_file):

@@ -42,7 +42,8 @@ def command(run: str, as_json: bool, html: str | None, checkpoint: int | BestNam
     --html, writes a page with curves, which opens offline in any browser; each run leaves one at its end.
     """
     from distlaunch.jobs.batch.job_states import state_of
-    from distlaunch.runs.report import open_run, read_report
+    from distlaunch.runs.find import open_run
+    from distlaunch.runs.report import read_report
     from distlaunch.ui.console import JobConsole
     from distlaunch.ui.run_report import print_report, report_json
 

@@ -19,16 +19,15 @@ def command(run: str, now: bool, timeout: float | None) -> None:
     happens and the exit code is 0. A submitted job is stopped through its queue and not requeued; if it is still
     pending, it is cancelled.
     """
-    from distlaunch.base.run_dir import RunDir
     from distlaunch.jobs.batch.job_states import state_of
     from distlaunch.jobs.stop import stop_run
+    from distlaunch.runs.find import open_run, run_named
     from distlaunch.runs.listing import summarize
     from distlaunch.runs.paths import display_path
-    from distlaunch.runs.report import open_run
     from distlaunch.ui.plain import echo
     from distlaunch.ui.runs import how_it_ended
 
-    found = RunDir(run)
+    found = run_named(run)
     # a run that waits for its hosts has no files yet, but a launcher works on it
     if found.owner() is None:
         found = open_run(run)

@@ -28,7 +28,7 @@ def command(run: str, trackers: tuple[str, ...]) -> int:
     from distlaunch.base.errors import UsageError
     from distlaunch.config.read.load import load_resolved
     from distlaunch.jobs.tracking import track_now
-    from distlaunch.runs.report import open_run
+    from distlaunch.runs.find import open_run
     from distlaunch.runs.tracking.trackers import is_installed
     from distlaunch.ui.plain import echo, echo_error
 

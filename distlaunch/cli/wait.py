@@ -20,17 +20,16 @@ def command(runs: tuple[str, ...], as_json: bool, quiet: bool) -> int:
     A run has ended when no launcher works on it and no job for it is queued. From worst to best, the codes are 2, 3,
     75, 4 and 0. A run whose launcher was killed counts as 75. A signal ends only this command, not the runs.
     """
-    from distlaunch.base.run_dir import RunDir
     from distlaunch.jobs.batch.job_states import state_of
     from distlaunch.jobs.wait import wait_for_runs
     from distlaunch.runs.final_code import worst_code
+    from distlaunch.runs.find import open_run, run_named
     from distlaunch.runs.listing import summarize
     from distlaunch.runs.paths import display_path
-    from distlaunch.runs.report import open_run
     from distlaunch.ui.plain import echo
 
     # a run that waits for its hosts has no files yet, but a launcher works on it
-    found = [given if given.is_busy() else open_run(run) for run in runs if (given := RunDir(run))]
+    found = [given if given.is_busy() else open_run(run) for run in runs if (given := run_named(run))]
     codes: list[int] = []
     for run, code in wait_for_runs(found, lambda text: None if quiet or as_json else echo(text, err=True)):
         codes.append(code)

@@ -24,8 +24,8 @@ from distlaunch.jobs.choose_run import config_for_use, load_config_of
 from distlaunch.jobs.isolation import isolate_if_configured
 from distlaunch.jobs.list_checkpoint import check_checkpoint_exists
 from distlaunch.plan.train import Mode
+from distlaunch.runs.find import open_run
 from distlaunch.runs.paths import display_path
-from distlaunch.runs.report import open_run
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 
 

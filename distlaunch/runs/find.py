@@ -36,6 +36,32 @@ def named_runs(names: Sequence[str]) -> list[RunDir]:
     return list({run.path: run for run in found}.values())
 
 
+def run_named(name: str) -> RunDir:
+    """Return the run with this path or, if there is none, with this name in the folder `runs`; it may not exist."""
+    here, inside = RunDir(name), RunDir(Path(RUNS_DIR) / name)
+    return inside if not _is_known(here) and _is_known(inside) else here
+
+
+def _is_known(run: RunDir) -> bool:
+    # a run that waits for its hosts has no files yet, but a launcher works on it
+    return run.exists() or run.is_busy()
+
+
+def open_run(name: str) -> RunDir:
+    """Return an existing run; see `run_named`.
+
+    Raises:
+        UsageError: there is none.
+    """
+    run = run_named(name)
+    if run.exists():
+        return run
+    what = "not a run directory (no config.yaml and no plan.json)"
+    if not run.path.exists():
+        what = f"there is no such run, neither here nor in {RUNS_DIR}"
+    raise UsageError(f"{display_path(run.path)}: {what}; `distlaunch runs` lists the runs")
+
+
 def _named(name: str) -> list[RunDir]:
     places = [Path(name), Path(RUNS_DIR) / name]
     run = next((RunDir(place) for place in places if _is_run(place)), None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from distlaunch.base.errors import ConfigError, UsageError
+from distlaunch.base.errors import ConfigError
 from distlaunch.base.event_files import read_all_events, read_events, read_events_of, read_tail
 from distlaunch.base.events import (
     CheckpointSaved,
@@ -29,7 +29,6 @@ from distlaunch.base.run_files.run_facts import AttemptFacts, RunFacts
 from distlaunch.base.run_files.submission import JobState
 from distlaunch.runs.bottleneck import summary
 from distlaunch.runs.goodput import Goodput, run_goodput
-from distlaunch.runs.paths import RUNS_DIR, display_path
 from distlaunch.supervise.diagnose.exit_reason import read_error
 
 _Kind = TypeVar("_Kind", bound=Event)
@@ -156,16 +155,6 @@ class RunReport:
             **({"mesh": self.mesh} if self.mesh else {}),
             "variables": self.variables,
         }
-
-
-def open_run(path: str) -> RunDir:
-    """Open an existing run. Raise UsageError if there is none."""
-    run = RunDir(path)
-    if not run.exists():
-        inside = RunDir(Path(RUNS_DIR) / path)
-        hint = f"did you mean {display_path(inside.path)}?" if inside.exists() else "`distlaunch runs` lists the runs"
-        raise UsageError(f"{display_path(run.path)}: not a run directory (no config.yaml and no plan.json); {hint}")
-    return run
 
 
 def read_report(run: RunDir, job: JobState | None = None) -> RunReport:

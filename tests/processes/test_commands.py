@@ -275,8 +275,8 @@ def test_config_problems_of_workers_have_lines(shell: Shell) -> None:
         (["train", "nope.yaml"], "nope.yaml: there is no such config file"),
         (["train", "runs/x", "--resume"], "runs/x: there is no such run or config file"),
         (["train", "runs"], "runs: expected a config file, or a run directory"),
-        (["evaluate", "runs/x"], "runs/x: not a run directory"),
-        (["predict", "runs/x"], "runs/x: not a run directory"),
+        (["evaluate", "runs/x"], "runs/x: there is no such run"),
+        (["predict", "runs/x"], "runs/x: there is no such run"),
         (["train", "job.yaml", "--name", "a/b"], "a/b"),
     ],
 )

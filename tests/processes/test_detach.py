@@ -302,7 +302,7 @@ def test_waiting_for_several_runs(shell: Shell) -> None:
     ]  # fmt: skip
     code, out, err = shell("wait", "runs/done", "runs/no")
     assert (code, out) == (2, "")
-    assert "runs/no: not a run directory" in err
+    assert "runs/no: there is no such run" in err
 
 
 def test_following_ends_with_ctrl_c_and_with_its_reader(shell: Shell) -> None:

@@ -261,6 +261,7 @@ def test_logs_show_training(tmp_path: Path) -> None:
         ("logs elsewhere", ["dir,elsewhere"]),
         ("predict a --input rows", ["file,rows"]),
         ("runs r", ["dir,r"]),
+        ("stop net-", ["plain,net-50"]),
     ],
 )
 def test_completion(words: str, offered: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,7 +217,7 @@ def test_an_attempt_that_has_made_no_step_yet(run: RunDir) -> None:
 
 
 def test_no_run(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not a run directory"):
+    with pytest.raises(UsageError, match="there is no such run"):
         report(str(tmp_path / "nope"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,10 @@ from distlaunch.base.errors import UsageError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_lock import lock_run
 from distlaunch.cli.main import cli
-from distlaunch.runs.find import parse_since
+from distlaunch.runs.find import open_run, parse_since
 from distlaunch.runs.known import KnownRun, with_settings
 from distlaunch.runs.listing import find_runs
-from distlaunch.runs.report import open_run
+from distlaunch.runs.paths import display_path
 from distlaunch.ui.console import JobConsole
 from distlaunch.ui.runs import follow_runs, print_runs
 from tests.unit.written_runs import EPOCH_S, STARTED, write_run
@@ -180,6 +181,14 @@ def test_running_runs_are_never_removed(folder: Path) -> None:
     assert (elsewhere / "events.jsonl").exists()
 
 
-def test_a_run_that_is_elsewhere_is_suggested() -> None:
-    with pytest.raises(UsageError, match=r"^lr-low: not a run directory .*; did you mean runs/lr-low\?$"):
-        open_run("lr-low")
+def test_a_name_stands_for_a_run_in_runs() -> None:
+    assert display_path(open_run("lr-low").path) == "runs/lr-low"
+    Path("lr-low").mkdir()  # the user's, which is no run
+    assert display_path(open_run("lr-low").path) == "runs/lr-low"
+    shutil.copytree("runs/lr-high", "lr-low", dirs_exist_ok=True)
+    assert display_path(open_run("lr-low").path) == "lr-low"
+    with pytest.raises(UsageError, match=r"^lr-lo: there is no such run, neither here nor in runs; `distlaunch runs`"):
+        open_run("lr-lo")
+    Path("empty").mkdir()
+    with pytest.raises(UsageError, match=r"^empty: not a run directory \(no config.yaml and no plan.json\); "):
+        open_run("empty")
