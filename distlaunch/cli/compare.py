@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 
 import click
@@ -51,9 +52,8 @@ def command(
 
     if as_csv + as_json + (html is not None) > 1:
         raise click.UsageError("give only one of --csv, --json and --html")
-    known, warnings = read_runs(named_runs(runs), time.time(), job_states)
-    wanted = {summary.path for summary in filter_runs([run.summary for run in known], statuses=statuses, since=since)}
-    found = [run for run in known if run.summary.path in wanted]
+    select = partial(filter_runs, statuses=statuses, since=since)
+    found, warnings, num_left_out = read_runs(named_runs(runs), time.time(), job_states, select)
     if sort is not None:
         found = sort_runs(found, sort, reverse=reverse)
     elif reverse:
@@ -62,7 +62,7 @@ def command(
         echo(f"warning: {warning}", err=True)
     if len(found) < 2:
         only = f"only {found[0].summary.path}" if found else "none"
-        left_out = f" ({len(known) - len(found)} left out by --status or --since)" if len(found) < len(known) else ""
+        left_out = f" ({num_left_out} left out by --status or --since)" if num_left_out else ""
         hint = "`distlaunch report RUN` shows one run"
         raise UsageError(f"a comparison needs at least two runs, got {only}{left_out}; {hint}")
     if (number := sum(run.has_values for run in found)) < 2:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from distlaunch.base.errors import ConfigError
@@ -41,12 +41,22 @@ def with_settings(runs: Sequence[RunSummary]) -> tuple[list[KnownRun], list[str]
     return found, warnings
 
 
-def read_runs(runs: Sequence[RunDir], now: float, jobs_of: JobsOf) -> tuple[list[KnownRun], list[str]]:
-    """Return runs in the order of their starts, and warnings about runs that are damaged or cannot be read.
+def read_runs(
+    runs: Sequence[RunDir],
+    now: float,
+    jobs_of: JobsOf,
+    select: Callable[[Sequence[RunSummary]], Sequence[RunSummary]] = lambda found: found,
+) -> tuple[list[KnownRun], list[str], int]:
+    """Read the summaries and settings of runs.
 
     Args:
         now: see `listing.summarize`.
         jobs_of: see `listing.find_runs`.
+        select: chooses runs by their summaries, before their settings are read.
+
+    Returns:
+        The runs in the order of their starts, warnings about runs that are damaged or cannot be read, and the number of
+        runs that `select` left out.
     """
     readable, warnings = list[RunDir](), list[str]()
     if locked := [display_path(run.path) for run in runs if not run.is_readable()]:
@@ -56,12 +66,14 @@ def read_runs(runs: Sequence[RunDir], now: float, jobs_of: JobsOf) -> tuple[list
             readable.append(run)
         else:
             warnings.append(f"{display_path(run.path)}: events.jsonl: permission denied; the run is left out")
-    found, more = with_settings(summarize_all(readable, now, jobs_of, goodput=True))
+    summaries = summarize_all(readable, now, jobs_of, goodput=True)
+    selected = select(summaries)
+    found, more = with_settings(selected)
     for each in found:
         path = RunDir(each.summary.path).events
         if not each.has_values and path.exists() and path.stat().st_size and not read_times(path):
             more.append(f"{display_path(each.summary.path)}: events.jsonl: it has no event that can be read")
-    return found, [*warnings, *more]
+    return found, [*warnings, *more], len(summaries) - len(selected)
 
 
 def _first_problem(error: ConfigError) -> str:

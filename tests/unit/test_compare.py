@@ -181,6 +181,9 @@ def test_only_runs_with_a_status_or_since_a_date() -> None:
     assert names("--status", "done") == ["slow", "good", "wild"]
     assert names("--status", "failed", "--status", "done", "--since", "2000-01-01") == names()
     assert names("*o*", "--status", "done") == ["slow", "good"]
+    Path("runs/broken/config.yaml").write_text("{")
+    assert "broken" in compare().stderr
+    assert not compare("--status", "done").stderr
     left_out = r"got only \S+broken \(3 left out by --status or --since\)"
     with pytest.raises(UsageError, match=left_out):
         compare("--status", "failed")
