@@ -20,7 +20,8 @@ from distlaunch.data.examples.pending_events import take_events
 from distlaunch.data.split import Split
 from distlaunch.strategies.step_times import StepTimes
 
-INTERVAL_S = 5.0  # between reports, each of which is an event in a file
+FIRST_INTERVAL_S = 0.5  # until the first report; the interval doubles, so that a short run has several reports
+INTERVAL_S = 5.0  # largest interval between reports, each of which is an event in a file
 _LATEST = 1_000  # number of steps for the reported median and 99th percentile
 _MISSING_STEPS, _MISSING_SHARE = 2.0, 0.1  # tolerated missing examples: in full batches, and as a fraction of all
 
@@ -45,6 +46,7 @@ class StepTimer:
         self._largest: float | None = 0.0 if config.gives_context else None
         self._cpu_before = time.process_time()
         self._made_before = ExampleTimes()
+        self._interval_s = FIRST_INTERVAL_S
         self._due_at: float | None = None
         self._has_unreported = False
         self._gpus = GpuMeter(os.environ)
@@ -62,7 +64,7 @@ class StepTimer:
         self._calls += 1
         if self._calls == 1:  # it compiles, and starts reading the input
             self._made_before = example_times_so_far()
-            self._due_at = self._clock() + INTERVAL_S
+            self._due_at = self._clock() + self._interval_s
             self._gpus.read()  # begins to measure, for the first report
             self.begin()
             return
@@ -102,7 +104,8 @@ class StepTimer:
         """Report now, if there is anything new."""
         if not self._has_unreported:
             return
-        self._has_unreported, self._due_at = False, self._clock() + INTERVAL_S
+        self._interval_s = min(2 * self._interval_s, INTERVAL_S)
+        self._has_unreported, self._due_at = False, self._clock() + self._interval_s
         gpus = self._gpus.read()
         made, latest = example_times_so_far() - self._made_before, list(self._latest_step_s)
         self._emit(

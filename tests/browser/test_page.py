@@ -29,6 +29,11 @@ const errors = [];
 addEventListener("error", (event) => errors.push(String(event.message)));
 addEventListener("load", () => {
   const found = { charts: document.querySelectorAll(".chart canvas").length };
+  const notes = () => [...document.querySelectorAll(".chart")].map(
+    (chart) => [chart.getAttribute("aria-label"), chart.querySelector(".note").textContent]).filter(([, text]) => text);
+  found.notes = notes();
+  for (const each of document.querySelectorAll(".chart .head button")) each.click();
+  found.notesOfAll = notes();
   for (const key of ["e", "l", "d", "e", "l"]) document.dispatchEvent(new KeyboardEvent("keydown", { key }));
   const slider = document.querySelector("input[type=range]");
   if (slider) { slider.value = "0.9"; slider.dispatchEvent(new Event("input")); }
@@ -81,8 +86,9 @@ def test_a_page_shows_the_values_of_the_events(tmp_path: Path) -> None:
     assert found["unnamed"] == 0
     assert {"summary", "curves", "speed", "attempts", "model"} <= {*found["sections"]}
     values = dict(found["values"])
-    assert ["validation", "30", "6"] in values["loss"]
-    assert ["within epochs", "25", "4"] in values["loss"]
+    assert found["notes"] == []
+    assert ["validation, by epoch", "30", "6"] in values["loss"]
+    assert ["train, within epochs", "25", "4"] in values["loss"]
     assert not [row for row in values["loss"] if row[1] == "23"]
     assert ["worker:0", "29", "640"] in values["examples per second, each task"]
 
@@ -128,3 +134,15 @@ def test_a_comparison_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ["runs/slow", "10", "0.9"], ["runs/slow", "20", "0.8"], ["runs/slow", "30", "0.7"],
         ["runs/good", "10", "0.5"], ["runs/good", "20", "0.25"],
     ]  # fmt: skip
+
+
+def test_a_run_that_diverges_does_not_flatten_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run("good", {"compile.optimizer.args.learning_rate": 0.01}, [0.5, 0.25, 0.2])
+    write_run("wild", {"compile.optimizer.args.learning_rate": 1.0}, [3e9, 4e30, math.nan])
+    assert CliRunner().invoke(cli, ["compare", "--html", "all.html"]).exit_code == 0
+    found = look_at((tmp_path / "all.html").read_text(), tmp_path)
+    assert found["errors"] == []
+    assert ["loss, validation", '2 values beyond 5 not shown; "show all" or the log scale shows all'] in found["notes"]
+    assert found["notesOfAll"] == []
+    assert ["runs/wild", "20", "4.000e+30"] in dict(found["values"])["loss, validation"]

@@ -22,7 +22,7 @@
   function number(value) {
     if (value === null || value === undefined) return "";
     if (typeof value !== "number") return String(value);
-    if (Number.isInteger(value)) return value.toLocaleString("en-US");
+    if (Number.isInteger(value) && Math.abs(value) < 1e15) return value.toLocaleString("en-US");
     const size = Math.abs(value);
     return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(3) : String(+value.toPrecision(5));
   }
@@ -91,11 +91,22 @@
     ctx.restore();
   }
 
+  // the size above which values are not shown at first: a run that diverges would flatten all other curves
+  function cutoff(lines) {
+    const sizes = lines.flatMap((y) => y.filter((value) => value !== null).map(Math.abs)).sort((a, b) => a - b);
+    const firsts = lines.map((y) => y.find((value) => value !== null)).filter((value) => value !== undefined)
+      .map(Math.abs).sort((a, b) => a - b);
+    if (!sizes.length) return Infinity;
+    const usual = Math.max(firsts[Math.floor((firsts.length - 1) / 2)], sizes[Math.floor(sizes.length / 4)]);
+    return usual > 0 && sizes.at(-1) > 1000 * usual ? 10 * usual : Infinity;
+  }
+
   class Chart {
     constructor(title, lines, options = {}) {
       [this.title, this.lines, this.options] = [title, lines, options];
       this.host = element("div");
-      const reset = element("button", { onclick: () => this.draw(), "aria-label": `show all of ${title}` }, "show all");
+      this.note = element("p", { class: "note", role: "status" });
+      const reset = element("button", { onclick: () => this.draw(true), "aria-label": `show all of ${title}` }, "show all");
       const points = lines.flatMap((line) => line.curve.x.map((x, at) => [line.label, x, line.curve.y[at]]));
       const values = element("details", {
         ontoggle: (event) => {
@@ -105,28 +116,37 @@
         },
       }, element("summary", {}, `values (${points.length})`));
       this.frame = element("div", { class: "chart", role: "group", "aria-label": title },
-        element("div", { class: "head" }, element("h3", {}, title), reset), this.host, values);
+        element("div", { class: "head" }, element("h3", {}, title), reset), this.host, this.note, values);
       charts.push(this);
     }
 
-    draw() {
+    draw(whole = false) {
       if (this.plot) this.plot.destroy();
       const logs = state.log && !this.options.linear;
       const tables = this.lines.map(({ curve, smooth, epochs }) => {
         const y = curve.y.map(finite).map((value) => (logs && value !== null && value <= 0 ? null : value));
         return [curve.x.map((step) => place(step, epochs)), smooth ? smoothed(y) : y];
       });
+      const limit = logs || whole ? Infinity : cutoff(tables.map(([, y]) => y));
+      const values = tables.flatMap(([, y]) => y).filter((value) => value !== null);
+      const shown = values.filter((value) => Math.abs(value) <= limit);
+      const left = values.length - shown.length;
+      this.note.textContent = left
+        ? `${left === 1 ? "1 value" : `${left} values`} beyond ${number(limit)} not shown; "show all" or the log scale shows all` : "";
+      const [bottom, top] = [Math.min(...shown), Math.max(...shown)];
+      // called with the extremes of what is in view, also after zooming
+      const range = (_, low, high) => low === null || low > top || high < bottom ? [low, high]
+        : uPlot.rangeNum(Math.max(low, bottom), Math.min(high, top), 0.1, true);
       const width = Math.max(this.host.clientWidth, 200);
       const axis = { stroke: color("dim"), grid: { stroke: color("line"), width: 1 }, ticks: { stroke: color("line") } };
       this.plot = new uPlot({
         width, height: 240,
-        scales: { x: { time: false }, y: logs ? { distr: 3 } : {} },
+        scales: { x: { time: false }, y: logs ? { distr: 3 } : left ? { range } : {} },
         axes: [{ ...axis }, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick))) }],
         series: [
           { label: state.axis, value: (_, x) => number(x) },
           ...this.lines.map((line) => ({
-            label: line.label, stroke: line.color ?? color(line.role), width: line.thin ? 1 : 2, spanGaps: true,
-            alpha: line.thin ? 0.55 : 1, dash: line.dash, points: { show: line.curve.x.length < 60 && !line.thin },
+            label: line.label, stroke: line.color ?? color(line.role), width: line.thin ? 1 : 2, spanGaps: true, dash: line.dash, points: { show: line.curve.x.length < 60 && !line.thin },
             value: (_, y) => number(y),
           })),
         ],
@@ -208,9 +228,9 @@
       ...data.facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])));
     const metrics = Object.entries(data.curves).filter(([, parts]) => Object.keys(parts).length);
     curves(metrics.map(([name, { steps, epochs, validation }]) => new Chart(name, [
-      steps && { label: "within epochs", curve: steps, role: "train", thin: true, smooth: true },
-      epochs && { label: "train", curve: epochs, role: "train" },
-      validation && { label: "validation", curve: validation, role: "validation", dash: [6, 3] },
+      steps && { label: "train, within epochs", curve: steps, role: "within", thin: true, smooth: true },
+      epochs && { label: "train, by epoch", curve: epochs, role: "train" },
+      validation && { label: "validation, by epoch", curve: validation, role: "validation", dash: [6, 3] },
     ].filter(Boolean))));
 
     // speed
