@@ -15,9 +15,9 @@ from distlaunch.engines.context import SECONDARY_SRUN_TASK
 from distlaunch.jobs.attempt import AttemptResult, checked, plan_attempt, run_attempt, run_evaluator_only
 from distlaunch.jobs.choose_run import Choice, JobRequest, choose
 from distlaunch.jobs.isolation import isolate_if_configured
-from distlaunch.jobs.job_end import limit_temporary_failures, limiting_temporary_errors
 from distlaunch.jobs.metrics import Metrics, offering_metrics
 from distlaunch.jobs.restarts import run_job
+from distlaunch.jobs.temporary_failures import limit_temporary_failures, limiting_temporary_errors
 from distlaunch.jobs.tracking import tracking
 from distlaunch.jobs.use import claim_exports
 from distlaunch.plan.train import LaunchPlan

@@ -27,8 +27,8 @@ from distlaunch.engines.base import HostFiles, Needs
 from distlaunch.engines.context import SECONDARY_SRUN_TASK, LaunchContext
 from distlaunch.jobs.attempt import AttemptResult, end_leftover_processes
 from distlaunch.jobs.isolation import isolate
-from distlaunch.jobs.job_end import limit_temporary_failures
 from distlaunch.jobs.restarts import Limits, note_hosts, run_with_restarts
+from distlaunch.jobs.temporary_failures import limit_temporary_failures
 from distlaunch.plan.script import Kind, ScriptJob, plan_script
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.runs.paths import display_path

@@ -99,7 +99,7 @@ def _answer(pipe: Connection, parent: int, log: Path | None) -> None:
     # imported only now, because these modules import the backend; unpickling the first message needs them
     from distlaunch.patches.tensorflow_autograph import keep_in_memory
     from distlaunch.patches.tensorflow_late import when_imported
-    from distlaunch.training.first_steps.messages import Verdict
+    from distlaunch.training.first_steps.pipe_messages import Verdict
     from distlaunch.training.first_steps.reference import Checker
 
     when_imported(keep_in_memory)
@@ -127,7 +127,7 @@ def _answer(pipe: Connection, parent: int, log: Path | None) -> None:
 
 def _watch(parent: int, memory_limit: int) -> None:
     """End this process with its parent, or if it needs too much memory."""
-    from distlaunch.training.first_steps.messages import MEMORY_EXIT
+    from distlaunch.training.first_steps.pipe_messages import MEMORY_EXIT
 
     process = psutil.Process()
     while os.getppid() == parent:

@@ -22,7 +22,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.data import source
 from distlaunch.training import loop
 from distlaunch.training.first_steps import process
-from distlaunch.training.first_steps.messages import Setup, Verdict
+from distlaunch.training.first_steps.pipe_messages import Setup, Verdict
 from distlaunch.training.first_steps.process import CheckProcess
 from distlaunch.training.first_steps.reference import Checker
 from distlaunch.training.session import Session

@@ -39,7 +39,7 @@ from distlaunch.cli.main import COMMANDS, cli
 from distlaunch.engines.remote.answers import raise_for
 from distlaunch.engines.remote.ssh_errors import explain
 from distlaunch.jobs.attempt import AttemptResult
-from distlaunch.jobs.job_end import limit_temporary_failures, limiting_temporary_errors
+from distlaunch.jobs.temporary_failures import limit_temporary_failures, limiting_temporary_errors
 from distlaunch.jobs.wait import wait_for_runs
 from distlaunch.plan.train import Mode
 from distlaunch.runs.final_code import final_code, worst_code

@@ -42,7 +42,7 @@ from distlaunch.patches.tensorflow_late import is_imported, tf
 from distlaunch.strategies.protocol import BatchHooks, Logs, Program, Strategy
 from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import state_variables
-from distlaunch.training.first_steps.messages import BatchEvaluated, Setup, StepTaken, Verdict
+from distlaunch.training.first_steps.pipe_messages import BatchEvaluated, Setup, StepTaken, Verdict
 from distlaunch.training.first_steps.process import CHECK_LOG, FIRST_STEPS, CheckProcess, Part
 from distlaunch.training.step_reports import scalars
 

@@ -27,7 +27,7 @@ from distlaunch.base.forked import ForkedProcess
 from distlaunch.base.plural import joined
 from distlaunch.cluster.tf_config import IS_CHECK
 from distlaunch.config.backend import Backend
-from distlaunch.training.first_steps.messages import MEMORY_EXIT, BatchEvaluated, Setup, StepTaken, Verdict
+from distlaunch.training.first_steps.pipe_messages import MEMORY_EXIT, BatchEvaluated, Setup, StepTaken, Verdict
 
 FIRST_STEPS = 3
 CHECK_LOG = "check.log"

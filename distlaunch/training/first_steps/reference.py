@@ -51,7 +51,7 @@ from distlaunch.strategies.variables import (
 )
 from distlaunch.training.batch_norm import normalize_in_parts, replica_batch_norms
 from distlaunch.training.build import build_model, make_model
-from distlaunch.training.first_steps.messages import BatchEvaluated, Setup, StepTaken, Verdict
+from distlaunch.training.first_steps.pipe_messages import BatchEvaluated, Setup, StepTaken, Verdict
 from distlaunch.training.precision import dtype_policy_scope
 from distlaunch.training.step_reports import scalars
 from distlaunch.training.steps.functions import make_steps

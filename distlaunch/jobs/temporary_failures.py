@@ -1,4 +1,4 @@
-"""The exit code of a failed job. A temporary failure becomes a permanent one if it recurs at the same step."""
+"""Temporary failures of a job: one that recurs at the same step becomes a permanent one."""
 
 from __future__ import annotations
 
