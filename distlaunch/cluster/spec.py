@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -98,10 +97,6 @@ class ClusterSpec:
     def to_plain(self) -> dict[str, list[str]]:
         """Return the cluster in the form of TF_CONFIG."""
         return {job: list(addresses) for job, addresses in self.jobs.items() if addresses}
-
-    def tf_config(self, task: Task) -> str:
-        """Return the value of TF_CONFIG for a task."""
-        return json.dumps({"cluster": self.to_plain(), "task": task.to_plain()})
 
 
 def places_of(tasks: Sequence[Task], places: Sequence[Place], cluster: ClusterSpec | None = None) -> dict[Task, Place]:

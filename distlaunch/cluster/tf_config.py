@@ -1,4 +1,4 @@
-"""Reads TF_CONFIG: the cluster, and the task that this process is."""
+"""Writes and reads TF_CONFIG: the cluster, and the task that a process is."""
 
 from __future__ import annotations
 
@@ -44,6 +44,11 @@ def this_task() -> ThisTask:
     number = sum(len(spec.jobs.get(job, ())) for job in computing)
     is_check = IS_CHECK in os.environ
     return ThisTask(task.job, task.index, task == spec.chief and not is_check, max(number, 1), is_check)
+
+
+def to_tf_config(cluster: ClusterSpec, task: Task) -> str:
+    """Return the value of TF_CONFIG for a task."""
+    return json.dumps({"cluster": cluster.to_plain(), "task": task.to_plain()})
 
 
 def from_tf_config(text: str) -> tuple[ClusterSpec, Task]:

@@ -24,6 +24,7 @@ from distlaunch.base.run_files.task_dir import TaskDir
 from distlaunch.cluster.gpus import VISIBLE, share_gpus
 from distlaunch.cluster.ports import REUSE_ENV
 from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Place, Task, by_host, places_of
+from distlaunch.cluster.tf_config import to_tf_config
 from distlaunch.plan.train import NO_GPU, LaunchPlan, TaskPlan, cluster_at, cores_of, settings_of
 
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
@@ -142,7 +143,7 @@ def _argv(job: ScriptJob, task: Task, attempt: int, files: TaskDir, python: str)
 
 
 def _tensorflow_variables(cluster: ClusterSpec, task: Task) -> dict[str, str]:
-    return {"TF_CONFIG": cluster.tf_config(task), **REUSE_ENV}
+    return {"TF_CONFIG": to_tf_config(cluster, task), **REUSE_ENV}
 
 
 def _jax_variables(job: ScriptJob, task: Task, address: str) -> dict[str, str]:

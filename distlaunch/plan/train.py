@@ -31,6 +31,7 @@ from distlaunch.cluster.hardware import POOL_SIZES
 from distlaunch.cluster.ports import REUSE_ENV
 from distlaunch.cluster.settings import Cores, RunSettings, decide
 from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Place, Task, by_host, places_of
+from distlaunch.cluster.tf_config import to_tf_config
 from distlaunch.config.checks.config import cross_check
 from distlaunch.config.given_cluster import tf_config_sizes
 from distlaunch.config.run import RunConfig
@@ -307,7 +308,7 @@ def _environment(
 ) -> dict[str, str]:
     return {
         # the evaluator runs alone: with TF_CONFIG, it would wait for the cluster
-        **({"TF_CONFIG": cluster.tf_config(task)} if task in cluster.tasks and task.job != "evaluator" else {}),
+        **({"TF_CONFIG": to_tf_config(cluster, task)} if task in cluster.tasks and task.job != "evaluator" else {}),
         **(REUSE_ENV if ports_are_reserved and task in cluster.tasks else {}),
         **({VISIBLE: ",".join(gpus)} if gpus is not None else {}),
         **({MODULES_FOLDER: str(modules)} if modules is not None else {}),
