@@ -447,7 +447,12 @@ class VariablesPlaced(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RunEnded(Event):
-    """The last event of an attempt; `status` is one of done, failed, stopped, interrupted."""
+    """The last event of an attempt.
+
+    Attributes:
+        status: `done`, `failed`, `stopped` or `interrupted`.
+        seconds: the duration of the attempt without the start of its processes, which ends with their imports.
+    """
 
     status: str
     step: int

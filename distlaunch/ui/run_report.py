@@ -114,7 +114,7 @@ def _attempt_lines(attempts: Sequence[AttemptReport]) -> list[str]:
         status = attempt.status if attempt.is_run else f"{attempt.mode}: {attempt.status}"
         why = f"{attempt.culprit}: {attempt.reason}" if attempt.culprit else ""
         rows.append((str(attempt.attempt), status, steps, took, restarts(attempt.restarts, 0), why))
-    return _without_empty(("attempt", "ended", "steps", "time", "restarts", "failed first"), rows, right={0, 3})
+    return _without_empty(("attempt", "ended", "steps", "after start", "restarts", "failed first"), rows, right={0, 3})
 
 
 def _epoch_lines(epochs: Sequence[EpochEnded]) -> list[str]:

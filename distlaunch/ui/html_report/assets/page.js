@@ -257,7 +257,7 @@
         (one) => [one.step, one.size, rounded(one.seconds), rounded(one.stalled), one.path + (one.best ? " (best)" : "")])),
       Object.keys(data.exports).length && table(["export", "path"], Object.entries(data.exports)));
     section("attempts", "Attempts and restarts",
-      data.attempts.length && table(["attempt", "ended", "from step", "to step", "seconds", "failed first"], data.attempts.map(
+      data.attempts.length && table(["attempt", "ended", "from step", "to step", "after start (s)", "failed first"], data.attempts.map(
         (one) => [one.attempt, one.mode === "train" || one.mode === "run" ? one.status : `${one.mode}: ${one.status}`,
           one.first_step ?? "", one.first_step === null ? "" : one.last_step, rounded(one.seconds),
           one.culprit ? `${one.culprit}${one.host ? ` on ${one.host}` : ""}: ${one.reason}` : ""])),
