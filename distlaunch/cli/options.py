@@ -76,6 +76,14 @@ CHECKPOINT = click.option(
 )
 
 
+METRICS_PORT = click.option(
+    "--metrics-port", metavar="[HOST:]PORT", help="Serve OpenMetrics at this port, by default only on 127.0.0.1."
+)
+METRICS_FILE = click.option(
+    "--metrics-file", metavar="FILE.prom", help="Write OpenMetrics to this file every 5 seconds."
+)
+
+
 class Since(click.ParamType[float]):
     """A date or an age, as seconds since 1970."""
 

@@ -12,7 +12,7 @@ import click
 from distlaunch.base.errors import ConfigError, ExitCode, UsageError
 from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.logs import wait_a_moment
-from distlaunch.cli.options import FILE, OVERRIDES, QUIET
+from distlaunch.cli.options import FILE, METRICS_FILE, METRICS_PORT, OVERRIDES, QUIET
 from distlaunch.config.read.scalars import escape
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--resume", is_flag=True, help="Resume the newest unfinished run of this name, or the given run.")
 @click.option("--dry-run", is_flag=True, help="Print the script; write and submit nothing.")
 @click.option("--wait", is_flag=True, help="Follow the job until it has ended, and exit with its code.")
+@METRICS_PORT
+@METRICS_FILE
 @click.option("--json", "as_json", is_flag=True, help="Print the run, the job and the script as JSON.")
 @QUIET
 def command(target: str, overrides: tuple[str, ...], name: str | None, resume: bool, **given: Any) -> int:
@@ -75,7 +77,9 @@ def command(target: str, overrides: tuple[str, ...], name: str | None, resume: b
         raise UsageError("--json cannot follow the job; leave out --wait, and use `logs -f` to follow the job")
     options = _overrides(given)
     with _naming_options(options):
-        request = JobRequest(target, overrides, name, resume)
+        request = JobRequest(
+            target, overrides, name, resume, metrics_port=given["metrics_port"], metrics_file=given["metrics_file"]
+        )
         prepared = submit.prepare(request, given["engine"], tuple(options), Machine.here())
         choice = prepared.choice
         notes = [*([choice.note] if choice.note else []), *prepared.queue.notes(choice.config)]

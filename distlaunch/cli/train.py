@@ -21,7 +21,7 @@ from distlaunch.base.errors import (
 )
 from distlaunch.base.secret_mask import SecretMask
 from distlaunch.cli.exit_codes import Command
-from distlaunch.cli.options import FILE, JSON_EVENTS, JUNIT, OVERRIDES, QUIET
+from distlaunch.cli.options import FILE, JSON_EVENTS, JUNIT, METRICS_FILE, METRICS_PORT, OVERRIDES, QUIET
 
 if TYPE_CHECKING:
     from distlaunch.base.run_dir import RunDir
@@ -41,10 +41,8 @@ if TYPE_CHECKING:
 @click.option("--smoke", is_flag=True, help="Test the config in about a minute: a few steps, a resume, an export.")
 @click.option("--debug", is_flag=True, help="Train on one device in this process, so that breakpoint() works.")
 @click.option("--detach", "-d", is_flag=True, help="Start the job and return; it survives a closed terminal.")
-@click.option(
-    "--metrics-port", metavar="[HOST:]PORT", help="Serve OpenMetrics at this port, by default only on 127.0.0.1."
-)
-@click.option("--metrics-file", metavar="FILE.prom", help="Write OpenMetrics to this file every 5 seconds.")
+@METRICS_PORT
+@METRICS_FILE
 @JUNIT
 @JSON_EVENTS
 @QUIET

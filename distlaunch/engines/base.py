@@ -155,11 +155,13 @@ class Start:
     Attributes:
         python: the interpreter of the launcher. That of the tasks is `engine.python`.
         folder: the working directory.
+        options: more options of `distlaunch train`.
     """
 
     run: RunDir
     python: str
     folder: Path
+    options: Sequence[str] = ()
 
 
 class Queue(Protocol):

@@ -47,17 +47,7 @@ class Metrics:
         Raises:
             UsageError: the address or the file cannot be used, or the package prometheus_client is missing.
         """
-        if (address or file) and importlib.util.find_spec("prometheus_client") is None:
-            raise UsageError("metrics need the package prometheus_client: pip install 'distlaunch[metrics]'")
-        path = None
-        if file is not None:
-            path = Path(file).absolute()
-            if path.suffix != ".prom":
-                raise UsageError(
-                    f"--metrics-file: got '{file}'; node_exporter reads only files whose names end with .prom"
-                )
-            if not path.parent.is_dir():
-                raise UsageError(f"--metrics-file: there is no folder {path.parent}")
+        path = _check_file(address, file)
         if address is None:
             return cls(file=path)
         listening = _listen(address)
@@ -65,19 +55,52 @@ class Metrics:
         return cls(listening, f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics", path)
 
 
-def _listen(address: str) -> socket.socket:
+def metrics_options(address: str | None, file: str | None) -> tuple[str, ...]:
+    """Return the options of `train` for a job that starts later; see `Metrics.open` for the arguments and errors.
+
+    Whether the address is free shows when the job starts.
+    """
+    path = _check_file(address, file)
+    if address is not None:
+        _parse(address)
+    return (
+        *(("--metrics-port", address) if address is not None else ()),
+        *(("--metrics-file", str(path)) if path is not None else ()),
+    )
+
+
+def _check_file(address: str | None, file: str | None) -> Path | None:
+    """Check the package and the text file; return the absolute path of the file, or None without a file."""
+    if (address or file) and importlib.util.find_spec("prometheus_client") is None:
+        raise UsageError("metrics need the package prometheus_client: pip install 'distlaunch[metrics]'")
+    if file is None:
+        return None
+    path = Path(file).absolute()
+    if path.suffix != ".prom":
+        raise UsageError(f"--metrics-file: got '{file}'; node_exporter reads only files whose names end with .prom")
+    if not path.parent.is_dir():
+        raise UsageError(f"--metrics-file: there is no folder {path.parent}")
+    return path
+
+
+def _parse(address: str) -> tuple[str, int]:
+    """Return the host and the port of an address."""
     host, _, port = address.rpartition(":")
-    host = host.strip("[]") or _LOCAL
     if not port.isdecimal() or int(port) > 65535:
         raise UsageError(f"--metrics-port: got '{address}'; expected a port from 0 to 65535, or HOST:PORT")
+    return host.strip("[]") or _LOCAL, int(port)
+
+
+def _listen(address: str) -> socket.socket:
+    host, port = _parse(address)
     try:
-        family, kind, protocol, _, where = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(where)
         listening.listen()
     except OSError as error:
-        holder = find_holder(int(port))
+        holder = find_holder(port)
         held = f"; {holder} has it" if holder else ""
         raise UsageError(f"--metrics-port: cannot listen on {host}:{port}: {reason_of(error)}{held}") from error
     return listening

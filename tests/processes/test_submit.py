@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -154,6 +155,17 @@ def test_a_dry_run_writes_nothing(folder: Path) -> None:
     assert done.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=job\n")
     assert "#SBATCH --time=4:00:00\n" in done.stdout
     assert sorted(folder.rglob("*")) == before
+
+
+def test_the_job_offers_metrics(folder: Path) -> None:
+    offered = ("--metrics-port", "0.0.0.0:9400", "--metrics-file", "it's.prom")
+    script = submit("job.yaml", "--dry-run", *offered).stdout
+    (line,) = [each for each in script.splitlines() if "-m distlaunch train" in each]
+    words = shlex.split(line)
+    assert words[words.index("--resume") + 1 :] == [*offered[:3], str(folder / "it's.prom"), "&"]
+    for wrong in (("--metrics-port", "host"), ("--metrics-file", "no/x.prom"), ("--metrics-file", "x.txt")):
+        assert str(submit("job.yaml", *wrong).exception).startswith(f"{wrong[0]}: ")
+    assert not (folder / "runs").exists()
 
 
 def test_what_is_refused_leaves_nothing(folder: Path) -> None:

@@ -81,7 +81,7 @@ code={preempted}
 if [ -z "$signalled" ]; then
   # turn on job control: without it, background jobs of a script ignore SIGINT
   set -m
-  {held_env}={held} "$python" -P -m distlaunch train "$run" --resume &
+  {held_env}={held} "$python" -P -m distlaunch train "$run" --resume{options} &
   child=$!
   # pass on a signal that came before the launcher was started
   [ -z "$signalled" ] || kill -TERM "$child"
@@ -124,6 +124,7 @@ def batch_script(config: RunConfig, start: Start) -> str:
         "run": shlex.quote(str(run.path)), "script": run.batch_script.name, "exit": run.batch_exit.name,
         "python": shlex.quote(start.python), "folder": shlex.quote(str(start.folder)), "requeues": job.requeues,
         "not_before": run.batch_not_before.name, "pause_s": _PAUSE_S, "held": HELD_CODE, "held_env": HELD_ENV,
+        "options": "".join(f" {shlex.quote(word)}" for word in start.options),
         "usage": int(ExitCode.USAGE), "temporary": int(ExitCode.TEMPORARY), "preempted": int(ExitCode.PREEMPTED),
     }  # fmt: skip
     setup = [_setup(config, number) for number in range(len(job.setup))]

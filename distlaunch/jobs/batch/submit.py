@@ -16,21 +16,27 @@ from distlaunch.engines import kinds_with_queue, make_queue
 from distlaunch.engines.base import Queue, Start
 from distlaunch.jobs.batch.job_states import live_job
 from distlaunch.jobs.choose_run import Choice, JobRequest, choose
+from distlaunch.jobs.metrics import metrics_options
 from distlaunch.runs.paths import display_path
 
 
 @dataclass(frozen=True)
 class PreparedJob:
-    """A job that can be submitted unless its run has finished. Nothing is written yet."""
+    """A job that can be submitted unless its run has finished. Nothing is written yet.
+
+    Attributes:
+        train_options: more options of the `distlaunch train` that the job starts.
+    """
 
     choice: Choice
     queue: Queue
     machine: Machine
+    train_options: tuple[str, ...] = ()
 
     def script(self, run: RunDir) -> str:
         """Return the batch script that trains a run. Raise ConfigError if it cannot be written."""
         try:
-            return self.queue.script(self.choice.config, Start(run, sys.executable, Path.cwd()))
+            return self.queue.script(self.choice.config, Start(run, sys.executable, Path.cwd(), self.train_options))
         except ConfigError as error:
             raise ConfigError(self.choice.locate(error.problems)) from None
 
@@ -68,7 +74,8 @@ def prepare(request: JobRequest, engine: str | None, options: Sequence[str], mac
                 _check_queue(choose(request, machine))
         raise
     _check_queue(choice)
-    return PreparedJob(choice, make_queue(choice.config.engine.kind), machine)
+    options = metrics_options(request.metrics_port, request.metrics_file)
+    return PreparedJob(choice, make_queue(choice.config.engine.kind), machine, options)
 
 
 def _check_queue(choice: Choice) -> None:
