@@ -20,7 +20,8 @@ from distlaunch.data.examples.pending_events import take_events
 from distlaunch.data.split import Split
 from distlaunch.strategies.step_times import StepTimes
 
-FIRST_INTERVAL_S = 0.5  # until the first report; the interval doubles, so that a short run has several reports
+FIRST_INTERVAL_S = 0.1  # until the first report; the interval grows, so that a short run has several reports
+GROWTH = 1.5
 INTERVAL_S = 5.0  # largest interval between reports, each of which is an event in a file
 _LATEST = 1_000  # number of steps for the reported median and 99th percentile
 _MISSING_STEPS, _MISSING_SHARE = 2.0, 0.1  # tolerated missing examples: in full batches, and as a fraction of all
@@ -104,7 +105,7 @@ class StepTimer:
         """Report now, if there is anything new."""
         if not self._has_unreported:
             return
-        self._interval_s = min(2 * self._interval_s, INTERVAL_S)
+        self._interval_s = min(GROWTH * self._interval_s, INTERVAL_S)
         self._has_unreported, self._due_at = False, self._clock() + self._interval_s
         gpus = self._gpus.read()
         made, latest = example_times_so_far() - self._made_before, list(self._latest_step_s)

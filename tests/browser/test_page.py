@@ -143,6 +143,6 @@ def test_a_run_that_diverges_does_not_flatten_the_others(tmp_path: Path, monkeyp
     assert CliRunner().invoke(cli, ["compare", "--html", "all.html"]).exit_code == 0
     found = look_at((tmp_path / "all.html").read_text(), tmp_path)
     assert found["errors"] == []
-    assert ["loss, validation", '2 values beyond 5 not shown; "show all" or the log scale shows all'] in found["notes"]
+    assert ["loss, validation", '2 values beyond 5 not shown; "show all" or the log scale show them'] in found["notes"]
     assert found["notesOfAll"] == []
     assert ["runs/wild", "20", "4.000e+30"] in dict(found["values"])["loss, validation"]

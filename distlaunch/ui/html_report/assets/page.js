@@ -91,22 +91,22 @@
     ctx.restore();
   }
 
-  // the size above which values are not shown at first: a run that diverges would flatten all other curves
+  // the size above which values are not shown at first: a run that diverges would flatten all other curves, and its own
   function cutoff(lines) {
-    const sizes = lines.flatMap((y) => y.filter((value) => value !== null).map(Math.abs)).sort((a, b) => a - b);
-    const firsts = lines.map((y) => y.find((value) => value !== null)).filter((value) => value !== undefined)
-      .map(Math.abs).sort((a, b) => a - b);
-    if (!sizes.length) return Infinity;
-    const usual = Math.max(firsts[Math.floor((firsts.length - 1) / 2)], sizes[Math.floor(sizes.length / 4)]);
-    return usual > 0 && sizes.at(-1) > 1000 * usual ? 10 * usual : Infinity;
+    const sizes = lines.map((y) => y.filter((value) => value !== null).map(Math.abs));
+    const largest = Math.max(...sizes.flat()), usual = Math.min(...sizes.map((own) => own.find((size) => size > 0) ?? Infinity));
+    // shares grow from nearly 0 to 1, and percentages to 100
+    return largest > 100 && largest > 100 * usual ? 10 * usual : Infinity;
   }
 
   class Chart {
     constructor(title, lines, options = {}) {
       [this.title, this.lines, this.options] = [title, lines, options];
-      this.host = element("div");
+      this.whole = false;
+      const showAll = () => { this.whole = true; this.draw(); };
+      this.host = element("div", { ondblclick: showAll });
       this.note = element("p", { class: "note", role: "status" });
-      const reset = element("button", { onclick: () => this.draw(true), "aria-label": `show all of ${title}` }, "show all");
+      const reset = element("button", { onclick: showAll, "aria-label": `show all of ${title}` }, "show all");
       const points = lines.flatMap((line) => line.curve.x.map((x, at) => [line.label, x, line.curve.y[at]]));
       const values = element("details", {
         ontoggle: (event) => {
@@ -120,19 +120,19 @@
       charts.push(this);
     }
 
-    draw(whole = false) {
+    draw() {
       if (this.plot) this.plot.destroy();
       const logs = state.log && !this.options.linear;
       const tables = this.lines.map(({ curve, smooth, epochs }) => {
         const y = curve.y.map(finite).map((value) => (logs && value !== null && value <= 0 ? null : value));
         return [curve.x.map((step) => place(step, epochs)), smooth ? smoothed(y) : y];
       });
-      const limit = logs || whole ? Infinity : cutoff(tables.map(([, y]) => y));
+      const limit = logs || this.whole ? Infinity : cutoff(tables.map(([, y]) => y));
       const values = tables.flatMap(([, y]) => y).filter((value) => value !== null);
       const shown = values.filter((value) => Math.abs(value) <= limit);
       const left = values.length - shown.length;
       this.note.textContent = left
-        ? `${left === 1 ? "1 value" : `${left} values`} beyond ${number(limit)} not shown; "show all" or the log scale shows all` : "";
+        ? `${left === 1 ? "1 value" : `${left} values`} beyond ${number(limit)} not shown; "show all"${this.options.linear ? " shows" : " or the log scale show"} them` : "";
       const [bottom, top] = [Math.min(...shown), Math.max(...shown)];
       // called with the extremes of what is in view, also after zooming
       const range = (_, low, high) => low === null || low > top || high < bottom ? [low, high]
