@@ -55,9 +55,9 @@ def command(
     killed       the launcher is gone; `train RUN --resume` continues from the last checkpoint, if there is one
 
     The last values are those of the last complete epoch, or the values so far in the first epoch; best values have
-    their epoch in brackets. Settings that differ between the listed runs have a column each. The time runs from the
-    run's first event to its last, without the pauses between attempts. On a terminal, columns that do not fit are left
-    out; `compare` shows more about values.
+    their epoch in brackets. Settings that differ between the listed runs have a column each. The time is that from the
+    start of the run's first process to its last event, without the pauses between attempts. On a terminal, columns that
+    do not fit are left out; `compare` shows more about values.
     """
     from distlaunch.jobs.batch.job_states import job_states
     from distlaunch.runs.find import filter_runs

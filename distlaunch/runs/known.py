@@ -13,6 +13,8 @@ from distlaunch.runs.listing import JobsOf, RunSummary, summarize_all
 from distlaunch.runs.paths import display_path
 from distlaunch.runs.settings import Settings, read_settings
 
+_RATE = "compile.optimizer.args.learning_rate"
+
 
 @dataclass(frozen=True)
 class KnownRun:
@@ -30,6 +32,7 @@ class KnownRun:
 def with_settings(runs: Sequence[RunSummary]) -> tuple[list[KnownRun], list[str]]:
     """Return runs with their settings, and a warning for each run that is damaged."""
     found, warnings = list[KnownRun](), list[str]()
+    has_rates = False
     for summary in runs:
         settings, run = Settings(), RunDir(summary.path)
         try:
@@ -38,7 +41,16 @@ def with_settings(runs: Sequence[RunSummary]) -> tuple[list[KnownRun], list[str]
             why = error.strerror if isinstance(error, OSError) else _first_problem(error)
             warnings.append(f"{display_path(summary.path)}: config.yaml: {why}; its settings are not compared")
         found.append(KnownRun(summary, settings))
-    return found, warnings
+        has_rates |= _RATE in settings
+    return [_with_rate(run) for run in found] if has_rates else found, warnings
+
+
+def _with_rate(run: KnownRun) -> KnownRun:
+    """Return the run with the learning rate that it had by default, so that it can be compared with others."""
+    rate = run.summary.learning_rate
+    if not run.settings or rate is None or any(key == _RATE or key.startswith(f"{_RATE}.") for key in run.settings):
+        return run
+    return KnownRun(run.summary, {**run.settings, _RATE: rate})
 
 
 def read_runs(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 from distlaunch.base.errors import UsageError
 from distlaunch.base.event_files import parse_events, read_events, read_outline, read_times
-from distlaunch.base.events import EpochEnded, Event, Logs, StepsDone
+from distlaunch.base.events import EpochEnded, Event, Logs, StepsDone, TrainingStarted
 from distlaunch.base.metric_names import falls
 from distlaunch.base.protocol import RUN_MODES
 from distlaunch.base.regular_files import open_regular
@@ -38,6 +39,7 @@ from distlaunch.runs.report import (
 JobsOf = Callable[[Sequence[Submission]], Mapping[Submission, JobState]]
 
 _NUMBERS = ("equal", "unchecked", "documented", "differs")  # from good to bad
+_RATE = re.compile(r"\w+, learning rate ([\d.e+-]+)")
 _HEAD_BYTES = 16 * 1024  # holds the first events of a run
 _TAIL_BYTES = 32 * 1024
 
@@ -75,6 +77,7 @@ class RunSummary:
             empty if there is none.
         best: the best finite value of each loss and metric over all complete epochs.
         goodput: where the time of a training went; None if that was not asked for.
+        learning_rate: the learning rate with which training began; None if it is not known, or not a single number.
     """
 
     path: str
@@ -94,6 +97,7 @@ class RunSummary:
     numbers: str = ""
     best: dict[str, BestValue] = field(default_factory=dict)
     goodput: Goodput | None = None
+    learning_rate: float | None = None
 
     @property
     def examples_per_s(self) -> float | None:
@@ -200,6 +204,7 @@ def summarize(
         numbers=max((event.status for event in facts.numbers), key=_NUMBERS.index, default=""),
         best=best_values(timeline),
         goodput=goodput_of(timeline) if goodput else None,
+        learning_rate=_initial_rate(events),
     )
 
 
@@ -239,6 +244,13 @@ def _last_values(facts: RunFacts, current: AttemptFacts) -> Logs:
         return current.logs
     ended = (event for event in reversed(facts.epochs) if event.epoch + 1 == current.epochs_done)
     return next((event.logs for event in ended), Logs())
+
+
+def _initial_rate(events: Iterable[Event]) -> float | None:
+    """Return the learning rate that the first start of training reports; see `TrainingStarted.optimizer`."""
+    starts = (event.optimizer for event in events if isinstance(event, TrainingStarted))
+    found = _RATE.fullmatch(next(starts, ""))
+    return float(found[1]) if found else None
 
 
 def _started_at(run: RunDir, events: Sequence[Event]) -> float:

@@ -53,7 +53,7 @@ def print_comparison(console: JobConsole, runs: Sequence[KnownRun], sorted_by: s
     _print(console, Text(lines[0], style="dim"))
     for line in lines[1:]:
         _print(console, Text(line))
-    best = [line for _, line in _best_lines(runs)]
+    best = [line for _, line in _best_lines(runs, sorted_by)]
     for line in ["", *best] if best else []:
         _print(console, Text(shortened(line, width), style="bold"))
     if left_out:
@@ -74,12 +74,12 @@ def comparison_page(runs: Sequence[KnownRun], sorted_by: str | None = None) -> s
     return document(
         "comparison",
         {
-            "name": f"{len(runs)} runs",
+            "name": f"Comparison of {len(runs)} runs",
             "version": distlaunch.__version__,
             "heads": [column.head for column in table],
             "rows": list(zip(*(column.cells for column in table), strict=True)),
-            "best": [line for _, line in _best_lines(runs)],
-            "marked": _best_run(runs),
+            "best": [line for _, line in _best_lines(runs, sorted_by)],
+            "marked": _best_run(runs, sorted_by),
             "order": f"sorted by {sorted_by}" if sorted_by else "in the order of their starts",
             "started": _dates(runs),
             "shared": _shared(runs),
@@ -222,14 +222,16 @@ def _epochs(run: KnownRun) -> str:
     return f"{summary.epoch}/{summary.epochs}" if summary.epochs is not None else str(summary.epoch)
 
 
-def _best_lines(runs: Sequence[KnownRun]) -> list[tuple[KnownRun, str]]:
-    """Return the best runs by the first validation metrics, or other metrics, each with a line.
+def _best_lines(runs: Sequence[KnownRun], sorted_by: str | None) -> list[tuple[KnownRun, str]]:
+    """Return the best runs by the metric that sorts the runs and the first validation or other metrics, with lines.
 
-    The line is, for example, `best val_loss: runs/a, 0.1277 in epoch 5`.
+    A line is, for example, `best val_loss: runs/a, 0.1277 in epoch 5`.
     """
     metrics = _metrics(runs)
     lines = list[tuple[KnownRun, str]]()
-    for name in [name for name in metrics if name.startswith("val_")] or metrics:
+    validated = [name for name in metrics if name.startswith("val_")] or metrics
+    for name in sorted({**dict.fromkeys(validated), **({sorted_by: None} if sorted_by in metrics else {})},
+                       key=lambda name: name != sorted_by):  # fmt: skip
         known = [(run.summary.best[name], run) for run in runs if name in run.summary.best]
         if len(known) < 2:
             continue
@@ -238,13 +240,23 @@ def _best_lines(runs: Sequence[KnownRun]) -> list[tuple[KnownRun, str]]:
         best, run = min(known, key=lambda each: (sign * each[0].value, each[1].summary.started, each[1].summary.path))
         others = sum(value.value == best.value for value, _ in known) - 1
         line = f"best {name}: {display_path(run.summary.path)}, {words.number(best.value)} in epoch {best.epoch + 1}"
-        lines.append((run, f"{line}, as in {count(others, 'later run')}" if others else line))
+        line += f", as in {count(others, 'later run')}" if others else ""
+        lines.append((run, line + _lost_checkpoint(run, best.step)))
     return lines[:_MOST_BEST_LINES]
 
 
-def _best_run(runs: Sequence[KnownRun]) -> str | None:
+def _lost_checkpoint(run: KnownRun, step: int) -> str:
+    """Return a note if the run has checkpoints, but not that of a step."""
+    found = RunDir(run.summary.path)
+    steps = found.checkpoint_steps()
+    best = found.best_checkpoint() if found.has_best() else None
+    is_kept = step in steps or (best is not None and best[0] == step)
+    return "" if is_kept or not steps else "; its checkpoint is not kept (see checkpoint.best)"
+
+
+def _best_run(runs: Sequence[KnownRun], sorted_by: str | None) -> str | None:
     """Return the name of the run that the first of the best lines names, or None."""
-    best = _best_lines(runs)
+    best = _best_lines(runs, sorted_by)
     return display_path(best[0][0].summary.path) if best else None
 
 

@@ -68,10 +68,11 @@ def test_the_earliest_of_equally_good_runs_is_the_best_in_any_order() -> None:
     write_run("late", {}, [0.25], accuracy=[0.9])
     for order in ("val_loss", "val_accuracy", "run"):
         lines = compare("--sort", order).stdout.splitlines()
-        assert lines[-2:] == [
+        expected = [
             "best val_loss: runs/good, 0.2500 in epoch 2, as in 1 later run",
             "best val_accuracy: runs/good, 0.9000 in epoch 2, as in 1 later run",
         ]
+        assert lines[-2:] == (expected[::-1] if order == "val_accuracy" else expected)
 
 
 def test_a_name_alone_is_the_same_setting_as_a_name_with_arguments() -> None:
@@ -268,3 +269,27 @@ def test_a_table_is_never_wider_than_the_terminal(width: int) -> None:
     assert left_out == {60: []}.get(width, ["first", "second"])
     assert fitting_columns(head, rows, 27, [0, 2, 1])[1] == ["first"]
     assert [shortened("abcdefgh", at) for at in (8, 7, 5, 3, 2)] == ["abcdefgh", "ab...gh", "a...h", "...", ".."]
+
+
+def test_a_default_learning_rate_is_shown_beside_others() -> None:
+    told_rate = {"optimizer": "Adam, learning rate 0.001"}
+    write_run("default", {"compile.optimizer": "adam"}, [0.5], **told_rate)
+    write_run("same", {"compile.optimizer": {"name": "adam", "args": {"learning_rate": 0.001}}}, [0.5], **told_rate)
+    write_run("unknown", {"compile.optimizer": "adam"}, [0.5])
+    write_run("schedule", {"compile.optimizer.args.learning_rate": {"name": "CosineDecay"}}, [0.5], optimizer="SGD")
+    rates = {Path(each["run"]).name: each["settings"].get("compile.optimizer.args.learning_rate") for each in told()}
+    assert rates == {"default": 0.001, "same": 0.001, "unknown": None, "schedule": None}
+    assert {"compile.optimizer.args.learning_rate"}.isdisjoint(
+        json.loads(compare("default", "unknown", "--json").stdout)["keys"]
+    )
+
+
+def test_a_best_epoch_without_its_checkpoint() -> None:
+    three()
+    good = RunDir("runs/good")
+    for step in (20, 30):
+        (good.checkpoints / f"step-{step:08}").mkdir(parents=True)
+    lines = [line for line in compare("--sort", "val_accuracy").stdout.splitlines() if line.startswith("best val_")]
+    assert lines == ["best val_accuracy: runs/good, 0.9000 in epoch 2", "best val_loss: runs/good, 0.2500 in epoch 2"]
+    (good.checkpoints / "step-00000020").rmdir()
+    assert "runs/good, 0.2500 in epoch 2; its checkpoint is not kept (see checkpoint.best)" in compare().stdout

@@ -44,6 +44,7 @@ def write_run(
     status: str = "done",
     started: float | None = None,
     pause_s: float = 0.0,
+    optimizer: str = "",
 ) -> RunDir:
     """Write a run whose epochs have these validation losses.
 
@@ -52,6 +53,7 @@ def write_run(
         status: the status at its end. A run without epochs has no end.
         started: when it started; by default a minute after the last run.
         pause_s: seconds of a pause after the first epoch, in which the run was stopped.
+        optimizer: as the start of training reports it.
     """
     run = RunDir(Path("runs") / name)
     others = [path for path in run.path.parent.glob("*") if path.is_dir()]
@@ -77,6 +79,7 @@ def write_run(
         start = TrainingStarted(
             strategy="one_device", loop="fit", replicas=1, tasks=1, global_batch=32, epochs=3,
             first_epoch=step // STEPS, first_step=step, steps_per_epoch=STEPS, parameters=1,
+            optimizer=optimizer,
         )  # fmt: skip
         add(0, AttemptStarted(waited_s=0.0), TaskStarted(host="a", pid=1), start)
 
