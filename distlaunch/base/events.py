@@ -451,7 +451,7 @@ class RunEnded(Event):
 
     Attributes:
         status: `done`, `failed`, `stopped` or `interrupted`.
-        seconds: the duration of the attempt without the start of its processes, which ends with their imports.
+        seconds: the duration of the attempt, from when its processes have finished their imports.
     """
 
     status: str

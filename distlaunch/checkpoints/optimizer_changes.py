@@ -297,7 +297,7 @@ def _check_number(model: keras.Model, state: State) -> None:
     stored = {name.partition("/")[0] for name in state if is_slot(name)}
     for word in sorted(stored - set(named)):
         raise StateMismatchError(
-            f"it has values of {len(stored)} optimizers, but the model has {len(named)} ('{word}')"
+            f"it has values of {len(stored)} optimizers, but the model has {len(named)}; the model lacks '{word}'"
         )
     for word, optimizer in named.items():
         if stored and word not in stored:

@@ -58,7 +58,7 @@ def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--json", "as_json", is_flag=True, help="Print the run, the job and the script as JSON.")
 @QUIET
 def command(target: str, overrides: tuple[str, ...], name: str | None, resume: bool, **given: Any) -> int:
-    """Submit a config as a batch job, or a run to resume.
+    """Submit a batch job that trains a config or resumes a run.
 
     The config and the generated batch script are written to the run directory, so later changes to the config file have
     no effect. Before its time limit and on preemption, the job stops with a checkpoint, is requeued and resumes. Each

@@ -31,7 +31,8 @@ class Found:
     """The run that is continued, among the runs of one name.
 
     Attributes:
-        finished: whether the run reached its planned end, as all other runs of the name did.
+        finished: whether the run reached its planned end. If so, all other runs of the name did, too, because an
+            unfinished one would have been preferred.
         newer: the newest run of the name, which has finished; None if `run` is the newest.
     """
 
@@ -117,7 +118,7 @@ def remaining_work(config: RunConfig, run: RunDir) -> RemainingWork:
     changed = tuple(_number_changes(before, config, run, ignores_validation=evaluation))
     if changed:
         return RemainingWork(changed=changed)
-    if not run.checkpoint_steps():  # for example, the run of a task whose chief has another run
+    if not run.checkpoint_steps():  # for example, the run directory of a worker of a given TF_CONFIG
         return RemainingWork()
     return RemainingWork(formats=tuple(_missing_formats(config, run, ended.step)),
                 evaluation=evaluation and not _is_evaluated(run, ended.step))  # fmt: skip
@@ -133,7 +134,8 @@ def _config_of(run: RunDir, attempt: int) -> RunConfig | None:
 
 
 def _missing_formats(config: RunConfig, run: RunDir, step: int) -> Iterator[str]:
-    # look at all events: an export that was later replaced from another checkpoint, on request, is kept
+    # look at all events, not only at the newest: if the user has since replaced an export by one from another
+    # checkpoint, it is not made again
     made = {event.format for event in read_all_events_of(run, Exported)
             if isinstance(event, Exported) and event.step in (step, None)}  # fmt: skip
     for kind in dict.fromkeys(config.export):

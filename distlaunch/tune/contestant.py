@@ -25,8 +25,9 @@ from distlaunch.tune.race import call_length, steps_of_round
 
 _POLL_S = 0.01
 _CALLS_IN_ROUND = 4
-_ROUND_LIMIT_S, _ROUND_LIMIT = 300.0, 50
+_ROUND_LIMIT_S, _ROUND_LIMIT = 60.0, 50
 """Limits on the duration of a round, in seconds and as a factor of the expected duration; the larger one counts."""
+_COMPILING_LIMIT_S = 300.0  # replaces _ROUND_LIMIT_S in the first round, which compiles the longer calls
 _ATTEMPT = 0
 """Each contestant has its own run directory, with one attempt."""
 
@@ -130,7 +131,8 @@ class Contestant:
         path = self.run.round_order(_ATTEMPT)
         RoundOrder(self._number, num_steps, self._steps_per_call, checks_calls).write(path)
         self._starter.send_file(path)
-        limit_s = max(_ROUND_LIMIT_S, _ROUND_LIMIT * num_steps * self._step_s)
+        least_s = _COMPILING_LIMIT_S if checks_calls else _ROUND_LIMIT_S
+        limit_s = max(least_s, _ROUND_LIMIT * num_steps * self._step_s)
         until = time.monotonic() + limit_s
         while (result := self._result(self._number)) is None:
             if time.monotonic() > until:

@@ -97,7 +97,7 @@ class TrialRunner:
 
     def _reference(self, order: TrialOrder) -> _Reference | AttemptResult:
         order = dataclasses.replace(order, synchronized=False)  # no effect on one device, which has the whole batch
-        # each order has its own reference: what a trial leaves out, its reference leaves out too
+        # one reference for each TrialOrder: what a trial leaves out, its reference leaves out too
         if order not in self._references:
             run = RunDir.claim(self._folder, "verify")
             result = self._attempt(self._config, run, dataclasses.replace(order, reference=True))

@@ -214,6 +214,25 @@ def test_rounds_of_a_contestant(tmp_path: Path) -> None:
     assert not found.run.path.parent.exists()
 
 
+def test_a_contestant_that_stands_still_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of the first round, which compiles, is a longer one."""
+    monkeypatch.setattr("distlaunch.tune.contestant._ROUND_LIMIT_S", 0.05)
+    monkeypatch.setattr("distlaunch.tune.contestant._ROUND_LIMIT", 0)
+    found = contestant(
+        tmp_path, '{"number": 1, "step_s": 0.5}', *['{"number": 2, "step_s": 0.25}'] * 3
+    )  # the last answers are those to the round before
+    try:
+        found.prepare()
+        with pytest.raises(ContestantFailed) as failed:
+            found.measure()
+        assert "a round had no result after 0 s" in str(failed.value.result)
+        monkeypatch.setattr("distlaunch.tune.contestant._COMPILING_LIMIT_S", 0.05)
+        with pytest.raises(ContestantFailed):
+            found.prepare()
+    finally:
+        found.close()
+
+
 def test_a_host_sends_at_once_what_the_launcher_waits_for(tmp_path: Path) -> None:
     from distlaunch.cluster.spec import Task
     from distlaunch.engines.remote.run_files import replaced_by_tasks

@@ -100,8 +100,8 @@ class CodeFiles:
             raise UsageError(f"engine.sync: code: the files of {self._folder} have {size:,} bytes; the limit is "
                              f"{_MAX_BYTES:,}; let git ignore data, or use `sync: none`")  # fmt: skip
         if self._outside:
-            raise UsageError(f"engine.sync: code: {self._outside[0]} is not in {self._folder}, which is sent; "
-                             "start the command in a folder that contains it")  # fmt: skip
+            raise UsageError(f"engine.sync: code: {self._outside[0]} is outside of {self._folder}, the folder that is "
+                             "sent; start the command in a folder that contains both")  # fmt: skip
         return self._listed(self._names)
 
     def _listed(self, names: Sequence[str]) -> bytes:

@@ -1,6 +1,6 @@
 """Rounds of a timed trial: the task waits for orders of `distlaunch tune`, and runs and times some steps for each.
 
-All candidates are kept ready at the same time and take turns, so that other work on the machine slows all of them.
+All candidates are kept ready at the same time and take turns, so that other work slows all of them equally.
 """
 
 from __future__ import annotations
