@@ -92,7 +92,7 @@ class Meta:
 _META = TypeAdapter(Meta)
 
 
-def write_meta(files: Sequence[StateFile], saved_at: float, progress: Progress, config: dict[str, Any]) -> str:
+def meta_text(files: Sequence[StateFile], saved_at: float, progress: Progress, config: dict[str, Any]) -> str:
     """Return the text of the file.
 
     Args:

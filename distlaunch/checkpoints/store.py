@@ -23,7 +23,7 @@ from distlaunch.base.folders import make_folder
 from distlaunch.base.regular_files import NotRegularError, read_regular
 from distlaunch.base.run_dir import BEST, BestName, checkpoint_name, steps_of
 from distlaunch.checkpoints.format import STATE_FILE
-from distlaunch.checkpoints.meta import OtherFormatError, Progress, read_meta, write_meta
+from distlaunch.checkpoints.meta import OtherFormatError, Progress, meta_text, read_meta
 from distlaunch.checkpoints.state_files import FileDamagedError, StateFile, read_files, write_file
 from distlaunch.checkpoints.throttle import FULL_SPEED, Throttle
 from distlaunch.strategies.state import State
@@ -118,7 +118,7 @@ class CheckpointStore:
     ) -> Path:
         """Turn a draft whose files are all on the disk into a checkpoint, delete old ones, and return its path."""
         final = self._path(progress.step)
-        _write_synced(folder / "meta.json", write_meta(files, time.time(), progress, config).encode())
+        _write_synced(folder / "meta.json", meta_text(files, time.time(), progress, config).encode())
         _sync_directory(folder)
         self._put_in_place(folder, final)
         if best:

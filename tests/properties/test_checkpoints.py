@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from distlaunch.checkpoints.meta import Progress, read_meta, write_meta
+from distlaunch.checkpoints.meta import Progress, meta_text, read_meta
 from distlaunch.checkpoints.store import CheckpointStore
 from tests.properties.drawn import texts
 
@@ -96,6 +96,6 @@ progresses = st.builds(
 
 @given(progresses)
 def test_progress_comes_back(progress: Progress) -> None:
-    meta = read_meta(write_meta([], 1.0, progress, {}).encode())
+    meta = read_meta(meta_text([], 1.0, progress, {}).encode())
     assert meta is not None
     assert repr(meta.progress) == repr(progress)

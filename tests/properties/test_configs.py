@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from distlaunch.base import strict_json
 from distlaunch.base.errors import ConfigError
-from distlaunch.checkpoints.meta import Progress, read_meta, write_meta
+from distlaunch.checkpoints.meta import Progress, meta_text, read_meta
 from distlaunch.config.differences import differences
 from distlaunch.config.dump import dump_config
 from distlaunch.config.read.load import load_config, load_resolved
@@ -50,7 +50,7 @@ def test_a_written_config_is_a_config_file(tmp_path_factory: Any, config: RunCon
 
 @given(configs() | fitting())
 def test_a_checkpoint_has_the_config_that_it_was_written_with(config: RunConfig) -> None:
-    meta = read_meta(write_meta([], 1.0, Progress(), config.to_plain()).encode())
+    meta = read_meta(meta_text([], 1.0, Progress(), config.to_plain()).encode())
     assert meta is not None
     assert differences(meta.config, config.to_plain()) == []
 

@@ -46,7 +46,7 @@ def check_fixed_batch(
         if replicas > 1:
             why = f"each of {replicas} replicas would have its own state, but a checkpoint holds only one"
             raise ConfigError(Problem(("strategy", "kind"), f"{message}; {why}; use kind: one_device"))
-        if config.strategy.kind == "parameter_server":
+        if config.strategy.has_coordinator:
             why = "workers get different batches, but would share one state"
             raise ConfigError(Problem(("strategy", "kind"), f"{message}; {why}; use kind: one_device"))
         if not config.strategy.runs_tensorflow:
