@@ -93,7 +93,7 @@ def test_code_that_a_job_works_with_is_not_changed(project: Path, tmp_path: Path
 
 
 def test_code_outside_the_folder_cannot_be_sent(project: Path) -> None:
-    with pytest.raises(UsageError, match="is not in"):
+    with pytest.raises(UsageError, match="is outside of"):
         CodeFiles(project, ["/other/f.py"]).listing()
 
 
