@@ -21,16 +21,13 @@ def command(run: str, now: bool, timeout: float | None) -> None:
     """
     from distlaunch.jobs.batch.job_states import state_of
     from distlaunch.jobs.stop import stop_run
-    from distlaunch.runs.find import open_run, run_named
+    from distlaunch.runs.find import open_run
     from distlaunch.runs.listing import summarize
     from distlaunch.runs.paths import display_path
     from distlaunch.ui.plain import echo
     from distlaunch.ui.runs import how_it_ended
 
-    found = run_named(run)
-    # a run that waits for its hosts has no files yet, but a launcher works on it
-    if found.owner() is None:
-        found = open_run(run)
+    found = open_run(run, may_wait=True)
     stopped = stop_run(found, at_once=now, timeout_s=timeout)
     if stopped and not found.exists():
         echo(f"{display_path(found.path)}: stopped before any task was started")

@@ -23,13 +23,12 @@ def command(runs: tuple[str, ...], as_json: bool, quiet: bool) -> int:
     from distlaunch.jobs.batch.job_states import state_of
     from distlaunch.jobs.wait import wait_for_runs
     from distlaunch.runs.final_code import worst_code
-    from distlaunch.runs.find import open_run, run_named
+    from distlaunch.runs.find import open_run
     from distlaunch.runs.listing import summarize
     from distlaunch.runs.paths import display_path
     from distlaunch.ui.plain import echo
 
-    # a run that waits for its hosts has no files yet, but a launcher works on it
-    found = [given if given.is_busy() else open_run(run) for run in runs if (given := run_named(run))]
+    found = [open_run(run, may_wait=True) for run in runs]
     codes: list[int] = []
     for run, code in wait_for_runs(found, lambda text: None if quiet or as_json else echo(text, err=True)):
         codes.append(code)

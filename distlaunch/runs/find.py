@@ -47,14 +47,17 @@ def _is_known(run: RunDir) -> bool:
     return run.exists() or run.is_busy()
 
 
-def open_run(name: str) -> RunDir:
+def open_run(name: str, *, may_wait: bool = False) -> RunDir:
     """Return an existing run; see `run_named`.
+
+    Args:
+        may_wait: whether the run may be waiting for its hosts, without any file yet.
 
     Raises:
         UsageError: there is none.
     """
     run = run_named(name)
-    if run.exists():
+    if run.exists() or (may_wait and run.is_busy()):
         return run
     what = "not a run directory (no config.yaml and no plan.json)"
     if not run.path.exists():

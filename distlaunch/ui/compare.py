@@ -68,7 +68,7 @@ def comparison_page(runs: Sequence[KnownRun], sorted_by: str | None = None) -> s
     from distlaunch.ui.html_report.data import curves_of
     from distlaunch.ui.html_report.page import document
 
-    table = _columns(runs, sorted_by)
+    table, best = _columns(runs, sorted_by), _best_lines(runs, sorted_by)
     names = [display_path(run.summary.path) for run in runs]
     curves = [{"name": name, **curves_of(RunDir(run.summary.path))} for name, run in zip(names, runs, strict=True)]
     return document(
@@ -78,8 +78,8 @@ def comparison_page(runs: Sequence[KnownRun], sorted_by: str | None = None) -> s
             "version": distlaunch.__version__,
             "heads": [column.head for column in table],
             "rows": list(zip(*(column.cells for column in table), strict=True)),
-            "best": [line for _, line in _best_lines(runs, sorted_by)],
-            "marked": _best_run(runs, sorted_by),
+            "best": [line for _, line in best],
+            "marked": display_path(best[0][0].summary.path) if best else None,
             "order": f"sorted by {sorted_by}" if sorted_by else "in the order of their starts",
             "started": _dates(runs),
             "shared": _shared(runs),
@@ -230,8 +230,9 @@ def _best_lines(runs: Sequence[KnownRun], sorted_by: str | None) -> list[tuple[K
     metrics = _metrics(runs)
     lines = list[tuple[KnownRun, str]]()
     validated = [name for name in metrics if name.startswith("val_")] or metrics
-    for name in sorted({**dict.fromkeys(validated), **({sorted_by: None} if sorted_by in metrics else {})},
-                       key=lambda name: name != sorted_by):  # fmt: skip
+    for name in dict.fromkeys([*(name for name in metrics if name == sorted_by), *validated]):
+        if len(lines) == _MOST_BEST_LINES:
+            break
         known = [(run.summary.best[name], run) for run in runs if name in run.summary.best]
         if len(known) < 2:
             continue
@@ -242,22 +243,17 @@ def _best_lines(runs: Sequence[KnownRun], sorted_by: str | None) -> list[tuple[K
         line = f"best {name}: {display_path(run.summary.path)}, {words.number(best.value)} in epoch {best.epoch + 1}"
         line += f", as in {count(others, 'later run')}" if others else ""
         lines.append((run, line + _lost_checkpoint(run, best.step)))
-    return lines[:_MOST_BEST_LINES]
+    return lines
 
 
 def _lost_checkpoint(run: KnownRun, step: int) -> str:
     """Return a note if the run has checkpoints, but not that of a step."""
     found = RunDir(run.summary.path)
     steps = found.checkpoint_steps()
-    best = found.best_checkpoint() if found.has_best() else None
-    is_kept = step in steps or (best is not None and best[0] == step)
-    return "" if is_kept or not steps else "; its checkpoint is not kept (see checkpoint.best)"
-
-
-def _best_run(runs: Sequence[KnownRun], sorted_by: str | None) -> str | None:
-    """Return the name of the run that the first of the best lines names, or None."""
-    best = _best_lines(runs, sorted_by)
-    return display_path(best[0][0].summary.path) if best else None
+    if not steps or step in steps:
+        return ""
+    best = found.best_checkpoint()
+    return "" if best is not None and best[0] == step else "; its checkpoint is not kept (see checkpoint.best)"
 
 
 def _print(console: JobConsole, text: Text) -> None:

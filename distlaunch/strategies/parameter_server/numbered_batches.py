@@ -59,8 +59,7 @@ class Reader:
             return split.empty
         if split.by_number:
             assert split.num_batches is not None, "data whose rows can be picked has a known length"
-            rows = split.pick(*divmod(number, split.num_batches))
-            return rows if split.on_host else tf.constant(rows)
+            return split.pick(*divmod(number, split.num_batches))
         if self._end is not None and number >= self._end:
             return split.empty
         if self._iterator is None or number < self._position:
@@ -178,25 +177,20 @@ def offer_splits(
 
 
 def _train_readers(config: RunConfig, splits: Splits, train: Split, context: WorkerContext | None) -> WorkerReaders:
+    def made(data: Any, seed: int) -> Split:
+        layer = splits.preprocessing
+        return make_split(data, config.data, seed=seed, training=True, preprocessing=layer, on_host=True)
+
     def drawing(worker: int) -> Reader:
         # never the run's seed, which determines the order that all workers share
-        seed = config.seed + _SEED_STEP * (worker + 1)
-        return Reader(
-            make_split(
-                splits.train, config.data, seed=seed, training=True, preprocessing=splits.preprocessing, on_host=True
-            ),
-            once=False,
-        )
+        return Reader(made(splits.train, config.seed + _SEED_STEP * (worker + 1)), once=False)
 
     def own(worker: int) -> ProcessLocalReader:
         assert context is not None, "only workers of a coordinator read by number"
         split = train
         if worker != context.worker:  # one of several in this process
             other = read_splits(config.data, replace(context, worker=worker))
-            layer = splits.preprocessing
-            split = make_split(
-                other.train, config.data, seed=config.seed, training=True, preprocessing=layer, on_host=True
-            )
+            split = made(other.train, config.seed)
         return ProcessLocalReader(split, context.num_workers)
 
     make = {"function": own, "shuffled": drawing}.get(config.data.sharding, lambda _: Reader(train, once=False))

@@ -91,10 +91,15 @@
     ctx.restore();
   }
 
+  // not with the values as arguments, of which a browser allows some ten thousands only
+  const extremes = (values) => values.reduce(
+    ([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+
   // the size above which values are not shown at first: a run that diverges would flatten all other curves, and its own
   function cutoff(lines) {
     const sizes = lines.map((y) => y.filter((value) => value !== null).map(Math.abs));
-    const largest = Math.max(...sizes.flat()), usual = Math.min(...sizes.map((own) => own.find((size) => size > 0) ?? Infinity));
+    const [, largest] = extremes(sizes.flat());
+    const usual = Math.min(...sizes.map((own) => own.find((size) => size > 0) ?? Infinity));
     // shares grow from nearly 0 to 1, and percentages to 100
     return largest > 100 && largest > 100 * usual ? 10 * usual : Infinity;
   }
@@ -133,7 +138,7 @@
       const left = values.length - shown.length;
       this.note.textContent = left
         ? `${left === 1 ? "1 value" : `${left} values`} beyond ${number(limit)} not shown; "show all"${this.options.linear ? " shows" : " or the log scale show"} them` : "";
-      const [bottom, top] = [Math.min(...shown), Math.max(...shown)];
+      const [bottom, top] = extremes(shown);
       // called with the extremes of what is in view, also after zooming
       const range = (_, low, high) => low === null || low > top || high < bottom ? [low, high]
         : uPlot.rangeNum(Math.max(low, bottom), Math.min(high, top), 0.1, true);
@@ -146,7 +151,8 @@
         series: [
           { label: state.axis, value: (_, x) => number(x) },
           ...this.lines.map((line) => ({
-            label: line.label, stroke: line.color ?? color(line.role), width: line.thin ? 1 : 2, spanGaps: true, dash: line.dash, points: { show: line.curve.x.length < 60 && !line.thin },
+            label: line.label, stroke: line.color ?? color(line.role), width: line.thin ? 1 : 2, spanGaps: true,
+            dash: line.dash, points: { show: line.curve.x.length < 60 && !line.thin },
             value: (_, y) => number(y),
           })),
         ],
