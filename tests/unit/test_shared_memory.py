@@ -16,6 +16,7 @@ pytest.importorskip("tensorflow")
 
 import tensorflow as tf
 
+from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.replica.peer_sums import CollectiveSums
 from distlaunch.strategies.replica.shared_memory import SharedMemorySums, connect
 from tests.unit.test_peers import DEADLINE_S, in_each
@@ -135,3 +136,28 @@ def test_nothing_is_shared_without_memory(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     assert connections(2) == [None] * 2
+
+
+@pytest.mark.parametrize("name", ["send_fds", "sendall"])
+def test_the_end_of_a_process_while_it_connects_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that ends before it has sent its rank or what is shared is an error of connections for the other."""
+
+    def end(connection: socket.socket) -> None:
+        connection.shutdown(socket.SHUT_RDWR)
+
+    if name == "send_fds":
+        monkeypatch.setattr(socket, "send_fds", lambda connection, messages, fds: end(connection))
+    else:
+        monkeypatch.setattr(socket.socket, "sendall", lambda connection, message: end(connection), raising=False)
+
+    def connect_each(peers: Peers) -> Any:
+        try:
+            return connect(peers, CollectiveSums(is_timed=False))
+        except Exception as error:
+            return error
+
+    errors = [found for found in in_each(2, connect_each)[0] if isinstance(found, Exception)]
+    assert errors
+    for error in errors:
+        assert isinstance(error, ConnectionResetError)
+        assert "Connection closed by peer" in str(error)

@@ -44,6 +44,10 @@ _CREDENTIALS = struct.Struct("3i")
 _RANK = struct.Struct("<I")
 
 
+def _peer_ended() -> ConnectionResetError:
+    return ConnectionResetError("Connection closed by peer: another worker has ended")
+
+
 class _Peer:
     """Another process.
 
@@ -67,7 +71,7 @@ class _Peer:
     def wait(self) -> None:
         """Wait for a signal. Raise ConnectionResetError if the process has ended without one."""
         if self._wakeup not in dict(self._poll.poll()):
-            raise ConnectionResetError("Connection closed by peer: another worker has ended")
+            raise _peer_ended()
         os.eventfd_read(self._wakeup)
 
     def close(self) -> None:
@@ -206,7 +210,10 @@ def connect(peers: Peers, rest: CollectiveSums) -> SharedMemorySums | None:
         while len(sockets) < peers.number - 1:
             other, _ = listening.accept()
             _check_user(other)
-            (rank,) = _RANK.unpack(other.recv(_RANK.size, socket.MSG_WAITALL))
+            message = other.recv(_RANK.size, socket.MSG_WAITALL)
+            if len(message) < _RANK.size:
+                raise _peer_ended()
+            (rank,) = _RANK.unpack(message)
             sockets[rank] = other
         others = []
         for rank, connection in sorted(sockets.items()):
@@ -216,7 +223,10 @@ def connect(peers: Peers, rest: CollectiveSums) -> SharedMemorySums | None:
                 shared = [wakeup, signal, *([] if memory is None else [memory])]
                 socket.send_fds(connection, [b"."], shared)
             else:
-                _, (signal, wakeup, *more), _, _ = socket.recv_fds(connection, 1, 3)
+                _, received, _, _ = socket.recv_fds(connection, 1, 3)
+                if not received:
+                    raise _peer_ended()
+                signal, wakeup, *more = received
                 if rank == 0:
                     (memory,) = more
                     stack.callback(os.close, memory)
