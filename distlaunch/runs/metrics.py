@@ -7,7 +7,6 @@ at the end of its standard input.
 from __future__ import annotations
 
 import argparse
-import os
 import select
 import socket
 import sys
@@ -26,6 +25,7 @@ from prometheus_client.registry import Collector
 from distlaunch.base.errors import reason_of
 from distlaunch.base.event_files import EventReader
 from distlaunch.base.events import Event, StepsTimed
+from distlaunch.base.priority import yield_to_training
 from distlaunch.base.protocol import PROBLEM
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import RunFacts
@@ -171,7 +171,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--socket", type=int, help="descriptor of a listening socket")
     parser.add_argument("--file", type=Path, help="file to write every few seconds")
     options = parser.parse_args(argv)
-    os.nice(19)  # training comes first
+    yield_to_training()
     registry = CollectorRegistry(auto_describe=False)
     registry.register(RunCollector(RunDir(options.run)))
     if options.socket is not None:

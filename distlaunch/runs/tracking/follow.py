@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import select
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, cast
 from distlaunch.base import strict_json
 from distlaunch.base.event_files import EventReader
 from distlaunch.base.events import EpochEnded, Event, RunEnded, StepsDone, StepsTimed, TrainingStarted
+from distlaunch.base.priority import yield_to_training
 from distlaunch.base.regular_files import read_json
 from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.config.run import TrackerName
@@ -138,7 +138,7 @@ def _config_of(run: RunDir) -> dict[str, Any]:
 
 def main() -> None:
     name, run = cast("TrackerName", sys.argv[1]), RunDir(sys.argv[2])
-    os.nice(19)  # training comes first
+    yield_to_training()
     with (run.path / "tracking" / f"{name}.lock").open("w") as lock:
         # the process of a launcher that was killed may still be sending
         fcntl.flock(lock, fcntl.LOCK_EX)
