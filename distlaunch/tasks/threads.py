@@ -33,12 +33,23 @@ def limit_openblas_threads() -> None:
                     setter(number)
 
 
+_SURVIVE_FORKS = ("jemalloc_bg_thd",)
+"""Names of threads that may exist when a process forks. pyarrow, which Keras imports with pandas, contains jemalloc. It
+takes its locks before a fork, and gives up its thread in the child (`background_thread_postfork_child`)."""
+
+
 def num_threads() -> int:
     """Return the number of threads of this process, including those of native code, which Python does not list.
 
-    A process that forks must have only one: another might hold a lock.
+    A process that forks must have only one: another might hold a lock. Threads that cannot do harm are not counted.
     """
-    return len(os.listdir("/proc/self/task"))
+    return sum(_name(thread) not in _SURVIVE_FORKS for thread in os.listdir("/proc/self/task"))
+
+
+def _name(thread: str) -> str:
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm", encoding="utf-8") as file:
+        return file.read().strip()
+    return ""  # it has ended
 
 
 def num_foreign_threads() -> int:

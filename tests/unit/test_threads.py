@@ -38,3 +38,30 @@ for environ in (both, {"OMP_NUM_THREADS": "2"}, {"OMP_NUM_THREADS": "x"}):
 
 
 _LOADED = "import numpy; print(open('/proc/self/maps').read())"
+
+ARROW = """
+import os
+import numpy  # its OpenBLAS has threads, too
+from distlaunch.tasks.threads import num_threads
+before = num_threads()
+import pyarrow
+names = [open(f"/proc/self/task/{thread}/comm").read().strip() for thread in os.listdir("/proc/self/task")]
+print("jemalloc_bg_thd" in names, num_threads() - before, flush=True)
+if os.fork():
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+else:
+    pool = pyarrow.jemalloc_memory_pool()
+    for size in (10, 100_000, 10):
+        pyarrow.array(range(size), memory_pool=pool)
+    os._exit(0 if pool.max_memory() > 100_000 else 1)
+"""
+
+
+def test_the_allocator_of_arrow_does_not_prevent_a_fork() -> None:
+    """Keras imports pandas, and pandas imports pyarrow, whose jemalloc starts a thread and works in a forked child."""
+    pytest.importorskip("pyarrow")
+    done = subprocess.run([sys.executable, "-c", ARROW], stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+    has_thread, more, code = done.stdout.split()
+    if has_thread == "False":
+        pytest.skip("this pyarrow is built without jemalloc")
+    assert (more, code) == ("0", "0")
