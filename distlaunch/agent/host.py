@@ -12,6 +12,7 @@ from distlaunch.agent.output import LineSink, Pump
 from distlaunch.agent.process import Child, Lifeline
 from distlaunch.agent.warm_starts import WarmProcess, WarmStartError, WarmStarts
 from distlaunch.base.liveness import Liveness, read_liveness
+from distlaunch.base.protocol import NOT_FORKED
 from distlaunch.base.secret_mask import SecretMask
 from distlaunch.cluster.cgroup import oom_kills
 from distlaunch.cluster.cores import bind_to_cores
@@ -126,7 +127,8 @@ def _child(spec: TaskSpec, warm: WarmProcess | None, lifeline: Lifeline) -> Chil
         except WarmStartError:
             # start a fresh process instead, which only takes longer
             pass
-    return Child.spawn(spec.argv, spec.env, lifeline)
+    reason = "" if warm is None or warm.was_fit else warm.unfit
+    return Child.spawn(spec.argv, {**spec.env, NOT_FORKED: reason} if reason else spec.env, lifeline)
 
 
 class HostTask:

@@ -5,6 +5,9 @@ from __future__ import annotations
 LIFELINE_FD = "DISTLAUNCH_LIFELINE_FD"
 """Variable with the number of an inherited file descriptor. Its end of file means that the launcher is gone."""
 
+NOT_FORKED = "DISTLAUNCH_NOT_FORKED"
+"""Variable with the reason why a task was not forked from the warm process whose imports it has waited for."""
+
 MODULES_FOLDER = "DISTLAUNCH_MODULES_FOLDER"
 """Variable with the folder of the config's modules, for tasks of a run that is used from another directory."""
 

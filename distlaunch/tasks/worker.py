@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 from distlaunch.base.code_origins import format_exception
 from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode, code_of_os_error
 from distlaunch.base.event_files import EventWriter
-from distlaunch.base.events import Event, RunEnded, TaskStarted
+from distlaunch.base.events import Event, Notice, RunEnded, TaskStarted
 from distlaunch.base.heartbeat import Heartbeat
-from distlaunch.base.protocol import READ_MODES
+from distlaunch.base.protocol import NOT_FORKED, READ_MODES
 from distlaunch.base.run_dir import BEST, BestName, RunDir
 from distlaunch.base.run_files.task_error import write_exception, write_problems
 from distlaunch.base.run_files.trial_records import TrialOrder
@@ -143,6 +143,9 @@ def _run(arguments: argparse.Namespace) -> int:
         limit_openblas_threads()
         begin_program(program_of(config))
         emit = _emitter(EventWriter(_event_file(run, arguments), attempt=arguments.attempt, task=str(task)))
+        if (reason := os.environ.pop(NOT_FORKED, "")) and task == _chief():
+            hint = "engine: {warm_start: false} saves the time of the warm process"
+            emit(Notice(level="info", message=f"tasks start as fresh processes, because {reason}; {hint}"))
         stop = StopFlag(heartbeat.turn)
         after_user_code(stop.hold)
         return _play(arguments, config, run, emit, stop, heartbeat, forked)

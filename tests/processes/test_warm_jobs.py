@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -106,3 +107,18 @@ def test_autograph_has_nothing_of_ours_left_to_convert(
     ahead = next(line for line in done.stdout.splitlines() if line.startswith("ahead "))
     assert all(function in ahead for function in has)
     assert not any(function in ahead for function in lacks)
+
+
+def test_a_run_says_why_its_tasks_are_not_forked(project: Path) -> None:
+    """Keras imports scikit-learn if it is installed; here it is a package that starts a thread."""
+    packages = project / "packages"
+    packages.mkdir()
+    thread = (
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\nraise ImportError\n"
+    )
+    (packages / "sklearn.py").write_text(thread)
+    code, out, err = run("train", "job.yaml", cwd=project, path=[packages])
+    assert code == 0, out + err
+    lines = [line for line in (out + err).splitlines() if "fresh processes" in line]
+    assert len(lines) == 1
+    assert re.search(r"because importing has started \d threads?; engine: {warm_start: false} saves", lines[0])
