@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import select
 import sys
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +25,9 @@ from distlaunch.runs.bottleneck import resources
 from distlaunch.runs.settings import read_settings
 from distlaunch.runs.tracking.trackers import Tracker, open_tracker
 
-_INTERVAL_S = 1.0
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0
+_LARGEST_SHARE = 0.005
+"""Share of a core that sending may take: more values are sent less often, since training comes first."""
 _BATCH = "batch/"
 """Prefix of values within an epoch, as in Keras's own loggers."""
 _SPEED = "speed/"
@@ -54,14 +57,14 @@ class Follower:
         rows: dict[int, dict[str, float]] = {}
         for event in self._reader.read():
             self._add(event, rows)
-        for step, values in sorted(rows.items()):
-            if self._tracker is None:
-                self._open()
-            assert self._tracker is not None, "it was just opened"
-            self._tracker.log(step, values)
-            self._sent["step"] = max(self._sent["step"], step)
-        if rows:
-            self._record()
+        if not rows:
+            return
+        if self._tracker is None:
+            self._open()
+        assert self._tracker is not None, "it was just opened"
+        self._tracker.log(dict(sorted(rows.items())))
+        self._sent["step"] = max(self._sent["step"], *rows)
+        self._record()
 
     def _add(self, event: Event, rows: dict[int, dict[str, float]]) -> None:
         match event:
@@ -144,8 +147,12 @@ def main() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         follower = Follower(name, run)
         # standard input ends with the launcher, whatever ends it
-        while not select.select([sys.stdin], [], [], _INTERVAL_S)[0]:
+        pause_s = _SHORTEST_PAUSE_S
+        while not select.select([sys.stdin], [], [], pause_s)[0]:
+            began = time.process_time()
             follower.send_new()
+            busy_s = time.process_time() - began
+            pause_s = min(max(_SHORTEST_PAUSE_S, busy_s / _LARGEST_SHARE), _LONGEST_PAUSE_S)
         follower.finish()
 
 

@@ -23,6 +23,8 @@ PROJECT = "distlaunch"
 """Name of the project or experiment, unless the tracker's environment variable gives another name."""
 _LONGEST_VALUE = 500
 """Maximum number of characters of a config value; MLflow refuses long ones."""
+_MLFLOW_BATCH = 1000
+"""Maximum number of values in a batch; MLflow refuses more."""
 
 
 def is_installed(name: TrackerName) -> bool:
@@ -41,8 +43,8 @@ class Tracker(Protocol):
     id: str
     skips_known: ClassVar[bool]
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Add the values of a step. Steps come in ascending order."""
+    def log(self, rows: Mapping[int, Mapping[str, float]]) -> None:
+        """Add the values of steps, by step number in ascending order."""
         ...
 
     def finish(self, status: str) -> None:
@@ -79,8 +81,9 @@ class _Wandb:
             dir=str(folder / "tracking"), config=dict(config),
         )  # fmt: skip
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
+    def log(self, rows: Mapping[int, Mapping[str, float]]) -> None:
+        for step, values in rows.items():
+            self._run.log(dict(values), step=step)
 
     def finish(self, status: str) -> None:
         self._run.finish(exit_code=0 if status in ("", "done") else 1)
@@ -114,10 +117,17 @@ class _MLflow:
                 for name in self._client.get_run(self.id).data.metrics
             }
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
+    def log(self, rows: Mapping[int, Mapping[str, float]]) -> None:
         now = int(time.time() * 1000)
-        new = {name: value for name, value in values.items() if step > self._sent.get(name, -1)}
-        self._client.log_batch(self.id, [self._metric(name, value, now, step) for name, value in new.items()])
+        new = [
+            self._metric(name, value, now, step)
+            for step, values in rows.items()
+            for name, value in values.items()
+            if step > self._sent.get(name, -1)
+        ]
+        # each call is a transaction of the database
+        for begin in range(0, len(new), _MLFLOW_BATCH):
+            self._client.log_batch(self.id, new[begin : begin + _MLFLOW_BATCH])
 
     def finish(self, status: str) -> None:
         ended = {"": "RUNNING", "done": "FINISHED", "failed": "FAILED"}.get(status, "KILLED")
@@ -153,9 +163,10 @@ class _Trackio:
         if str(message).startswith("trackio failed"):
             self._problems.append(str(message))
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        if step not in self._known:
-            self._trackio.log(dict(values), step=step)
+    def log(self, rows: Mapping[int, Mapping[str, float]]) -> None:
+        for step, values in rows.items():
+            if step not in self._known:
+                self._trackio.log(dict(values), step=step)
 
     def finish(self, status: str) -> None:
         del status
@@ -177,10 +188,11 @@ class _TensorBoard:
         writer: Any = importlib.import_module("tensorboard.summary.writer.event_file_writer")
         self._writer = writer.EventFileWriter(str(folder / "tensorboard" / self.id))
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        made = [self._summary_pb2.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        summary = self._summary_pb2.Summary(value=made)
-        self._writer.add_event(self._event_pb2.Event(wall_time=time.time(), step=step, summary=summary))
+    def log(self, rows: Mapping[int, Mapping[str, float]]) -> None:
+        for step, values in rows.items():
+            made = [self._summary_pb2.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+            summary = self._summary_pb2.Summary(value=made)
+            self._writer.add_event(self._event_pb2.Event(wall_time=time.time(), step=step, summary=summary))
 
     def finish(self, status: str) -> None:
         del status
