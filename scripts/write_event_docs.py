@@ -12,17 +12,19 @@ from distlaunch.runs.event_schema import describe_fields
 
 HEAD = """# Events
 
-A run records what happens as lines of JSON. The chief and the launcher write to `events.jsonl`; every other task writes
-to `attempts/N/TASK/events.jsonl`. `train --json` prints the same lines between `CommandStarted` and `CommandEnded`.
-`distlaunch schema --events` prints the JSON Schema. A later version may add events and fields; programs should ignore
-what they do not know.
+A run records what happens as lines of JSON, one event in each line. To read the events while a run trains, start it
+with `train --json`, which prints them between `CommandStarted` and `CommandEnded`. The run directory has the same
+lines: the chief and the launcher write to `events.jsonl`, every other task writes to `attempts/N/TASK/events.jsonl`.
 
-Every event has these fields:
+`distlaunch schema --events` prints the JSON Schema. Programs should ignore events and fields that they do not know,
+because a later version may add some.
+
+Every line has the field `event` with the name of the event, such as `EpochEnded`, and these fields:
 
 {common}
 
-Values that JSON does not have are written as the strings `"nan"`, `"inf"` and `"-inf"`. Epochs count from 0, as in
-Keras's callbacks.
+Numbers that JSON does not have are written as the strings `"nan"`, `"inf"` and `"-inf"`. Epochs count from 0, as in
+Keras's callbacks. The other fields depend on the event:
 
 <!-- written by scripts/write_event_docs.py -->
 """

@@ -51,8 +51,8 @@ class Event:
 
     Attributes:
         time: seconds since 1970.
-        attempt: the number of the attempt.
-        task: the reporting task, e.g. `worker:0`, or `launcher` for the launcher itself.
+        attempt: the number of the attempt, from 0.
+        task: the task that reports the event, e.g. `worker:0`, or `launcher` for the launcher itself.
         format_version: the version of the line's format.
     """
 
@@ -103,10 +103,10 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptStarted(Event):
-    """The launcher is about to start the tasks of an attempt. `--json` does not print it.
+    """The launcher is about to start the tasks of an attempt. `train --json` does not print this event.
 
     Attributes:
-        waited_s: time for which the launcher waited for hosts, devices and addresses before starting the tasks.
+        waited_s: time for which the launcher waited for hosts, devices and addresses before it started the tasks.
     """
 
     waited_s: float
@@ -114,7 +114,12 @@ class AttemptStarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskStarted(Event):
-    """A task's process runs and has loaded its framework."""
+    """A task's process is running and has imported its framework.
+
+    Attributes:
+        host: name of the task's host.
+        pid: number of the process.
+    """
 
     host: str
     pid: int
@@ -122,12 +127,14 @@ class TaskStarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class DataResolved(Event):
-    """The origin of a dataset.
+    """The run has found its data.
 
     Attributes:
-        examples: the number of examples of each split; None if unknown.
-        seen: a fingerprint of each split in JSON: its types, and hashes of some examples. A later attempt compares its
-            own fingerprints with these, and warns if they differ.
+        name: the data function, or the name of the tensorflow-datasets dataset.
+        source: where the data comes from.
+        examples: the number of examples of each split; null if unknown.
+        seen: a text for each split with its types and with hashes of some examples. A later attempt compares its own
+            texts with these, and warns if they differ.
     """
 
     name: str
@@ -138,7 +145,15 @@ class DataResolved(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStarted(Event):
-    """The model is built and the first step is about to run."""
+    """The model is built and the first step is about to run.
+
+    Attributes:
+        tasks: number of tasks of the job.
+        epochs: number of epochs that the config asks for.
+        first_epoch: the epoch with which this attempt begins.
+        first_step: number of steps that the run has done before this attempt.
+        parameters: number of parameters of the model; 0 if the model is not built.
+    """
 
     strategy: str
     loop: str
@@ -151,9 +166,10 @@ class TrainingStarted(Event):
     steps_per_epoch: int | None
     parameters: int
     optimizer: str = ""
-    """Class and learning rate of the optimizer, such as `SGD, learning rate 0.01`; several are joined by ` + `."""
+    """class and learning rate of the optimizer, such as `SGD, learning rate 0.01`; several are joined by ` + `. After a
+    resume, the learning rate is left out."""
     loss: str = ""
-    """Name of the compiled loss; empty if there is none."""
+    """name of the compiled loss; empty if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,14 +186,14 @@ class ModelBuilt(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StepsDone(Event):
-    """Progress of training.
+    """A call of steps has ended.
 
     Attributes:
         step: number of steps since the run began.
-        step_in_epoch: number of steps in this epoch.
-        steps: number of steps in the last call.
-        seconds: duration of the last call.
-        logs: values over the epoch so far.
+        step_in_epoch: number of steps since the epoch began.
+        steps: number of steps in this call.
+        seconds: duration of this call.
+        logs: losses and metrics of the epoch so far.
     """
 
     epoch: int
@@ -193,12 +209,13 @@ class NumbersChecked(Event):
     """A part of the run was compared with one device, or could not be compared (`train.check`).
 
     Attributes:
-        status: `equal`; `differs`; `documented` if the numbers differ as documented; or `unchecked`.
-        part: the part, such as `steps 1-3`, `step 59 with 12 rows` or `validation`; empty if nothing was compared.
-        message: the differences, or the reason; empty if the numbers are equal.
+        status: `equal`; `differs`; `documented` if the numbers differ for a documented reason; or `unchecked`.
+        part: the compared part, such as `steps 1-3`, `step 59 with 12 rows` or `validation`; empty if nothing was
+            compared.
+        message: the differences, or the reason why nothing was compared; empty if the numbers are equal.
         deviation: the largest relative deviation of a loss or metric.
-        reference: the program on one device, `Keras` or `distlaunch`.
-        subject: a hash of config, devices and model; an attempt with another hash is compared again.
+        reference: the program that computed the steps on one device, `Keras` or `distlaunch`.
+        subject: a hash of config, devices and model. An attempt with another hash is compared again.
     """
 
     status: str
@@ -211,9 +228,13 @@ class NumbersChecked(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleSkipped(Event):
-    """A training example, e.g. `example 17`, has failed and is left out (`data.on_error: skip`).
+    """A training example has failed and is left out (`data.on_error: skip`).
 
-    Each task reports the examples that it reads. The reason names the line of the user's code.
+    Each task reports the examples that it reads.
+
+    Attributes:
+        example: the example, such as `example 17`.
+        reason: the error, with the line of the user's code.
     """
 
     example: str
@@ -222,36 +243,37 @@ class ExampleSkipped(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StepsTimed(Event):
-    """Times of a task's steps, as sums over this attempt without the first call, which compiles.
+    """The times of a task's steps, as sums over the attempt so far.
 
-    Each task that computes steps reports its times every few seconds and at the end; each event replaces the one
-    before. Compute rates from the difference of two events. Workers of parameter servers make different steps; all
-    other tasks take part in every step.
+    The first call of the attempt is not included, because it compiles. Each task that computes steps reports its times
+    every few seconds and at the end. Each event replaces the one before; to compute rates, subtract two events. Each
+    worker of parameter servers computes steps of its own; all other tasks take part in every step.
 
     Attributes:
-        steps: number of timed steps.
+        steps: number of steps that are included.
         seconds: duration of these steps.
         examples: number of examples that the task has computed in these steps.
         input_s: the part of `seconds` in which the task waited for the next batch.
-        peers_s: the part of `seconds` from the moment at which the task's gradients were ready until they were summed
-            with those of the other tasks, so it includes the transfer; None if it is not measured, as on GPUs and
-            meshes.
+        peers_s: the part of `seconds` in which the task's gradients were ready and were not yet summed with those of
+            the other tasks. It includes the wait for slower tasks and the transfer. null if it is not measured, as on
+            GPUs and meshes.
         step_median_s: median duration of the latest 1,000 steps.
         step_p99_s: 99th percentile of the duration of the latest 1,000 steps.
         cpu_s: processor time of the process during these steps.
         cores: number of cores that the process may use.
-        work: the work done for each single example: `reading`, `map`, `reading and map`; empty if there is none.
-        made: number of examples for which that work was done.
-        made_s: sum of the durations of that work.
+        work: the work that is done for each single example: `reading`, `map` or `reading and map`; empty if there is
+            none.
+        made: number of examples for which `work` was done.
+        made_s: sum of the durations of `work`, over all threads or processes.
         batches_s: time for making batches, including reading and mapping their examples.
-        threads: number of threads that do that work.
-        reads_ahead: True if batches are made during steps, not between them.
-        from_pipeline: True if the remainder, `input_s - batches_s`, is spent in the `tf.data` pipeline of the data
-            function.
-        in_python: True if the user's Python code reads examples.
-        processes: number of additional processes that read; 0 if threads of this process read.
+        threads: number of threads that do `work`.
+        reads_ahead: true if batches are made during steps, false if they are made between steps.
+        from_pipeline: true if the rest of the wait, `input_s - batches_s`, is spent in the `tf.data` pipeline of the
+            data function.
+        in_python: true if the user's Python code reads examples.
+        processes: number of processes that read for this task; 0 if its own threads read.
         memory_bytes: resident memory of the process; 0 if unknown.
-        gpu_percent: the mean utilization of the task's GPUs, as their driver reports it; None without GPUs.
+        gpu_percent: the mean utilization of the task's GPUs, as their driver reports it; null without GPUs.
         gpu_memory_bytes: memory in use on the task's GPUs, by all processes; 0 if unknown.
     """
 
@@ -280,10 +302,14 @@ class StepsTimed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class EpochEnded(Event):
-    """An epoch has ended. Validation values have the prefix `val_`.
+    """An epoch has ended.
 
     Attributes:
-        learning_rate: that of the compiled optimizer after the epoch's last step; None if it has none.
+        step: number of steps since the run began.
+        seconds: duration of the epoch.
+        logs: losses and metrics of the epoch. Those of the validation have the prefix `val_`.
+        learning_rate: learning rate of the compiled optimizer after the last step of the epoch; null if the optimizer
+            has none.
     """
 
     epoch: int
@@ -298,8 +324,11 @@ class CheckpointSaved(Event):
     """A checkpoint is complete.
 
     Attributes:
-        seconds: time for writing it.
-        stalled_s: time in which training waited for it.
+        step: the step after which the state was saved.
+        path: the directory of the checkpoint.
+        num_bytes: size of the checkpoint.
+        seconds: time for writing the checkpoint.
+        stalled_s: time for which training waited for the checkpoint.
     """
 
     step: int
@@ -311,7 +340,12 @@ class CheckpointSaved(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFailed(Event):
-    """A checkpoint could not be written, or a damaged one was skipped. Training continues."""
+    """A checkpoint could not be written, or a damaged one was skipped. Training continues.
+
+    Attributes:
+        step: the step of the checkpoint.
+        reason: what went wrong.
+    """
 
     step: int
     reason: str
@@ -322,6 +356,9 @@ class Restored(Event):
     """Training continues from a checkpoint.
 
     Attributes:
+        step: the step of the checkpoint.
+        epoch: the epoch with which training continues.
+        path: the directory of the checkpoint.
         seconds: time for finding and reading the checkpoint, up to this event.
     """
 
@@ -333,7 +370,13 @@ class Restored(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated(Event):
-    """The loss and metrics of a checkpoint on a split."""
+    """A checkpoint was evaluated, by `distlaunch evaluate` or by the evaluator task.
+
+    Attributes:
+        step: the step of the checkpoint.
+        split: the evaluated split, such as `validation`.
+        logs: losses and metrics of the checkpoint.
+    """
 
     step: int
     split: str
@@ -350,8 +393,10 @@ class Exported(Event):
     """An export was written.
 
     Attributes:
-        signature: its inputs and outputs, such as `serve(x: float32[?,28,28]) -> float32[?,10]`.
-        step: the step of the weights.
+        format: the format, such as `saved_model`.
+        path: the file or directory of the export.
+        signature: inputs and outputs of the export, such as `serve(x: float32[?,28,28]) -> float32[?,10]`.
+        step: the step after which the exported weights were saved; null if unknown.
     """
 
     format: str
@@ -362,7 +407,12 @@ class Exported(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportFailed(Event):
-    """Training is done, but an export has failed. `distlaunch export` can make it later."""
+    """Training is done, but an export has failed. `distlaunch export` can write it later.
+
+    Attributes:
+        step: the step of the weights.
+        reason: what went wrong.
+    """
 
     step: int
     reason: str
@@ -373,9 +423,10 @@ class Predicted(Event):
     """Predictions were written.
 
     Attributes:
-        step: the step of the checkpoint; None for predictions of an export.
-        split: the split, or the input of an export.
-        shapes: the shapes of the arrays in the file, by name.
+        step: the step of the checkpoint; null for predictions of an export.
+        split: the split or, for predictions of an export, its input.
+        path: the file of predictions.
+        shapes: the shapes of the arrays in the file, by the names of the arrays.
     """
 
     step: int | None
@@ -386,7 +437,11 @@ class Predicted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Notice(Event):
-    """A message for the user that is not a failure; `level` is `info` or `warning`."""
+    """A message for the user that is not a failure.
+
+    Attributes:
+        level: `info` or `warning`.
+    """
 
     level: str
     message: str
@@ -397,8 +452,8 @@ class JobFailed(Event):
     """The last attempt of a job has failed.
 
     Attributes:
-        exit_code: the exit code of the launcher.
-        step: the last step of the attempt.
+        exit_code: exit code of the launcher.
+        step: last step of the attempt.
     """
 
     exit_code: int
@@ -407,7 +462,14 @@ class JobFailed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskFailed(Event):
-    """The launcher's description of the task that failed first."""
+    """A task has failed. The launcher reports the first failed task of an attempt.
+
+    Attributes:
+        failed_task: the task, such as `worker:1`.
+        host: name of the task's host.
+        reason: why the task failed.
+        log: the file with the task's error output; empty if there is none.
+    """
 
     failed_task: str
     host: str
@@ -417,7 +479,13 @@ class TaskFailed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRestarted(Event):
-    """The launcher has restarted a task while the others continued. The task's name and `reason` form a sentence."""
+    """The launcher has restarted a task while the others continued.
+
+    Attributes:
+        restarted_task: the task, such as `worker:1`.
+        host: name of the task's host.
+        reason: why the task ended. The task's name and this text form a sentence.
+    """
 
     restarted_task: str
     host: str
@@ -426,16 +494,16 @@ class TaskRestarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class VariablesPlaced(Event):
-    """The placement of variables of the model and the optimizer on tasks or devices.
+    """The run has placed the variables of the model and the optimizer on tasks or devices.
 
     Attributes:
         variables: each as `{"name": "model/dense/kernel", "shape": [784, 128], "dtype": "float32", "parts": [{"task":
-            "ps:0", "rows": [0, 392], "bytes": 200704}, ...]}`. `rows` is None for a variable that is not split. On a
-            mesh, each part is for a device (`device:0`) and has the `bounds` of each dimension; `layout` has the mesh
-            axis of each dimension.
+            "ps:0", "rows": [0, 392], "bytes": 200704}, ...]}`. `rows` is null for a variable that is not split. On a
+            mesh, `task` names a device (`device:0`), each part has the `bounds` of each dimension instead of `rows`,
+            and `layout` has the mesh axis of each dimension of the variable.
         mesh: `{"axes": ["batch", "model"], "shape": [4, 2], "devices": [0, 1, ...], "inputs": ["batch"]}`. Devices are
-            in the order of the mesh, in which the last axis changes fastest. `inputs` has the axis of each dimension of
-            the inputs. None for strategies without a mesh.
+            in the order of the mesh, in which the last axis changes fastest. `inputs` has the mesh axis of each
+            dimension of the inputs. null for strategies without a mesh.
     """
 
     variables: list[dict[str, Any]]
@@ -451,7 +519,10 @@ class RunEnded(Event):
 
     Attributes:
         status: `done`, `failed`, `stopped` or `interrupted`.
-        seconds: the duration of the attempt, from when its processes have finished their imports.
+        step: number of steps since the run began.
+        epochs_done: number of complete epochs since the run began.
+        seconds: duration of the attempt since its processes had finished their imports.
+        logs: the last losses and metrics.
     """
 
     status: str
@@ -468,8 +539,8 @@ class CommandStarted(Event):
     Attributes:
         run: the run directory.
         name: the name of the run.
-        number: the number of the run among the runs with this name; None if unknown.
-        config: the config file or run given to the command.
+        number: the number of the run among the runs with this name; null if unknown.
+        config: the config file or the run that the command was given.
     """
 
     run: str
@@ -484,6 +555,7 @@ class CommandEnded(Event):
 
     Attributes:
         status: one of the values of `status` in RunEnded.
+        exit_code: exit code of the command.
         reason: the error message on standard error; empty if the command did not fail.
     """
 
