@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from distlaunch.base.errors import Problem
 from distlaunch.base.plural import count
@@ -29,7 +30,11 @@ _DEVICES_OF_WORKER = (1, 2)
 """Numbers of devices of each worker that are tried without GPUs."""
 _KEPT_OF_CLUSTER = ("start_timeout_s", "stop_timeout_s", "stall_timeout_s", "isolate")
 """Keys of `cluster:` that stay under another strategy."""
+_FAR_BEHIND = 1.5
+"""Ratio of the steps of two strategies. No setting is expected to change a step by this factor."""
 SIXTEEN_BITS = "mixed_bfloat16"
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -251,6 +256,20 @@ def settings(candidate: Candidate, site: Site) -> Iterator[Candidate | NotTried]
                 yield changed
         else:
             yield NotTried(f"{candidate.name}, {found.name}", found.reason)
+
+
+def in_turns(lists: Sequence[Sequence[_T]], step_s: Sequence[float]) -> list[_T]:
+    """Return the changed settings of strategies in the order in which to try them: strategy by strategy, in turns.
+
+    If the second strategy is so far behind that a setting would hardly make up for it, its settings come last.
+
+    Args:
+        lists: the candidates of each strategy, the fastest strategy first.
+        step_s: the duration of a step of each strategy; empty if nothing was measured.
+    """
+    if len(step_s) > 1 and step_s[1] > _FAR_BEHIND * step_s[0]:
+        return list(itertools.chain.from_iterable(lists))
+    return [each for turn in itertools.zip_longest(*lists) for each in turn if each is not None]
 
 
 def _changes(

@@ -32,6 +32,7 @@ from distlaunch.tune.candidates import (
     Candidate,
     Change,
     NotTried,
+    in_turns,
     label_of,
     settings,
     strategies,
@@ -276,9 +277,7 @@ class _Tuning:
         # the untuned config may be among the best strategies
         ranked = self._race.ranking() or self._race.running  # nothing is measured if the untuned config is alone
         best = [self._rows[name].candidate for name in ranked if not self._differs(name)][:_BEST]
-        lists = [list(settings(candidate, site)) for candidate in best]
-        mixed = [each[index] for index in range(max(map(len, lists), default=0)) for each in lists if index < len(each)]
-        self._start(self._wanted(mixed), self._time_of(_SETTINGS))
+        self._start(self._wanted(self._settings_of(best)), self._time_of(_SETTINGS))
         self._race.run(_FEWEST_ROUNDS, self._time_of(_BEST_SETTINGS))
         self._start(self._wanted(self._combinations(best)), self._time_of(_COMBINATIONS))
         self._race.halve(_FINALISTS, self._time_of(_FINALS))
@@ -315,6 +314,12 @@ class _Tuning:
             else:
                 wanted.append(each)
         return wanted
+
+    def _settings_of(self, best: Sequence[Candidate]) -> list[Candidate | NotTried]:
+        """Return the best strategies with changed settings, in the order in which to try them."""
+        lists = [list(settings(candidate, self._site)) for candidate in best]
+        spreads = [self._rows[candidate.name].spread for candidate in best]
+        return in_turns(lists, [spread.median for spread in spreads if spread is not None])
 
     def _combinations(self, best: Sequence[Candidate]) -> list[Candidate]:
         """Return, for each of the best strategies, a candidate with all settings that have helped one by one."""

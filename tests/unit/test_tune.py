@@ -18,7 +18,7 @@ from distlaunch.cli.main import cli
 from distlaunch.cluster.hardware import ONEDNN, POOL_SIZES, Hardware
 from distlaunch.config.read.load import load_config, load_mapping
 from distlaunch.config.run import RunConfig
-from distlaunch.tune.candidates import UNTUNED, Candidate, Change, NotTried, settings, strategies, untuned
+from distlaunch.tune.candidates import UNTUNED, Candidate, Change, NotTried, in_turns, settings, strategies, untuned
 from distlaunch.tune.equality import judge_candidate, known_causes
 from distlaunch.tune.race import Entry, Race, Spread, call_length, choose, steps_of_round
 from distlaunch.tune.site import Site
@@ -104,6 +104,15 @@ def test_settings_start_from_those_of_the_config_and_the_environment() -> None:
     assert names == ["no XLA", "oneDNN on", "steps_per_call auto", "steps_per_call 1"]
     names, reasons = changes(config(train={"callbacks": [{"name": "TerminateOnNaN"}]}))
     assert "callbacks" in reasons["steps per call"]
+
+
+@pytest.mark.parametrize(
+    ("step_s", "expected"),
+    [([2.0, 2.9], "aAbBCD"), ([2.0, 3.1], "abABCD"), ([], "aAbBCD")],
+    ids=["near", "far behind", "nothing measured"],
+)
+def test_settings_of_strategies_take_turns_unless_one_is_far_behind(step_s: list[float], expected: str) -> None:
+    assert "".join(in_turns(["ab", "ABCD"], step_s)) == expected
 
 
 def test_threads_are_those_of_each_task() -> None:
