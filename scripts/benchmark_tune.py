@@ -46,6 +46,7 @@ from distlaunch.verify.run_trials import TrialRunner
 ROUND_S = 0.4
 GOOD = 1.05
 POLL_S = 0.02
+_COMPILING_S = 300.0  # limit for the first round of a combination
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ class Bench:
         while not contestant.is_ready():
             self._stop_if_asked()
             time.sleep(POLL_S)
-        contestant.prepare()
+        contestant.prepare(_COMPILING_S)
         record = contestant.record()
         self._untuned = self._untuned or record  # the untuned config is measured first
         return contestant, judge_candidate(record, self._untuned, self._reference).equal

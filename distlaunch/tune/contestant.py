@@ -27,7 +27,6 @@ _POLL_S = 0.01
 _CALLS_IN_ROUND = 4
 _ROUND_LIMIT_S, _ROUND_LIMIT = 60.0, 50
 """Limits on the duration of a round, in seconds and as a factor of the expected duration; the larger one counts."""
-_COMPILING_LIMIT_S = 300.0  # replaces _ROUND_LIMIT_S in the first round, which compiles the longer calls
 _ATTEMPT = 0
 """Each contestant has its own run directory, with one attempt."""
 
@@ -100,13 +99,20 @@ class Contestant:
         """
         return self._result(0) is not None
 
-    def prepare(self) -> None:
-        """Choose the length of calls, check the numbers of such calls, and run them once."""
+    def prepare(self, left_s: float) -> None:
+        """Choose the length of calls, check the numbers of such calls, and run them once.
+
+        Args:
+            left_s: what is left of the budget. The first round compiles the longer calls, so it may take that long.
+
+        Raises:
+            ContestantFailed: the tasks have ended, or have not answered in time.
+        """
         result = self._result(0)
         assert result is not None, "the contestant is ready"
         self._step_s = result.step_s
         self._set_call_length()
-        self._run_round(self._steps_per_call, checks_calls=True)
+        self._run_round(self._steps_per_call, least_s=left_s, checks_calls=True)
         # the durations so far are those of one-step calls and of the first long call: run a round that does not count
         self.measure()
 
@@ -125,14 +131,13 @@ class Contestant:
         wanted = self.candidate.steps_per_call
         self._steps_per_call = call_length(wanted, self._step_s, target_s=self._round_s / _CALLS_IN_ROUND)
 
-    def _run_round(self, num_steps: int, *, checks_calls: bool = False) -> float:
+    def _run_round(self, num_steps: int, *, least_s: float = 0.0, checks_calls: bool = False) -> float:
         assert self._starter is not None, "the contestant is ready"
         self._number += 1
         path = self.run.round_order(_ATTEMPT)
         RoundOrder(self._number, num_steps, self._steps_per_call, checks_calls).write(path)
         self._starter.send_file(path)
-        least_s = _COMPILING_LIMIT_S if checks_calls else _ROUND_LIMIT_S
-        limit_s = max(least_s, _ROUND_LIMIT * num_steps * self._step_s)
+        limit_s = max(_ROUND_LIMIT_S, least_s, _ROUND_LIMIT * num_steps * self._step_s)
         until = time.monotonic() + limit_s
         while (result := self._result(self._number)) is None:
             if time.monotonic() > until:

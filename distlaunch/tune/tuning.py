@@ -65,6 +65,7 @@ _MEMORY_SPARE = 1.5
 """Memory that must be free to start another candidate, as a factor of the largest one so far."""
 _PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 """With `false`, JAX does not reserve most of a GPU's memory, which the other candidates need."""
+_START_LIMIT_S = 60.0
 _POLL_S = 0.01
 
 
@@ -361,6 +362,7 @@ class _Tuning:
             for name in list(starting):
                 try:
                     if name in self._running and not self._running[name].is_ready():
+                        self._check_start(name, starting[name])
                         continue
                     ready.append(name)
                 except ContestantFailed as failed:
@@ -372,6 +374,13 @@ class _Tuning:
             if starting and not ready:
                 self._poll()
                 time.sleep(_POLL_S)
+
+    def _check_start(self, name: str, began: float) -> None:
+        """Raise ContestantFailed if a candidate should have started by now; it may take the rest of the budget."""
+        limit_s = max(_START_LIMIT_S, self._time_of(1.0) - began)
+        if name != UNTUNED and time.monotonic() > began + limit_s:
+            self._running[name].ask_to_stop()
+            raise ContestantFailed(DistlaunchError(f"its first steps were not done after {limit_s:,.0f} s"))
 
     def _why_not(self, until: float) -> str:
         """Return why no more candidates are started, or an empty string."""
@@ -413,7 +422,7 @@ class _Tuning:
     def _prepare(self, name: str) -> None:
         row, contestant = self._rows[name], self._running[name]
         try:
-            contestant.prepare()
+            contestant.prepare(self._time_of(1.0) - time.monotonic())
             record = contestant.record()
         except ContestantFailed as failed:
             self._fail(name, failed)

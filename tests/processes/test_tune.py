@@ -113,6 +113,17 @@ def test_a_candidate_that_fails_is_dropped_with_its_reason(project: Path) -> Non
     assert found["winner"] == "untuned"
 
 
+@pytest.mark.slow  # the limit is a minute
+def test_a_candidate_that_stands_still_at_its_start_is_dropped(project: Path) -> None:
+    code = "def still():\n    import os, threading\n    'TF_CONFIG' in os.environ and threading.Event().wait()\n"
+    (project / "mine.py").write_text(f"{MINE}\n{code}    return mlp()\n")
+    words = ("--set", "model={function: mine.py:still}", "--seconds", "10", "--only", "multi_worker")
+    found, rows = tune(project, *words)
+    (failed,) = (row for name, row in rows.items() if name != "untuned")
+    assert "its first steps were not done after 60 s" in failed["failed"]
+    assert found["winner"] == "untuned"
+
+
 @pytest.mark.slow  # in CI the same for train and verify
 def test_errors_of_the_config_have_their_lines(project: Path) -> None:
     code, out, err = run("tune", "mine.yaml", "--set", "data.global_batch=no", cwd=project)

@@ -197,7 +197,7 @@ def test_rounds_of_a_contestant(tmp_path: Path) -> None:
         tmp_path, '{"number": 1, "step_s": 0.5}', '{"number": 2, "step_s": 0.25}', '{"number": 3, "step_s": 0.2}', "{"
     )
     try:
-        found.prepare()
+        found.prepare(60)
         assert found.measure() == 0.2
         with pytest.raises(ContestantFailed, match="cannot be read"):
             found.measure()
@@ -215,20 +215,19 @@ def test_rounds_of_a_contestant(tmp_path: Path) -> None:
 
 
 def test_a_contestant_that_stands_still_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit of the first round, which compiles, is a longer one."""
+    """The first round, which compiles, may take the rest of the budget."""
     monkeypatch.setattr("distlaunch.tune.contestant._ROUND_LIMIT_S", 0.05)
     monkeypatch.setattr("distlaunch.tune.contestant._ROUND_LIMIT", 0)
     found = contestant(
         tmp_path, '{"number": 1, "step_s": 0.5}', *['{"number": 2, "step_s": 0.25}'] * 3
     )  # the last answers are those to the round before
     try:
-        found.prepare()
+        found.prepare(60)
         with pytest.raises(ContestantFailed) as failed:
             found.measure()
         assert "a round had no result after 0 s" in str(failed.value.result)
-        monkeypatch.setattr("distlaunch.tune.contestant._COMPILING_LIMIT_S", 0.05)
         with pytest.raises(ContestantFailed):
-            found.prepare()
+            found.prepare(0)  # nothing is left of the budget
     finally:
         found.close()
 
