@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
 import sys
 import time
@@ -49,6 +50,8 @@ def tracking(
     finally:
         for problem in _finish(run, started, _DEADLINE_S):
             warn(problem)
+        if not run.exists():  # nothing was started, so that no tracker has a run, and the directory is discarded
+            shutil.rmtree(run.path / "tracking", ignore_errors=True)
 
 
 def track_now(run: RunDir, names: Sequence[TrackerName], environ: Mapping[str, str]) -> Iterable[str]:

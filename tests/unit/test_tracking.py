@@ -110,6 +110,14 @@ def test_a_run_is_sent_once_over_two_launchers(run: RunDir) -> None:
     assert len(sent()) == len(rows) + 2 + 4, "there was nothing new"
 
 
+def test_a_run_that_could_not_start_leaves_no_directory(tmp_path: Path, run: RunDir) -> None:
+    claimed = RunDir.claim(tmp_path / "other", "job")
+    with tracking(claimed, ["wandb"], environment(), lambda message: None):
+        pass
+    claimed.discard()
+    assert not claimed.path.exists()
+
+
 def test_a_tracker_that_fails_is_a_warning_and_can_be_sent_later(run: RunDir) -> None:
     (warning,) = track(run, HOW="fails")
     assert "tracking: wandb failed: RuntimeError: the server is gone" in warning
