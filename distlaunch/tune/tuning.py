@@ -65,7 +65,8 @@ _MEMORY_SPARE = 1.5
 """Memory that must be free to start another candidate, as a factor of the largest one so far."""
 _PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 """With `false`, JAX does not reserve most of a GPU's memory, which the other candidates need."""
-_START_LIMIT_S = 60.0
+_START_LIMIT_S, _START_LIMIT = 60.0, 3
+"""Limits on the start of a candidate, in seconds and as a factor of the longest start so far."""
 _POLL_S = 0.01
 
 
@@ -376,8 +377,11 @@ class _Tuning:
                 time.sleep(_POLL_S)
 
     def _check_start(self, name: str, began: float) -> None:
-        """Raise ContestantFailed if a candidate should have started by now; it may take the rest of the budget."""
-        limit_s = max(_START_LIMIT_S, self._time_of(1.0) - began)
+        """Raise ContestantFailed if a candidate should have started by now.
+
+        It may take what was left of the budget, and much longer than the others.
+        """
+        limit_s = max(_START_LIMIT_S, self._time_of(1.0) - began, _START_LIMIT * max(self._start_s, default=0.0))
         if name != UNTUNED and time.monotonic() > began + limit_s:
             self._running[name].ask_to_stop()
             raise ContestantFailed(DistlaunchError(f"its first steps were not done after {limit_s:,.0f} s"))
