@@ -70,7 +70,7 @@ def _become(function: Callable[[Connection], None], pipe: Connection) -> NoRetur
             if number > 2 and number != pipe.fileno():
                 with contextlib.suppress(OSError):
                     os.close(number)
-        # nothing is lost if this process is killed
+        # buffered by line, so that no complete line is lost if this process is killed
         sys.stdout = sys.__stdout__ = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
         sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         function(pipe)

@@ -25,7 +25,7 @@ def yield_to_training() -> None:
     for _ in range(_ATTEMPTS):
         try:
             _AUTOGROUP.write_text(str(_LOWEST))
-        except BlockingIOError:  # unprivileged users may set one value in 0.1 s, on the whole host
+        except BlockingIOError:  # all unprivileged users together may write once every 0.1 s
             time.sleep(_RETRY_S)
         except OSError:  # not on Linux, or a kernel without it
             return

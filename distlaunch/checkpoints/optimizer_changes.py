@@ -216,7 +216,7 @@ class _Report:
     def _has_counted(self) -> bool:
         """Return whether a step has used the optimizer.
 
-        None has used the default optimizer that `compile()` makes if the model's own step uses others.
+        No step uses the default optimizer that `compile()` makes if the model's own step has other optimizers.
         """
         step = self._state.get((self._before or self._built).prefix() + "iteration")
         return step is None or int(step) > 0

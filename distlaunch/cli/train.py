@@ -193,7 +193,7 @@ def _detached(request: JobRequest, *, as_json: bool, quiet: bool) -> int:
     if claimed is None:
         return ExitCode.DONE
     if claimed.choice.evaluator_only:
-        raise UsageError("--detach: not for an evaluator that has a separate launcher; use nohup")
+        raise UsageError("--detach does not work for an evaluator with a launcher of its own; use nohup")
     # fork after `begin`, so that errors in the request are reported in this terminal
     side = detach.fork_launcher(claimed.run.launcher_log)
     if isinstance(side, detach.Waiting):

@@ -76,7 +76,7 @@ def pack(components: tuple[Any, ...]) -> Any:
 
 
 def num_rows(element: Any) -> Any:
-    """Return the number of rows of an element, a scalar int64: a tensor, or NumPy's for an element of arrays."""
+    """Return the number of rows of an element as a scalar int64: of NumPy if the element has arrays, else a tensor."""
     # not expanded, because the values of a ragged tensor are not its rows
     first = flatten(element)[0]
     if isinstance(first, np.ndarray):

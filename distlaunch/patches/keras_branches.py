@@ -42,7 +42,7 @@ def branch_together(optimizer: keras.optimizers.Optimizer) -> None:
     PATCH.check()
     _install()
     optimizer._distlaunch_branches = True
-    # from the class: `sum_gradients_first` wraps the method that is set on the object here
+    # the methods of the class, because `sum_gradients_first` will wrap those that are set on the object below
     apply, overwrite = type(optimizer).apply, type(optimizer)._overwrite_model_variables_with_average_value
 
     def apply_together(self: Any, grads: Any, trainable_variables: Any = None) -> Any:

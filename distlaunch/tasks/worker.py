@@ -187,7 +187,7 @@ def _import_framework(config: RunConfig, task: Task) -> None:
     from distlaunch.patches.tensorflow_late import when_imported
 
     when_imported(keep_in_memory)
-    # with its backend: a task has started when the frameworks that it surely needs are imported
+    # this also imports the backend: a task counts as started when the frameworks that it needs in any case are imported
     importlib.import_module("keras")
     end_process.skip_earlier_hooks()
 

@@ -141,7 +141,7 @@ class TrainingLoop:
         Raises:
             CheckpointWriteError: the last checkpoint cannot be written, so that the result would be lost.
         """
-        # a callback calls the model in this process only, because other processes may not call it at the same time
+        # a callback calls the model in this process only, because other processes might not call it at the same time
         with self._check, self._saver, call_methods_within(self._model, METHODS, self._program.alone):
             end = self._run(start, take_state)
         self._timer.report()  # the steps since the last report

@@ -48,7 +48,7 @@ class Contexts:
         return context
 
     def give_back(self, context: LaunchContext, environ: Mapping[str, str]) -> None:
-        """Let another candidate use a context. Its hosts must be in order, and nothing may run in it."""
+        """Let another candidate use a context. Its hosts must still be usable, and nothing must be running in it."""
         if not self._is_shared:
             self._known[_key(environ)].append(context)
 

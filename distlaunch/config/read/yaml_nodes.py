@@ -91,7 +91,7 @@ class _NodeLoader(_Loader):
             node = self._composed(parent, index)
             self._check_key(node, line, is_key=is_key)
             return node
-        # `!` alone makes a scalar text
+        # the tag `!` alone turns a scalar into text
         if event.tag not in (None, "!"):
             message = f"got the tag '{event.tag.replace('tag:yaml.org,2002:', '!!')}'; tags are not supported; "
             hint = "remove the tag; if the value is text that begins with '!', put the text in quotes"

@@ -182,7 +182,7 @@ def _why_not(subject: Subject, digest: str) -> str | None:
         return ""  # an earlier attempt was compared
     allowed, needed = psutil.virtual_memory().available * _MEMORY_SHARE, subject.num_bytes() * _COPIES
     if needed > allowed:
-        return f"one device needs about {needed // _MIB:,} MiB, more than a quarter of the free memory"
+        return f"the comparison needs about {needed // _MIB:,} MiB, more than a quarter of the free memory"
     return None
 
 
