@@ -85,8 +85,9 @@ def make_split(
         hint = "write 'stop', and skip such examples in the pipeline itself, with `.ignore_errors()`"
         raise ConfigError(Problem(("data", "on_error"), f"{message}; {hint}"))
     return _SplitBuilder(
-        data, config, seed, preprocessing, training=training, is_process_local=share.number > 1, on_host=on_host
-    ).split()
+        data, config, seed, preprocessing, training=training, is_process_local=share.number > 1,
+        epoch_steps=epoch_steps, on_host=on_host
+    ).split()  # fmt: skip
 
 
 class _SplitBuilder:
@@ -160,7 +161,7 @@ class _SplitBuilder:
         if isinstance(data, StreamData):
             return Streams(data, config, mapping, seed, "training" if self._training else "validation")
         if is_a(data, "data.Dataset"):
-            return Pipeline(data, config, limit, mapping, seed, drop=drop)
+            return Pipeline(data, config, limit, mapping, seed, drop=drop, epoch_steps=self._epoch_steps)
         if self._on_host:
             return HostIndexed(data, config, seed, drop=drop, skips=trains and self._skips)
         return Indexed(data, config, mapping, seed, drop=drop, skips=trains and self._skips)

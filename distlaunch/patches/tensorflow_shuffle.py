@@ -18,9 +18,10 @@ _VARIANT = Symbol("tensorflow.data.Dataset._variant_tensor")
 _INPUTS = Symbol("tensorflow.data.Dataset._inputs", "(self)")
 _REPEAT = Symbol("tensorflow.python.data.ops.repeat_op._RepeatDataset")
 _CACHE = Symbol("tensorflow.python.data.ops.cache_op.CacheDataset")
+_CONCATENATE = Symbol("tensorflow.python.data.ops.concatenate_op._ConcatenateDataset")
 
 PATCH = Patch(
-    symbols=(_SHUFFLE, _SEEDS, _VARIANT, _INPUTS, _REPEAT, _CACHE),
+    symbols=(_SHUFFLE, _SEEDS, _VARIANT, _INPUTS, _REPEAT, _CACHE, _CONCATENATE),
     why="A dataset that reshuffles in each iteration draws the order from a state that cannot be set. So a resumed run "
     "reads examples in a different order from an uninterrupted one, and two readers of a dataset see different orders.",
     until="The state of `Dataset.shuffle` can be set.",
@@ -47,28 +48,49 @@ class Shuffle:
 
 
 @dataclass(frozen=True)
+class Place:
+    """A call of `.shuffle()` in a pipeline.
+
+    Attributes:
+        in_pass: number of its iterations that begin while an iterator of the pipeline is read to the end.
+        unread: number of its iterations that begin if an iterator of the pipeline is created but not read.
+    """
+
+    shuffle: Shuffle
+    in_pass: int
+    unread: int
+
+
+@dataclass(frozen=True)
 class Shuffles:
     """The calls of `.shuffle()` in a pipeline that reshuffle in each iteration.
 
     Attributes:
-        found: each call, and how many of its iterations one pass of the pipeline takes.
+        places: the calls.
+        has_spares: whether Keras's `fit` creates an iterator after each pass that it does not read. It prepares the
+            iterator of the next epoch at the end of each epoch, and replaces it when this epoch begins, unless it does
+            not know the number of batches, or `steps_per_epoch` is set. See
+            `keras.src.trainers.epoch_iterator.EpochIterator._enumerate_iterator`.
     """
 
-    found: tuple[tuple[Shuffle, int], ...]
+    places: tuple[Place, ...]
+    has_spares: bool = False
 
     def share(self, other: Shuffles) -> bool:
         """Return whether both pipelines contain the same call."""
-        return any(mine is theirs for mine, _ in self.found for theirs, _ in other.found)
+        return any(mine.shuffle is theirs.shuffle for mine in self.places for theirs in other.places)
 
     def begin(self, number_of_pass: Any) -> None:
         """Make the next iteration the first one of a pass. This also works in a graph."""
-        for shuffle, in_pass in self.found:
-            done = tf.cast(number_of_pass, tf.int64) * in_pass
-            shuffle.iterations.assign(tf.constant(shuffle.settled[0], tf.int64) + done)
+        passes = tf.cast(number_of_pass, tf.int64)
+        for place in self.places:
+            settled = tf.constant(place.shuffle.settled[0], tf.int64)
+            each = place.in_pass + (place.unread if self.has_spares else 0)
+            place.shuffle.iterations.assign(settled + passes * each)
 
     def in_pass(self, dataset: tf.data.Dataset, number_of_pass: Any) -> tf.data.Dataset:
         """Return the examples of one pass of the pipeline that contains these shuffles."""
-        if not self.found:
+        if not self.places:
             return dataset
 
         @not_converted
@@ -86,16 +108,20 @@ def count_iterations() -> None:
     tf.data.Dataset.shuffle = _shuffle
 
 
-def shuffles_of(dataset: tf.data.Dataset) -> Shuffles:
-    """Return the shuffles in a pipeline. Call it only after the data function has returned the pipeline."""
+def shuffles_of(dataset: tf.data.Dataset, *, epoch_steps: int | None = None) -> Shuffles:
+    """Return the shuffles in a pipeline. Call it only after the data function has returned the pipeline.
+
+    Args:
+        epoch_steps: number of batches of an epoch, if the config sets it.
+    """
     _INPUTS.get()
-    found: dict[int, tuple[Shuffle, int]] = {}
-    for shuffle, in_pass in _shuffles_in(dataset, 1):
-        before = found.get(id(shuffle), (shuffle, 0))[1]
-        found[id(shuffle)] = shuffle, before + in_pass
+    places: dict[int, Place] = {}
+    for shuffle, in_pass, unread in _shuffles_in(dataset, 1, 1):
+        before = places.get(id(shuffle), Place(shuffle, 0, 0))
+        places[id(shuffle)] = Place(shuffle, before.in_pass + in_pass, before.unread + unread)
         if not shuffle.settled:
             shuffle.settled.append(int(shuffle.iterations))
-    return Shuffles(tuple(found.values()))
+    return Shuffles(tuple(places.values()), epoch_steps is None and int(dataset.cardinality()) >= 0)
 
 
 def shuffled_by(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
@@ -104,20 +130,22 @@ def shuffled_by(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
     return None if shuffle is None else shuffle.before
 
 
-def _shuffles_in(dataset: tf.data.Dataset, iterations: int) -> Iterator[tuple[Shuffle, int]]:
-    """Yield each shuffle in a pipeline, with its number of iterations per pass."""
+def _shuffles_in(dataset: tf.data.Dataset, iterations: int, unread: int) -> Iterator[tuple[Shuffle, int, int]]:
+    """Yield each shuffle in a pipeline, with its number of iterations per pass and per unread iterator."""
     shuffle = getattr(dataset, _MARK, None)
     if shuffle is not None:
-        yield shuffle, iterations
-        inputs = [shuffle.before]
-    else:
-        inputs = dataset._inputs()
+        yield shuffle, iterations, unread
+        # TensorFlow's shuffle creates the iterator of its input when it is read
+        yield from _shuffles_in(shuffle.before, iterations, 0)
+        return
     if isinstance(dataset, _REPEAT.get()):
         iterations *= max(int(dataset._count), 1)
     elif isinstance(dataset, _CACHE.get()):
-        iterations = 0  # only the first pass reads the datasets before the cache
-    for each in inputs:
-        yield from _shuffles_in(each, iterations)
+        iterations = unread = 0  # only the first pass reads the datasets before the cache
+    for number, each in enumerate(dataset._inputs()):
+        # the iterator of a second dataset is created after the first one has been read
+        is_later = number > 0 and isinstance(dataset, _CONCATENATE.get())
+        yield from _shuffles_in(each, iterations, 0 if is_later else unread)
 
 
 def _shuffle(

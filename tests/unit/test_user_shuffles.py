@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ PIPELINES: dict[str, Callable[[], Any]] = {
     "endless": lambda: numbers().repeat().shuffle(7).take(40),
     "unknown length": lambda: numbers().filter(lambda number: number > 3).shuffle(6),
     "cached": lambda: numbers().shuffle(6).cache(),
+    "concatenated": lambda: numbers().shuffle(6).concatenate(numbers().shuffle(7)),
     "zipped": lambda: tf.data.Dataset.zip((numbers().shuffle(6), numbers().shuffle(6, seed=2))).map(lambda a, b: a * b),
     "ragged": lambda: tf.data.Dataset.from_tensor_slices(
         tf.ragged.constant([[at] * (at % 3) for at in range(ROWS)])
@@ -45,11 +47,21 @@ PIPELINES: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-def orders_of_tensorflow(kind: str, passes: int, patch: pytest.MonkeyPatch) -> list[Any]:
+@contextlib.contextmanager
+def shuffle_of_tensorflow(patch: pytest.MonkeyPatch) -> Iterator[None]:
     with patch.context() as original:
         original.setattr(tf.data.Dataset, "shuffle", tensorflow_shuffle.PATCH.symbols[0].get())
+        yield
+
+
+def pipeline_of_tensorflow(kind: str, patch: pytest.MonkeyPatch) -> Any:
+    with shuffle_of_tensorflow(patch):
         tf.random.set_seed(4)
-        pipeline = PIPELINES[kind]()
+        return PIPELINES[kind]()
+
+
+def orders_of_tensorflow(kind: str, passes: int, patch: pytest.MonkeyPatch) -> list[Any]:
+    pipeline = pipeline_of_tensorflow(kind, patch)
     return [read(pipeline) for _ in range(passes)]
 
 
@@ -65,8 +77,24 @@ def test_orders_are_those_of_tensorflow_in_any_order_of_the_passes(kind: str, mo
     tf.random.set_seed(4)
     pipeline = PIPELINES[kind]()
     assert int(pipeline.cardinality()) == int(PIPELINES[kind]().cardinality())
-    shuffles = tensorflow_shuffle.shuffles_of(pipeline)
+    shuffles = tensorflow_shuffle.shuffles_of(pipeline, epoch_steps=1)
     passes = [0, 0, 1] if kind == "cached" else [3, 0, 2, 2, 1]
+    assert [read(shuffles.in_pass(pipeline, number)) for number in passes] == [expected[number] for number in passes]
+
+
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_passes_count_the_iterators_that_fit_does_not_read(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = pipeline_of_tensorflow(kind, monkeypatch)
+    expected = []
+    for _ in range(4):
+        expected.append(read(pipeline))
+        if kind != "unknown length":
+            iter(pipeline)
+    tensorflow_shuffle.count_iterations()
+    tf.random.set_seed(4)
+    pipeline = PIPELINES[kind]()
+    shuffles = tensorflow_shuffle.shuffles_of(pipeline)
+    passes = [0, 1, 2, 3] if kind == "cached" else [3, 0, 2, 1]
     assert [read(shuffles.in_pass(pipeline, number)) for number in passes] == [expected[number] for number in passes]
 
 
@@ -110,20 +138,26 @@ def model() -> keras.Model:
     return made
 
 
-def data(shared: bool = False) -> dict[str, Any]:
+def data(kind: str = "known length") -> dict[str, Any]:
     shuffled = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(48, seed=5)
-    if shared:
+    if kind == "shared":
         return {"train": shuffled.skip(8).batch(8), "validation": shuffled.take(8).batch(8)}
+    if kind == "unknown length":
+        return {"train": shuffled.filter(lambda x, y: x[0] > -1).shuffle(5, seed=1).batch(8)}
+    if kind == "endless":
+        return {"train": shuffled.batch(8).repeat()}
     return {"train": shuffled.batch(8)}
 
 
-def trained(folder: Path, *epochs: int, strategy: dict[str, Any], **args: Any) -> tuple[list[float], list[str]]:
+def trained(
+    folder: Path, *epochs: int, strategy: dict[str, Any], steps: int | None = None, **args: Any
+) -> tuple[list[float], list[str]]:
     """Return the loss of each epoch, in one attempt after the other, and what the run said."""
     configs = [
         {
             "model": {"function": f"{HERE}:model"},
             "data": {"function": f"{HERE}:data", "args": args, "global_batch": 8, "batched": True},
-            "train": {"epochs": number},
+            "train": {"epochs": number, "steps_per_epoch": steps},
             "strategy": strategy,
         }
         for number in epochs
@@ -132,19 +166,28 @@ def trained(folder: Path, *epochs: int, strategy: dict[str, Any], **args: Any) -
 
 
 @pytest.mark.parametrize(
-    "strategy",
-    [{"kind": "one_device"}, pytest.param({"kind": "mirrored", "replicas": 3}, marks=pytest.mark.slow)],
-    ids=["one device", "replicas"],
+    ("strategy", "kind", "steps"),
+    [
+        ({"kind": "one_device"}, "known length", None),
+        ({"kind": "one_device"}, "unknown length", None),
+        ({"kind": "one_device"}, "endless", 4),
+        pytest.param({"kind": "mirrored", "replicas": 3}, "known length", None, marks=pytest.mark.slow),
+    ],
+    ids=["one device", "unknown length", "steps", "replicas"],
 )
-def test_a_resumed_run_has_the_losses_of_fit(tmp_path: Path, strategy: dict[str, Any]) -> None:
+def test_a_resumed_run_has_the_losses_of_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: dict[str, Any], kind: str, steps: int | None
+) -> None:
     keras.utils.set_random_seed(0)
-    expected = model().fit(data()["train"], epochs=4, verbose=0).history["loss"]
-    losses, _ = trained(tmp_path, 1, 2, 4, strategy=strategy)
+    with shuffle_of_tensorflow(monkeypatch):
+        split = data(kind)["train"]
+    expected = model().fit(split, epochs=4, steps_per_epoch=steps, verbose=0).history["loss"]
+    losses, _ = trained(tmp_path, 1, 2, 4, strategy=strategy, kind=kind, steps=steps)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
 def test_splits_of_one_shuffle_are_named(tmp_path: Path) -> None:
-    _, said = trained(tmp_path, 1, strategy={"kind": "one_device"}, shared=True)
+    _, said = trained(tmp_path, 1, strategy={"kind": "one_device"}, kind="shared")
     (found,) = [each for each in said if "shuffle" in each]
     assert "reshuffle_each_iteration=False" in found
     assert not [each for each in trained(tmp_path / "b", 1, strategy={"kind": "one_device"})[1] if "shuffle" in each]

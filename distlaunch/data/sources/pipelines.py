@@ -51,6 +51,7 @@ class Pipeline(Split):
         seed: seed of the order of each pass; None for the pipeline's order.
         drop: whether to drop a last batch that is not full.
         stream: the stream to which the examples belong.
+        epoch_steps: number of batches of an epoch, if the config sets it.
 
     Raises:
         ConfigError: there is not a single batch, or each example contains a dataset.
@@ -58,11 +59,11 @@ class Pipeline(Split):
 
     def __init__(self, dataset: tf.data.Dataset, config: DataConfig, limit: int | None,
                  example_map: ExampleMap | None, seed: int | None, *, drop: bool,
-                 stream: StreamContext = SINGLE_STREAM) -> None:  # fmt: skip
+                 stream: StreamContext = SINGLE_STREAM, epoch_steps: int | None = None) -> None:  # fmt: skip
         if limit is not None:
             dataset = dataset.take(math.ceil(limit / config.batch) if config.batched else limit)
         self._dataset, self._config, self._seed, self._drop = dataset, config, seed, drop
-        self._shuffles = shuffles_of(dataset)
+        self._shuffles = shuffles_of(dataset, epoch_steps=epoch_steps)
         self._map = None if config.batched else example_map
         self._stream = stream
         self._set_facts()
