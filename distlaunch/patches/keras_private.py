@@ -5,7 +5,7 @@ Instance attributes cannot be checked without an instance, so they are checked w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -22,9 +22,10 @@ _GET_STATE = Symbol("keras.src.backend.common.global_state.get_global_attribute"
 _SET_STATE = Symbol("keras.src.backend.common.global_state.set_global_attribute", "(name, value)")
 _GET_MASK = Symbol("keras.src.backend.common.masking.get_keras_mask", "(x)")
 _SET_MASK = Symbol("keras.src.backend.common.masking.set_keras_mask", "(x, mask)")
+_OUTPUT_SPEC = Symbol("keras.src.backend.compute_output_spec", "(fn, *args, **kwargs)")
 
 PATCH = Patch(
-    symbols=(_FLATTEN, _FUNCTIONAL, _COMPUTE_LOSS, _GET_STATE, _SET_STATE, _GET_MASK, _SET_MASK),
+    symbols=(_FLATTEN, _FUNCTIONAL, _COMPUTE_LOSS, _GET_STATE, _SET_STATE, _GET_MASK, _SET_MASK, _OUTPUT_SPEC),
     why="Strategies place, split and name variables, and a functional step needs parts of a compiled model that only "
     "Keras's own trainers use. Keras has no public API for either purpose.",
     until="Keras makes public: the layers within a layer, a variable's value and path, the compiled losses and metrics "
@@ -85,7 +86,7 @@ def attention_output(layer: keras.layers.MultiHeadAttention) -> Any:
 
 
 def is_functional(layer: Any) -> bool:
-    """Return whether a model is a graph of layers; `keras.Model` is the public name of every kind of model."""
+    """Return whether a model is a Functional model, which has no public class of its own."""
     return isinstance(layer, _FUNCTIONAL.get())
 
 
@@ -135,6 +136,15 @@ def loss_tracker(model: keras.Model) -> Any:
 def compute_loss_takes_training(model: keras.Model) -> bool:
     """Return whether the model's own `compute_loss` has an argument `training`."""
     return private(model, "_compute_loss_has_training_arg")
+
+
+def trace_outputs(compute: Callable[..., Any], *arrays: Any) -> None:
+    """Call a function on arrays without their values, as Keras's trainers do to create variables of losses and metrics.
+
+    Raises:
+        Exception: any error of the function, or of tracing it.
+    """
+    _OUTPUT_SPEC.get()(compute, *arrays)
 
 
 def compute_loss(model: keras.Model, x: Any, y: Any, predictions: Any, sample_weight: Any, *, training: bool) -> Any:

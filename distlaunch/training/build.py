@@ -21,7 +21,9 @@ from distlaunch.patches.keras_private import (
     compiled_with,
     compute_loss_takes_training,
     is_functional,
+    layers_of,
     restart_names,
+    trace_outputs,
 )
 from distlaunch.patches.tensorflow_late import is_a
 from distlaunch.strategies.module_model import ModuleModel
@@ -324,11 +326,12 @@ class _SampleRows:
     Attributes:
         given: the examples as they were read.
         rows: the same examples in the form that the model takes; NumPy arrays on JAX.
+        on_jax: True if JAX computes.
     """
 
     def __init__(self, config: RunConfig, rows: Batch, more_rows: Callable[[int], Batch] | None) -> None:
         self._batch, self._more_rows = config.data.batch, more_rows
-        self._on_jax = not config.strategy.runs_tensorflow
+        self.on_jax = not config.strategy.runs_tensorflow
         self._set_rows(rows)
 
     def call(self, model: keras.Model, *, declared: int | None = None) -> Any:
@@ -352,12 +355,19 @@ class _SampleRows:
         return True
 
     def _predict(self, model: keras.Model) -> Any:
+        x = keras.utils.unpack_x_y_sample_weight(self.rows)[0]
+        if self.on_jax and all(layer.built for layer in layers_of(model)):
+            from distlaunch.strategies.jax.sample_call import predict_compiled
+
+            # if the model cannot be compiled, the call below either works or raises a clearer error
+            with contextlib.suppress(Exception):
+                return predict_compiled(model, x)
         with undo_assignments(), preserve_untracked(model):
-            return model(keras.utils.unpack_x_y_sample_weight(self.rows)[0], training=False)
+            return model(x, training=False)
 
     def _set_rows(self, rows: Batch) -> None:
         self.given = self.rows = rows
-        if self._on_jax:
+        if self.on_jax:
             from distlaunch.strategies.jax.feed import to_jax_arrays
 
             self.rows = to_jax_arrays(rows)
@@ -392,31 +402,29 @@ def _create_variables(
             check_loss(model, y, predictions, key, findings.warnings.append)
             findings.rules.extend(label_rules(model, y, predictions))
         try:
-            _build_losses(model, sample.rows, predictions, key, own_step=own_step)
+            _build_losses(model, sample, predictions, key, own_step=own_step)
         except ConfigError:
             # the loss may need more rows than the sample has
             if not sample.use_whole_batch():
                 raise
-            _build_losses(model, sample.rows, sample.call(model), key, own_step=own_step)
+            _build_losses(model, sample, sample.call(model), key, own_step=own_step)
     findings.rows = sample.given
 
 
-def _build_losses(model: keras.Model, rows: Batch, predictions: Any, key: Key, *, own_step: bool) -> None:
+def _build_losses(model: keras.Model, sample: _SampleRows, predictions: Any, key: Key, *, own_step: bool) -> None:
     """Create the variables of losses and metrics.
 
     Errors are ignored for a model with a step written by the user, which may call losses and metrics with other values.
     """
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(rows)
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(sample.rows)
     shapes = f"labels of shape {shape_text(y)} and outputs of shape {shape_text(predictions)}"
-    loss = functools.partial(model.compute_loss, x, y, predictions, sample_weight)
-    loss = functools.partial(loss, training=False) if compute_loss_takes_training(model) else loss
-    metrics = functools.partial(model.compute_metrics, x, y, predictions, sample_weight)
-    for name, compute in (("loss", loss), ("metrics", metrics)):
+    takes_training = compute_loss_takes_training(model)
+    loss = functools.partial(model.compute_loss, training=False) if takes_training else model.compute_loss
+    for name, compute in (("loss", loss), ("metrics", model.compute_metrics)):
         if name == "loss" and not can_be_tested(model):
             continue
         try:
-            with undo_assignments(), preserve_untracked(model):
-                compute()
+            _compute_once(model, compute, (x, y, predictions, sample_weight), trace=sample.on_jax)
         except Exception as error:
             if not isinstance(error, (ValueError, TypeError, KeyError)) and not is_a(
                 error, "errors.InvalidArgumentError"
@@ -424,10 +432,21 @@ def _build_losses(model: keras.Model, rows: Batch, predictions: Any, key: Key, *
                 raise
             if not own_step:
                 place = ("compile", name) if key[0] == "compile" else key
-                reason = _without_rows(reason_of(error), int(num_rows(rows)))
+                reason = _without_rows(reason_of(error), int(num_rows(sample.rows)))
                 message = f"the {name} cannot be computed from {shapes}: {type(error).__name__}: {reason}"
                 raise ConfigError(Problem(place, message)) from error
     model.reset_metrics()  # the sample must not count
+
+
+def _compute_once(model: keras.Model, compute: Callable[..., Any], arrays: Sequence[Any], *, trace: bool) -> None:
+    """Compute losses or metrics of the sample, or only trace them, which creates their variables too."""
+    if trace:
+        # if they cannot be traced, computing either works or raises a clearer error
+        with contextlib.suppress(Exception):
+            trace_outputs(compute, *arrays)
+            return
+    with undo_assignments(), preserve_untracked(model):
+        compute(*arrays)
 
 
 def _without_rows(reason: str, number: int) -> str:
