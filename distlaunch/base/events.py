@@ -186,7 +186,7 @@ class ModelBuilt(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StepsDone(Event):
-    """A call of steps has ended.
+    """A call that computes one or more training steps (`train.steps_per_call`) has ended.
 
     Attributes:
         step: number of steps since the run began.
@@ -570,7 +570,7 @@ def _check_placement(variables: Sequence[Mapping[str, Any]], mesh: Mapping[str, 
         _require(mesh, _MESH)
         sizes = mesh["shape"]
         if not sizes or len(sizes) != len(mesh["axes"]) or not all(1 <= size <= _MOST_DEVICES for size in sizes):
-            raise ValueError("the mesh has no sizes")
+            raise ValueError("the sizes of the mesh are missing or out of range, or do not match its axes")
         if math.prod(sizes) != len(mesh["devices"]) or not {*mesh["inputs"]} <= {*mesh["axes"], None}:
             raise ValueError("the devices do not match the mesh, or the inputs have unknown axes")
     for variable in variables:

@@ -18,7 +18,7 @@ from distlaunch.base.run_files.run_facts import RunFacts
 from distlaunch.config.run import Checkpoint
 
 PRIOR_S = 24 * 3600.0
-"""Time between two failures that is assumed before the run has failed."""
+"""Time between two failures that is assumed as long as the run has not failed."""
 FIRST_S = 60.0
 """Time until the first checkpoint, before the cost of a checkpoint is known."""
 
@@ -44,7 +44,8 @@ class SaveContext:
         is_last: whether training ends with this epoch.
         logs: values of the epoch, including validation, at its end.
         is_validated: whether the epoch was followed by validation.
-        chief_asks: result of the chief's `SaveDecision.chief_asks`, which the tasks received with their votes.
+        chief_asks: result of the chief's `SaveDecision.chief_asks`, which all tasks receive with the result of their
+            vote.
     """
 
     moment: Moment

@@ -146,7 +146,7 @@ def _check_options_of_export(
         raise UsageError(f"{name}: with {given}, an export is used, which has no config and no checkpoints; "
                          f"`distlaunch export RUN {name} ...` writes another export of a run")  # fmt: skip
     if split is not None and data is None:
-        raise UsageError("--split: a file has no splits; remove it")
+        raise UsageError("--split: a file has no splits; leave out --split")
     if to_stdout and as_json:
         raise UsageError("--json: `--output -` already prints the predictions as JSON lines; leave out --json")
 

@@ -38,7 +38,8 @@ def command(
     Candidates take turns in short rounds, so that other work on the machine slows all of them equally. After some
     rounds the slower half is dropped, until few are left. Global batch, seed, model and data stay the same. On ssh
     hosts, and in a Slurm allocation, candidates run on the hosts that the config's tasks use; if that is a single host,
-    on all hosts of the engine. One candidate uses one device.
+    on all hosts of the engine. Candidates on one device use the first host.
+
 
     A candidate wins only if the range of its step times lies below that of the untuned config, and if its losses,
     metrics and weights equal those of one device by the noise rule of `verify`. Callbacks, validation and checkpoints

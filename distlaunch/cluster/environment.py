@@ -35,7 +35,7 @@ def describe_environment(
         run: the run, whose paths are recorded so that it can be moved together with its code.
         modules_folder: the folder that is searched first for modules; None for the current directory.
         environ: environment variables, whose secrets are masked in the command.
-        settings: the variables of the tasks that the hardware has decided.
+        settings: the environment variables that were chosen for the tasks because of the hardware.
     """
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

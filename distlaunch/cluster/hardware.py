@@ -1,4 +1,6 @@
-"""Facts about the hardware of a host, read without a framework. `cluster.settings` decides from them.
+"""Facts about the hardware of a host, read without a framework.
+
+`cluster.settings` chooses the tasks' environment variables and cores by these facts.
 
 Tests can inject facts: the environment variable `DISTLAUNCH_TEST_HARDWARE` holds a JSON object whose members replace
 fields of `Hardware` in every process that reads facts.
@@ -46,7 +48,7 @@ class Hardware(NamedTuple):
         features: those of `FEATURES` that the CPU has.
         logical_cores: number of cores of the host that the system shows.
         physical_cores: number of cores without hyper-threading; 0 if unknown.
-        usable_cores: the cores to which a scheduler or `taskset` has bound this process; all without such a limit.
+        usable_cores: the cores to which a scheduler or `taskset` has bound this process; all cores if there is none.
         cpu_limit: the CPU limit of the cgroup (of a container) in cores; None without a limit.
         numa_nodes: the cores of each NUMA node, in order; empty if the system does not show them.
         gpus: the GPUs that the job may use.

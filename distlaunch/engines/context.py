@@ -47,7 +47,7 @@ class LaunchContext:
 
     @cached_property
     def engine(self) -> Engine:
-        """Return the engine, which the command enters around everything that it starts.
+        """Return the engine, a context manager; a command starts everything within its context.
 
         Raises:
             ConfigError: its settings are wrong.

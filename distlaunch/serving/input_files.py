@@ -183,7 +183,7 @@ def read_jsonl(path: Path, inputs: Sequence[Spec]) -> dict[str, Any]:
 
 def _read_csv(path: Path, inputs: Sequence[Spec]) -> dict[str, Any]:
     """Read columns by name, after a line that names them; values in a .tsv file are not quoted."""
-    # Python's limit of 128 KiB is too low for texts; a higher limit than this does not fit a C long everywhere
+    # Python's limit of 128 KiB is too low for texts; 2**31 - 1 is the highest limit that fits a C long on every system
     csv.field_size_limit(2**31 - 1)
     options: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {"strict": True}
     texts = _lines(path)

@@ -1,4 +1,4 @@
-"""Messages between the processes of a lockstep strategy: broadcasts by the chief, votes, gathers, and the end.
+"""Messages between the processes of a lockstep strategy: broadcasts by the chief, votes, gathers, and the common end.
 
 They use the key-value store of the coordination service that TensorFlow and JAX run in the first process. Unlike
 collectives, it needs no devices and transfers bytes unchanged.

@@ -276,7 +276,7 @@ def _streams_fit(config: RunConfig) -> Iterator[Problem]:
         message = "got 'drop', but the last batches differ in size, because streams differ in length"
         yield Problem(("data", "remainder"), f"{message}; remove it")
     if data.on_error == "skip":
-        message = "got 'skip', but a stream has no examples by number that could replace one that fails"
+        message = "got 'skip', but the examples of a stream have no numbers, so that none can replace one that fails"
         yield Problem(("data", "on_error"), f"{message}; write 'stop', and `.ignore_errors()` in the data function")
     if data.sharding != "rows":
         yield Problem(

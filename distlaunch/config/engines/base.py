@@ -35,7 +35,7 @@ class EngineSection(Section):
     is_here: ClassVar[bool] = False
     """True if the job uses the devices of this machine."""
     joins_given_cluster: ClassVar[bool] = False
-    """True if a job becomes one task of the cluster that TF_CONFIG describes, if TF_CONFIG is set."""
+    """True if a command that finds TF_CONFIG in its environment starts one task of the cluster described there."""
     file_keys: ClassVar[tuple[str, ...]] = ()
     """The keys that hold a path, which is relative to the config file."""
 

@@ -52,7 +52,7 @@ class NonFinite:
     def state(self, name: str, step: int) -> None:
         """Handle a value that is about to be saved and is not finite.
 
-        After a bad update, the weights are no longer finite one step earlier than the loss.
+        A bad update makes the weights non-finite; the loss is non-finite only in the next step.
 
         Raises:
             NonFiniteError: the policy is to fail.

@@ -1,4 +1,4 @@
-"""The part of a training task in the comparison of the first steps with one device.
+"""Compares the first steps of a training task with one device: what the task itself does for this.
 
 A comparison needs the state before and after a step, the rows of the step, and the values that the run reports after
 it. All tasks take part: each records the rows that it reads, and a snapshot may need all tasks. The chief sends
@@ -376,7 +376,7 @@ def _first_uneven(train: Split, config: RunConfig, start: Progress) -> int | Non
 
 
 def _built_rates(optimizers: Sequence[Mapping[str, Any]], start: Progress) -> list[str]:
-    """Return the names of optimizers that begin with the learning rate of the config or of the user's code.
+    """Return the names of the optimizers whose first learning rate is the one of the config or of the user's code.
 
     After a resume, these are the optimizers for which that rate has changed. The others may have a rate that training
     has changed.
@@ -477,7 +477,8 @@ class _RowStore:
             if size > (_MAX_BATCH_BYTES if self._in_files or self._strategy.is_chief else _MAX_SENT_BYTES):
                 rows = replace(rows, leaves=())
             if self._in_files and not self._strategy.is_chief:
-                # before the step, which waits for all tasks; if it fails, the chief reports that rows are missing
+                # written before the step, which waits for all tasks; without the file, the chief reports
+                # missing rows
                 with contextlib.suppress(OSError):
                     self._folder.mkdir(parents=True, exist_ok=True)
                     name = f"{kind}-{rows.index}-{rows.start}.npz"

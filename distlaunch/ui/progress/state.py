@@ -73,7 +73,7 @@ class ProgressState(RunFacts):
         """Return what training waits for.
 
         Args:
-            framework: the words for a single task that has not reported yet.
+            framework: the text to return if the only task has not reported yet.
         """
         if self.missing:
             return f"waiting for {', '.join(self.missing)}" if len(self.tasks) > 1 else framework
