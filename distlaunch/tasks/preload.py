@@ -18,11 +18,14 @@ from distlaunch.base.plural import count
 from distlaunch.base.protocol import WITH_TENSORFLOW
 from distlaunch.config.backend import choose_backend
 from distlaunch.patches.tensorflow_late import is_imported
-from distlaunch.patches.tensorflow_lite import without_jax
+from distlaunch.tasks.framework_imports import import_frameworks
 from distlaunch.tasks.threads import num_threads
 
-_POOLS_OF_THEIR_OWN = ("numpy", "scipy.linalg")
-"""Packages with an OpenBLAS of their own, which starts a thread per core when it is loaded, and survives forks."""
+_POOLS_OF_THEIR_OWN = {"tensorflow": ("numpy",), "jax": ("numpy", "scipy.linalg")}
+"""Packages that a backend imports and that have an OpenBLAS of their own.
+
+OpenBLAS starts a thread per core when it is loaded, and survives forks.
+"""
 _TASKS = (
     "config.read.load",
     "tasks.process_end",
@@ -31,8 +34,7 @@ _TASKS = (
     "training.trials.recorder",
 )
 _TASKS_ON_TENSORFLOW = ("training.server", "training.evaluator")
-_STEPS = ("strategies.replica.program:ReplicaProgram._make_call.<locals>.call",
-          "strategies.parameter_server.program:CoordinatorProgram._make_call.<locals>.call")  # fmt: skip
+_STEPS = ("strategies.replica.program:ReplicaProgram._make_call.<locals>.call",)
 """Functions that are passed to TensorFlow directly. Functions that AutoGraph has converted call those below."""
 _ORDERS = ("data.split:Split.training_source.<locals>.one_pass",)
 _READS = ("data.sources.indexed:Indexed.read", "data.split:Split.load", "data.rows:_load_batches.<locals>.load")
@@ -53,7 +55,7 @@ def main(arguments: Sequence[str]) -> str:
     """
     backend, *words = arguments
     # first, so that their threads are not counted below
-    for name in _POOLS_OF_THEIR_OWN:
+    for name in _POOLS_OF_THEIR_OWN[backend]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     threads = num_threads()
@@ -61,10 +63,8 @@ def main(arguments: Sequence[str]) -> str:
         choose_backend(backend)  # pyright: ignore[reportArgumentType]
     except ConfigError as error:
         return str(error)
-    with contextlib.nullcontext() if backend == "jax" else without_jax():
-        # tasks on JAX may never need TensorFlow
-        for name in frameworks(backend) if WITH_TENSORFLOW in words else (backend, "keras"):
-            importlib.import_module(name)
+    # tasks on JAX may never need TensorFlow
+    import_frameworks(backend, frameworks(backend) if WITH_TENSORFLOW in words else (backend, "keras"))
     for name in (*_TASKS, *_TASKS_ON_TENSORFLOW) if is_imported() else _TASKS:
         importlib.import_module(f"distlaunch.{name}")
     from distlaunch.config.strategies import MODELS

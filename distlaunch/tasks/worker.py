@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import faulthandler
 import hashlib
-import importlib
 import os
 import signal
 import socket
@@ -41,6 +40,7 @@ from distlaunch.config.read.text import read_text
 from distlaunch.config.references.modules import program_of
 from distlaunch.config.run import RunConfig
 from distlaunch.tasks.check import fork_check
+from distlaunch.tasks.framework_imports import import_frameworks
 from distlaunch.tasks.lifeline import hold_lifeline
 from distlaunch.tasks.no_terminal import refuse_input
 from distlaunch.tasks.process_end import end_process
@@ -188,7 +188,7 @@ def _import_framework(config: RunConfig, task: Task) -> None:
 
     when_imported(keep_in_memory)
     # this also imports the backend: a task counts as started when the frameworks that it needs in any case are imported
-    importlib.import_module("keras")
+    import_frameworks(config.backend_of(task.job), ("keras",))
     end_process.skip_earlier_hooks()
 
 
