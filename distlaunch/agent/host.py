@@ -132,7 +132,7 @@ def _child(spec: TaskSpec, warm: WarmProcess | None, lifeline: Lifeline) -> Chil
 
 
 class HostTask:
-    """A task of this host. It has no process while the warm process from which it will be forked still imports."""
+    """A task of this host. If it is forked from a warm process, it has no process before the imports are done."""
 
     def __init__(self, spec: TaskSpec, pump: Pump, out_of_memory: Callable[[], bool | None]) -> None:
         self.spec, self._pump, self._out_of_memory = spec, pump, out_of_memory

@@ -1,4 +1,4 @@
-"""Ends processes that have left the process group of their task, such as daemons, when the job ends."""
+"""Ends, at the end of a job, processes such as daemons that have left the process group of their task."""
 
 from __future__ import annotations
 

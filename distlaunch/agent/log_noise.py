@@ -1,4 +1,4 @@
-"""Recognises lines that libraries log for their own developers. They are written to log files but not shown."""
+"""Recognizes lines that libraries log for their own developers. They are written to log files but not shown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import re
 
 _PATTERNS = (
-    # absl and glog: `I0000 00:00:1718000000.000000   12 file.cc:52] text`. Errors stay unless known harmless.
+    # absl and glog: `I0000 00:00:1718000000.000000   12 file.cc:52] text`. Errors are shown unless known as harmless.
     r"[IW]\d{4} \d{2}:\d{2}:[\d.]+\s+\d+ \S+\.(?:cc|h|cu|py):\d+\]",
     # TensorFlow's own: `2026-11-02 12:00:00.123456: I tensorflow/core/...] text`
     r"\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2}[.,]\d+: [IW] (?:tensorflow|external|third_party|xla)/",
@@ -14,7 +14,7 @@ _PATTERNS = (
     r"To enable the following instructions: ",
     r"To enable them in other operations, rebuild TensorFlow",
     r"(?:INFO|WARNING):(?:tensorflow|absl):",
-    # messages of a coordinator about workers that died, which the launcher reports in one sentence
+    # a coordinator's messages about workers that died; the launcher reports them in one sentence
     r"ERROR:tensorflow:(?:Worker|Remote function on worker) /job:worker",
     r"ERROR:tensorflow:Cluster update failed with error",
     r"This could happen if the remote target has been disconnected from the client",
@@ -25,7 +25,7 @@ _PATTERNS = (
     r"\s*\[\[\{\{node ",
     r"\*\*\* Check failure stack trace: \*\*\*|\s+@\s+0x[0-9a-f]+ ",
     r"(?:\[Gloo\] |Rank |\d+ )+is connected to \d+ peer ranks",
-    # messages of libjpeg about a damaged image, which is reported with the name of the example
+    # libjpeg's messages about a damaged image; the image is reported with the name of its example
     r"Improper call to JPEG library in state \d+$",
     r"Skipping registering GPU devices\.\.\.",
     r"Please refer to the guide at https://www\.tensorflow\.org/install/gpu",

@@ -144,7 +144,7 @@ class Pump:
     def turn(self, timeout_s: float) -> set[int]:
         """Wait for output and read a bounded part of it; return the watched descriptors that are ready."""
         ready = {key.fd for key, _ in self._selector.select(timeout_s)}
-        # standard output first: its lines must be shown even if the next lines, on standard error, are a traceback
+        # standard output first: a traceback on standard error makes the observer hold back, or drop, later lines
         for stream in sorted((self._streams[fd] for fd in ready & self._streams.keys()), key=lambda each: each.number):
             self._read(stream)
         if self._hiding:

@@ -49,7 +49,7 @@ class Lifeline:
         self._write_to_guard(f"+{group}\n")
 
     def release(self, group: int) -> None:
-        """Release a group that has ended. Call this before reaping its leader, after which its number may be reused."""
+        """Release a group that has ended. Call this before reaping its leader, since that frees the group's number."""
         self._write_to_guard(f"-{group}\n")
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from distlaunch.base.socket_messages import receive_message, send_message
 _FORK_S = 15.0  # time for an answer, although a fork takes hundredths of a second
 _END_S = 2.0  # time for the process to end after its socket was closed
 _subreaper_lock = threading.Lock()
-"""Held while this process is a subreaper, which only one thread at a time may change."""
+"""Held while this process is a subreaper, since only one thread at a time may change that."""
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37  # linux/prctl.h
 
 

@@ -94,7 +94,7 @@ def _without_generated(stack: Iterable[traceback.FrameSummary]) -> list[tracebac
 
 
 def _whole_of(part: Origin, kept: Sequence[traceback.FrameSummary]) -> int:
-    """Return the index of the frame whose function contains an `if` or a loop, or `len(kept)` if there is none."""
+    """Return the index of the frame whose function contains this `if` or loop, or `len(kept)` if there is none."""
     found = (n for n in reversed(range(len(kept))) if (kept[n].filename, kept[n].name) == (part.file, part.function))
     return next(found, len(kept))
 

@@ -246,8 +246,8 @@ class StepsTimed(Event):
     """The times of a task's steps, as sums over the attempt so far.
 
     The first call of the attempt is not included, because it compiles. Each task that computes steps reports its times
-    every few seconds and at the end. Each event replaces the one before; to compute rates, subtract two events. Each
-    worker of parameter servers computes steps of its own; all other tasks take part in every step.
+    every few seconds and at the end. Each event replaces the one before; to compute rates, subtract two events. With
+    parameter servers, each worker computes steps of its own; with other strategies, every task takes part in each step.
 
     Attributes:
         steps: number of steps that are included.

@@ -38,7 +38,8 @@ class Heartbeat:
         with suppress(OSError):
             make_folder(os.path.dirname(path))
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-            os.posix_fallocate(self._file, 0, FORMAT.size)  # a hole would kill the task on a full disk
+            # reserve the space: on a full disk, writing to a hole in a mapped file would kill the task
+            os.posix_fallocate(self._file, 0, FORMAT.size)
             # writing to mapped memory does not wait for the disk
             self._memory = mmap.mmap(self._file, FORMAT.size)
             os.close(self._file)

@@ -23,7 +23,7 @@ _PART = re.compile(r"\.(?P<name>.+)\.part\.tmp\Z")
 _TASK = re.compile(r"[a-z_]+-[0-9]{1,9}\Z")
 _ATTEMPT = re.compile(r"[0-9]{1,9}\Z")
 OF_CHIEF = ("record.json", "round-result.json")
-"""Files of an attempt that only the chief writes, besides events."""
+"""Files of an attempt, other than its events, that only the chief writes."""
 _OF_ATTEMPT = ("events.jsonl", *OF_CHIEF)
 _APPENDED = ("events.jsonl", "stdout.log", "stderr.log")
 """Files that hosts may only append to."""
@@ -70,7 +70,7 @@ def check(frame: Frame, attempt: int, others: Collection[str] = ()) -> None:
     if not is_written_by_tasks(_whole(final)) or not is_written_by_tasks(_whole(name)):
         raise FrameError(f"{frame.kind} of {final!r:.80}, which no task writes")
     parts = _parts(_whole(final))
-    # in earlier attempts, tasks may have run on other hosts
+    # files of earlier attempts have no owner here, since their tasks may have run on other hosts
     owner = parts[0] if parts[0] != "attempts" else parts[2] if int(parts[1]) == attempt else ""
     if owner in others:
         raise FrameError(f"{frame.kind} of {final!r:.80}, which a task on another host writes")
