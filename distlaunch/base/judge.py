@@ -2,7 +2,7 @@
 
 A step may deviate by ten times the largest noise up to that step, or by 1e-5 if that is more. So the first steps, in
 which noise is small, are judged strictly, however large noise becomes later. Each final weight has its own noise. For
-example, the gradient of a bias before a normalisation is only rounding, which Adam scales up to full steps; the large
+example, the gradient of a bias before a normalization is only rounding, which Adam scales up to full steps; the large
 noise of this bias must not hide deviations of other weights. NaN and infinity are always faults.
 """
 

@@ -1,4 +1,4 @@
-"""Recognises local disks, whose mapped files other hosts cannot change."""
+"""Recognizes local disks, whose mapped files other hosts cannot change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the `report.html` of a run at its end, in a child process: its failure never fails the run."""
+"""Writes the `report.html` of a run at the run's end, in a child process whose failure never fails the run."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class RunDir:
     """
 
     def __init__(self, path: Path | str) -> None:
-        # tasks may change their working directory
+        # make the path absolute, since tasks may change their working directory
         self.path = Path(path).absolute()
         self._identity = self.path / _IDENTITY
         self.config = self.path / "config.yaml"
@@ -533,12 +533,12 @@ class Identity(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """Return the name of the run's folder, unless it was renamed or copied."""
+        """Return the name that the run's folder has, unless the folder was renamed or copied."""
         return self.name if self.number == 1 else f"{self.name}-{self.number}"
 
     @staticmethod
     def read(path: Path) -> Identity | None:
-        """Read an identity that `to_plain` has returned, or return None if the file is missing or malformed."""
+        """Read an identity from a file with the result of `to_plain`; return None if it is missing or malformed."""
         try:
             plain = read_json(path, _MAX_IDENTITY_BYTES)
             name, number = plain["name"], plain["number"]

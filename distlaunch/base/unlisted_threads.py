@@ -1,4 +1,4 @@
-"""Threads that `threading` does not list: a program that joins all of its threads would wait for them forever."""
+"""Threads that `threading` does not list, so that a program that joins all listed threads does not wait forever."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def package_root(file: Path) -> Path | None:
 
 
 def hidden_by(name: str) -> tuple[Path, str] | None:
-    """Return the user's file that a loaded module with the same name hides, and that module's file; None if none."""
+    """Return the user's file that a loaded module of this name hides, and that module's file; None if it hides none."""
     top = name.partition(".")[0]
     loaded = sys.modules.get(top)
     if loaded is None:

@@ -34,12 +34,12 @@ class Moment(Enum):
 
 @dataclass(frozen=True)
 class SaveContext:
-    """Facts on which a policy decides.
+    """Facts on which a policy bases its decision.
 
     Attributes:
         moment: position of the training loop.
         step: number of global batches since the run began.
-        now_s: time of the process's clock.
+        now_s: time on the process's clock.
         epoch: number of finished epochs, at the end of an epoch.
         is_last: whether training ends with this epoch.
         logs: values of the epoch, including validation, at its end.
@@ -77,7 +77,7 @@ class SavePolicy(ABC):
         return None
 
     def saved(self, now_s: float) -> None:  # noqa: B027 (few need it)
-        """Record that a checkpoint was taken, for any reason."""
+        """Record that a checkpoint was taken, whatever the reason."""
 
     def learn(self, stalled_s: float, writing_s: float) -> None:  # noqa: B027 (few need it)
         """Record the cost of the last checkpoint. May be called in any thread.

@@ -46,7 +46,7 @@ class Restorer:
         self._chief: ChiefState | None = None
         """State in the chief, until `take_state` returns it."""
         self._changed: list[str] = []
-        """Changes of the config since the checkpoint that affect the model."""
+        """Changes of the config that affect the model and were made since the checkpoint."""
 
     def find(self, step: int | BestName | None = None, *, archive: bool = False) -> tuple[Progress, Path | None]:
         """Return the progress of the checkpoint that the chief chooses. Every task must call this.
@@ -56,7 +56,7 @@ class Restorer:
             archive: whether to continue training from the checkpoint, and to rename damaged ones.
 
         Returns:
-            The progress, and on the chief the path. Without a checkpoint, the progress is the beginning.
+            The progress, and on the chief the path. Without a checkpoint, the progress is that of a new run.
         """
         hosts = list(self._strategy.gather(this_host()).values())
         self._close()

@@ -239,8 +239,8 @@ class Saver:
             self._report_failure(save, error.strerror or str(error))
             return
         if written is None or step == self._saved_step:
-            # another process reports it, or this step has already been reported and was saved again because callbacks
-            # or the end of an epoch changed the state
+            # another process reports this checkpoint, or the step has already been reported: it was saved again because
+            # callbacks or the end of an epoch changed the state
             return
         path, num_bytes = written
         self._saved_step = step
@@ -277,7 +277,7 @@ class Saver:
             restore_arrays(callback, own)
         history = self._model.history
         history.history = {name: list(values) for name, values in start.history.items()}
-        # `fit` lists the epochs that it has trained
+        # like Keras's `fit`, list the epochs that were trained
         history.epoch = list(range(start.epoch))
 
     def _look_for_best(self, start: Progress) -> None:

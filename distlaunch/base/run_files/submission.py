@@ -34,7 +34,7 @@ class Submission(NamedTuple):
 
     @staticmethod
     def read(path: Path) -> Submission | None:
-        """Read a submission that `to_plain` has returned, or return None if the file is missing or malformed."""
+        """Read a submission from a file with the result of `to_plain`; return None if it is missing or malformed."""
         try:
             plain: dict[str, Any] = read_json(path)
             made = Submission(plain["engine"], plain["job"], plain["time"], plain.get("cluster", ""))

@@ -177,7 +177,7 @@ class RoundOrder(_Message):
 
 @dataclass(frozen=True)
 class RoundResult(_Message):
-    """The result of a round, which the chief writes.
+    """The result of a round. The chief writes it.
 
     Attributes:
         number: the number of the round; 0 for the steps of the record, in calls of one step.
@@ -198,7 +198,7 @@ class RoundResult(_Message):
 
 @dataclass(frozen=True)
 class MemoryReport(_Message):
-    """The memory of a task and its host after a round, which every task writes.
+    """The memory of a task and its host after a round. Every task writes this report.
 
     Attributes:
         host: the name of the host.
