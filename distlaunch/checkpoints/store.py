@@ -215,8 +215,8 @@ class CheckpointStore:
             on_damaged: called with each newer checkpoint that is damaged.
             read: reads the state of a checkpoint.
             repairs: whether to restore a checkpoint that a killed process was replacing. This is allowed only while no
-                process writes checkpoints. Otherwise nothing is changed. If a checkpoint is deleted meanwhile, a newer
-                one is read.
+                process writes checkpoints. If false, nothing is changed, and if training deletes or replaces a
+                checkpoint meanwhile, the newest one is read instead.
 
         Raises:
             CheckpointError: all checkpoints are damaged, or one cannot be read after several attempts.
@@ -277,7 +277,7 @@ class CheckpointStore:
             (self.directory / checkpoint_name(step)).rename(damaged)
 
     def _prune(self, newest: int) -> None:
-        """Delete old checkpoints before the one that was just written; later ones are not deleted or counted."""
+        """Delete old checkpoints before the step just written; those of later steps are neither deleted nor counted."""
         earlier = [step for step in self.steps() if step < newest]
         for step in earlier[: max(0, len(earlier) - (self.keep - 1))]:
             shutil.rmtree(self.directory / checkpoint_name(step), ignore_errors=True)

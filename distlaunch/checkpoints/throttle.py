@@ -16,7 +16,7 @@ with fractions of 0.07 to 0.2.
 
 
 class Throttle:
-    """Makes a thread pause after each piece of work, until another thread waits for the result.
+    """Makes a thread pause after each piece of work, as long as no other thread waits for the result.
 
     Args:
         is_urgent: called before each pause, which is skipped if the function returns True.

@@ -40,7 +40,7 @@ _IN_HELP = {
     ExitCode.PREEMPTED: "the job was stopped; start it again to continue",
     ExitCode.INTERRUPTED: "interrupted with Ctrl-C; after another signal, 128 + its number",
 }
-"""Descriptions for the help of a single command, which do not name commands."""
+"""Descriptions that do not name commands, for the help of a single command."""
 
 
 class Command(click.Command):

@@ -89,8 +89,8 @@ class GpuMeter:
         self._asking: threading.Thread | None = None
 
     def read(self) -> GpuUse | None:
-        """Return the newest measurement, and begin the next one. None without GPUs or before the first has ended."""
-        # a driver that hangs must not stop training, so its thread is abandoned
+        """Return the newest measurement, and begin another. None without GPUs, or until the first is complete."""
+        # measure in a thread, since a driver that hangs must not stop training; start no other while that thread runs
         if self._names and not (self._asking and self._asking.is_alive()):
             self._asking = threading.Thread(target=self._measure, name="nvml", daemon=True)
             self._asking.start()
@@ -174,7 +174,10 @@ def _present() -> _Driver | None:
 
 
 def _without_nvml() -> _Driver | None:
-    """Look for a driver without NVML. Containers with NVIDIA_DRIVER_CAPABILITIES=compute have only CUDA and devices."""
+    """Look for a driver where NVML is missing; return None if there is one, since its GPUs are then unknown.
+
+    Containers with NVIDIA_DRIVER_CAPABILITIES=compute have only CUDA and the device files.
+    """
     return None if any(Path("/").glob(DEVICES)) and _can_open(CUDA) else _Driver()
 
 

@@ -23,7 +23,7 @@ ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 GPU_THREADS = "TF_GPU_THREAD_MODE"
 XLA_FLAGS = "XLA_FLAGS"
 POOL_SIZES = ("TF_NUM_INTRAOP_THREADS", "NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Variables for the sizes of thread pools that compute, of TensorFlow, XLA, OpenMP, OpenBLAS and MKL.
+"""Variables for the sizes of the computing thread pools of TensorFlow, XLA, OpenMP, OpenBLAS and MKL.
 
 `TF_NUM_INTEROP_THREADS` is not limited: operations that wait for other tasks occupy threads of this pool, and with too
 few threads the tasks would wait for each other forever.
@@ -48,7 +48,7 @@ class Hardware(NamedTuple):
         features: those of `FEATURES` that the CPU has.
         logical_cores: number of cores of the host that the system shows.
         physical_cores: number of cores without hyper-threading; 0 if unknown.
-        usable_cores: the cores to which a scheduler or `taskset` has bound this process; all cores if there is none.
+        usable_cores: the cores to which a scheduler or `taskset` has bound this process; all cores if it is not bound.
         cpu_limit: the CPU limit of the cgroup (of a container) in cores; None without a limit.
         numa_nodes: the cores of each NUMA node, in order; empty if the system does not show them.
         gpus: the GPUs that the job may use.

@@ -42,7 +42,7 @@ _TENSORFLOW = _ForGpus(
 _FOR_GPUS: dict[str | None, _ForGpus] = {
     "tensorflow": _TENSORFLOW,
     "jax": _ForGpus(XLA_FLAGS, LATENCY_HIDING, 2, "XLA lets their communication overlap with their computations"),
-    # scripts get no XLA flags, because an unknown flag would end their JAX
+    # scripts get no XLA flags, because their version of JAX may not know a flag and would then end the process
     None: _TENSORFLOW,
 }
 """The variable for each Keras backend; the key None is for scripts.
@@ -207,7 +207,7 @@ def _decide_onednn(
 
 def _choose_onednn(hosts: Mapping[str, Hardware], given: Mapping[str, str], recorded: str | None) -> Setting | None:
     """Return the setting for hosts whose environment has none; None to leave the decision to TensorFlow."""
-    # TensorFlow ignores other values, and decides for each host by itself
+    # TensorFlow ignores values other than on and off, and then decides for each host by itself
     valid = {host: value for host, value in given.items() if _is_on(value) is not None}
     if valid:
         host, value = next(iter(valid.items()))
@@ -276,7 +276,7 @@ def _pools(hardware: Hardware, num_tasks: int) -> list[Setting]:
     for name in POOL_SIZES:
         if name in hardware.environ:
             found.append(Setting(name, hardware.environ[name], _FROM_ENVIRONMENT, "environment"))
-        elif share != seen:  # otherwise a task behaves as if started without the launcher
+        elif share != seen:  # a task with all cores gets no limits, and behaves as if started without the launcher
             found.append(Setting(name, str(share), reason))
     return found
 
