@@ -24,7 +24,7 @@ def tf_config_sizes(config: RunConfig, cluster: ClusterSpec) -> dict[str, int]:
     if config.strategy.has_coordinator:
         given = {"workers": len(cluster.jobs.get("worker", ())), "ps": len(cluster.jobs.get("ps", ()))}
     elif config.strategy.in_lockstep:
-        # a chief in TF_CONFIG trains like the workers
+        # a chief in TF_CONFIG trains like the workers, so it counts as one of them
         given = {"workers": sum(1 for task in cluster.tasks if task.job in ("chief", "worker"))}
     else:
         return {}

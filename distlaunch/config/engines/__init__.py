@@ -1,7 +1,7 @@
 """`engine:`, the hosts on which the tasks of a run are started: the kinds that the installed packages provide.
 
-The entry points of the group `distlaunch.engines` are scanned when the first config is read. Until then, modules of
-packages that provide engines can import anything of distlaunch.
+The entry points of the group `distlaunch.engines` are scanned when the first config is read, and not at the import of
+this module. So the modules of packages that provide engines can import anything of distlaunch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def load_kinds(points: Iterable[EntryPoint]) -> tuple[dict[str, type[EngineSecti
 
 
 def _package_of(point: EntryPoint) -> str:
-    # its metadata is parsed for the name, which takes longer than loading the class
+    # only errors need the name: it is parsed from the package's metadata, which takes longer than loading the class
     return point.dist.name if point.dist is not None else point.module
 
 

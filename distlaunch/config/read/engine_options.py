@@ -49,7 +49,7 @@ def load_engine(
 def _check_override(text: str) -> None:
     try:
         key, _ = split(text)
-    except ValueError:  # reported when it is applied
+    except ValueError:  # `load_mapping` reports it when it applies the override
         return
     if key[0] != "engine" or len(key) == 1:
         message = "a script has no config, so only keys of engine can be set, such as engine.interface=ib0"

@@ -302,7 +302,7 @@ def _at(root: Node, problem: Problem) -> Problem:
 
 
 def _source_of(root: Node, problem: Problem) -> str:
-    """Return the source of the value that causes a problem, which may be an override inside the problem's key.
+    """Return the source of the value that causes a problem. It may be an override of a part of the problem's value.
 
     A message of Keras may name the argument: `compile.optimizer: SGD: Argument `learning_rate` should be float`.
     """

@@ -24,8 +24,8 @@ class LoadedRun:
 
     Attributes:
         loaded: the config with the sources of its values; None if there are no overrides.
-        note: a message about the place of its code; empty if the run was not moved.
-        warnings: messages about paths in its arguments.
+        note: a message about the place of the run's code; empty if the run was not moved.
+        warnings: messages about paths in the config's arguments.
     """
 
     config: RunConfig

@@ -77,7 +77,7 @@ def closest(word: str, options: Iterable[str], cutoff: float = 0.6) -> str | Non
 
 
 def _is_slip(word: str, meant: str) -> bool:
-    """Return True if the words differ only in two swapped neighbouring letters, the most frequent typing error."""
+    """Return True if the words differ only in two swapped neighboring letters, the most frequent typing error."""
     if len(word) != len(meant):
         return False
     differ = [at for at, pair in enumerate(zip(word, meant, strict=True)) if pair[0] != pair[1]]

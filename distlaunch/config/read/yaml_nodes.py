@@ -96,7 +96,7 @@ class _NodeLoader(_Loader):
             message = f"got the tag '{event.tag.replace('tag:yaml.org,2002:', '!!')}'; tags are not supported; "
             hint = "remove the tag; if the value is text that begins with '!', put the text in quotes"
             raise _error(self._name, line, message + hint)
-        self.anchors.pop(event.anchor, None)  # it may be defined again
+        self.anchors.pop(event.anchor, None)  # an anchor may be defined again
         if isinstance(event, yaml.ScalarEvent):
             return self._composed(parent, index)
         self._check_key(event, line, is_key=is_key)

@@ -144,7 +144,7 @@ def _check_call(site: Site, function: Function, called: Calls) -> Iterator[Probl
     elif site.role == "data" and (message := context_problem(function, given=called.gives_context)):
         yield Problem(site.key, message)
     elif site.args is not None:
-        # the training step passes two arguments to a loss or metric function itself (y_true, y_pred)
+        # the config need not name y_true and y_pred, which the training step passes to a loss or metric function
         complete = site.role not in ("losses", "metrics")
         given = _GIVEN.get(site.role, 0)
         args = [*site.args, *["context"] * (site.role == "data" and called.gives_context)]

@@ -82,7 +82,7 @@ def is_moved(old: str, new: str, run: RunDir) -> bool:
     """Return whether two values of a config name the same file, at a former and the current place of the run."""
     if not (old.startswith("/") and new.startswith("/")):
         return False
-    # a copy that refers to the original run has a link to that run's checkpoints
+    # if a copy of a run links to the original's checkpoints, files in the original run's place count as well
     now = (run.path, run.checkpoints.resolve().parent)
     return any(str(_moved(Path(old), before, place)) == new for before in run.known_paths() for place in now)
 
@@ -124,7 +124,7 @@ def _file_in(folder: Path, module: str) -> Path | None:
 
 
 def _moved(path: Path, before: Path, now: Path) -> Path:
-    """Return the path with the same position relative to the run's current place."""
+    """Return the path that lies relative to `now` as `path` lies relative to `before`, the run's former place."""
     return Path(os.path.normpath(now / os.path.relpath(path, before)))
 
 

@@ -69,7 +69,11 @@ def argument_problems(
 
 
 def position_problem(function: Function, values: Sequence[str], by_name: Sequence[str] = ()) -> str | None:
-    """Return the problem of a call with these values by position, and `by_name` if the function takes them; or None."""
+    """Return the problem of a call with these values by position; None if there is none.
+
+    Args:
+        by_name: values that the caller also passes, by name, if the function takes them.
+    """
     args, number, names = function.node.args, len(values), ", ".join(values)
     least = len(set(function.required) - set(by_name))
     most = None if args.vararg else len(set(function.positional) - set(by_name))

@@ -104,10 +104,10 @@ class StrategySection(Section):
         return 1
 
     def parts_of_worker(self, worker: int, cluster: Cluster, num_gpus: int | None) -> tuple[int, int, int]:
-        """Return the part of each batch that a lockstep worker reads, as shown by `distlaunch plan --data`.
+        """Return the parts of each batch that a lockstep worker reads, as shown by `distlaunch plan --data`.
 
         Returns:
-            The first of its parts, their number, and the number of all parts.
+            The worker's first part, the number of its parts, and the number of all parts of a batch.
         """
         return worker, 1, cluster.num_workers
 

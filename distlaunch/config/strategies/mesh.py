@@ -151,7 +151,7 @@ class MeshSection(StrategySection):
             return
         if -1 in self.mesh.values():
             if num_gpus != 0:
-                return  # filled with the number of GPUs that the workers can share
+                return  # the axis of -1 is filled later, with the number of GPUs that the workers can share
             devices *= CPU_DEVICES
         if devices % workers:
             message = f"got {workers}, which cannot share the mesh's {devices} devices equally"
