@@ -22,11 +22,11 @@ from distlaunch.plan.train import REMOVED_ENV, LaunchPlan
 from distlaunch.supervise.allocation import Starter
 
 FORWARDED = ("TF_", "XLA_", "JAX_", "KERAS_", "NCCL_", "GRPC_", "OMP_", "PYTHONHASHSEED")
-"""Prefixes of variables that change what a framework computes. Tasks get them from the launcher's environment, as they
-get the sizes of thread pools."""
+"""Prefixes of variables that change what a framework computes. Tasks get these variables from the launcher's
+environment, along with the sizes of thread pools."""
 _LISTENING_S = 10.0
 _BEAT_MS, _FEW_HOSTS = 500, 4
-"""Interval at which a host sends the heartbeats of its tasks; doubled for many hosts."""
+"""Interval at which a host sends the heartbeats of its tasks; doubled for more than `_FEW_HOSTS` hosts."""
 
 
 def forwarded(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:

@@ -29,7 +29,7 @@ def unanswered(futures: Mapping[str, Future[Frame]] | Mapping[str, Future[None]]
 
 
 def refusals(pending: Mapping[str, Future[Frame]], seconds: float = ANSWER_S) -> dict[str, str]:
-    """Return, for each host that did not fulfil a request, the reason."""
+    """Return, for each host that did not fulfill a request, the reason."""
     wrong = unanswered(pending, seconds)
     errors = {name: pending[name].result().fields.get("error") for name in pending.keys() - wrong.keys()}
     return wrong | {name: str(error) for name, error in errors.items() if error}

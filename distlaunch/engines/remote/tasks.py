@@ -26,7 +26,7 @@ from distlaunch.engines.remote.replies import parse_liveness
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 
 _LOST_CODE = -9
-"""Exit code of a task whose host is lost. Its agent ends it when it hears nothing from the controller for long."""
+"""Exit code of a task whose host is lost. The agent there ends the task after a long silence of the controller."""
 _CHECK_INTERVAL_S = 0.25
 _NOTE_AFTER_S = 2.0
 
