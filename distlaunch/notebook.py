@@ -150,7 +150,7 @@ def _recorded_settings(given: str | Path | Mapping[str, Any], config: RunConfig)
 
 
 def _processes_needed(strategy: Strategy, cluster: Cluster) -> str:
-    """Return an error message: a notebook is a single process, and how the config could do without others."""
+    """Return an error message for a config that needs several processes, with a change to train it in a notebook."""
     otherwise = f"use `distlaunch train` for '{strategy.kind}'"
     if "hosting" in strategy.cluster_keys:
         key, got, change = "cluster.hosting", cluster.hosting, "write `hosting: in_process`"
@@ -207,7 +207,7 @@ def train_here(
     run.write_json(run.environment, environment)
     reporter = _Reporter(run, attempt, config.train.epochs)
     began = time.monotonic()
-    # our own scope of the dtype policy, because a session clears Keras's
+    # use our own scope of the dtype policy, because a session would clear that of Keras
     with dtype_policy_scope(), contextlib.closing(reporter):
         try:
             with interrupts as should_stop:

@@ -293,7 +293,7 @@ def _config_for_missing_outputs(choice: Choice) -> Choice:
 
 def config_for_use(config: RunConfig, machine: Machine) -> RunConfig:
     """Return the config for evaluating, predicting with or exporting the model of a run."""
-    if config.strategy.has_coordinator:  # one device reads the same checkpoint without servers
+    if config.strategy.has_coordinator:  # one device can use the same checkpoint without servers
         config = config.model_copy(update={"strategy": config.strategy.on_one_device(), "cluster": Cluster()})
     return config.model_copy(update={"engine": config.engine.for_one_device(machine.environ)})
 

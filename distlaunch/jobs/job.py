@@ -73,7 +73,8 @@ def begin(
         if choice.run is not None:
             on_finished(choice.run)
             if not choice.evaluator_only:
-                choice.run.forget_secrets()  # in case its launcher was killed before it could do that
+                # the launcher that trained the run may have been killed before it could delete the secrets
+                choice.run.forget_secrets()
         return None
     # before the claim, since a port may be in use
     metrics = Metrics.open(request.metrics_port, request.metrics_file)
@@ -88,7 +89,7 @@ def execute(claimed: ClaimedRun, observer: Observer) -> AttemptResult:
             return checked(run_evaluator_only(choice.config, run, observer, choice.context), choice.locate)
     with (
         naming_run(display_path(run.path)),
-        leaving_page(run, choice.context.machine.environ),  # after the lock is released
+        leaving_page(run, choice.context.machine.environ),  # writes the page after the lock is released
         ThreadedObserver.of(observer) as threaded,
         run.lock_claim(),
     ):

@@ -1,4 +1,4 @@
-"""Runs an exported model in a helper process with TensorFlow; the launcher never imports it."""
+"""Runs an exported model in a helper process with TensorFlow, which the launcher never imports."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _is_older_than_run(run: RunDir, export: Path) -> bool:
     file = export / "saved_model.pb" if export.is_dir() else export
     try:
         return bool(steps) and file.stat().st_mtime < (run.checkpoints / checkpoint_name(steps[-1])).stat().st_mtime
-    except OSError:  # one of the files may just be being replaced
+    except OSError:  # another process may be replacing one of the files
         return False
 
 

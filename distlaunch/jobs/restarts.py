@@ -143,7 +143,7 @@ def _handle_failed_start(
     threaded.note(f"restart {len(recent) + 1} of {limits.max_restarts}{after}: it could not be started: {error}")
     if stop := _stop_signal_within(signals, backoff_s):
         return _stopped(result, stop, threaded)
-    # this restart never leaves the window: otherwise the job could be restarted forever
+    # always count this restart, whatever the window: otherwise the job could be restarted forever
     restart_times.append(math.inf)
     return None
 

@@ -87,7 +87,7 @@ def run_script(
     on_run(run)
     with (
         naming_run(display_path(run.path)),
-        leaving_page(run, machine.environ),  # after the lock is released
+        leaving_page(run, machine.environ),  # writes the page after the lock is released
         ThreadedObserver.of(observer) as threaded,
         run.lock_claim(),
     ):

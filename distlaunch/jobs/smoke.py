@@ -55,7 +55,8 @@ def smoke_overrides(config: RunConfig, *, epochs: int) -> tuple[str, ...]:
         slice_of_data = (f"train.steps_per_epoch={STEPS}",)
     else:
         examples = STEPS * batch - (batch // 2 if config.data.remainder == "keep" else 0)
-        given = config.train.steps_per_epoch  # if set, an epoch may pass over the data several times
+        # limit a given number of steps as well: an epoch would pass over the few examples again and again
+        given = config.train.steps_per_epoch
         # at least two steps, since the checkpoint is written after two
         steps = "null" if given is None else max(2, min(given, STEPS))
         slice_of_data = (f"data.train_examples={examples}", f"train.steps_per_epoch={steps}")
@@ -67,7 +68,7 @@ def smoke_overrides(config: RunConfig, *, epochs: int) -> tuple[str, ...]:
 
 
 class _SmokeObserver(ThreadedObserver):
-    """Hides warnings about settings that the smoke run has made, not the user.
+    """Hides warnings about settings that come from the smoke run and not from the user.
 
     Args:
         overridden_keys: the config keys of these settings.

@@ -50,7 +50,8 @@ def tracking(
     finally:
         for problem in _finish(run, started, _DEADLINE_S):
             warn(problem)
-        if not run.exists():  # nothing was started, so that no tracker has a run, and the directory is discarded
+        # if nothing was started, no tracker has a run, and without this folder the run directory can be discarded
+        if not run.exists():
             shutil.rmtree(run.path / "tracking", ignore_errors=True)
 
 

@@ -106,7 +106,7 @@ class LaunchPlan:
         elsewhere: addresses of the cluster's tasks that other launchers start.
         cluster: the cluster in TF_CONFIG of the tasks; empty if no task gets TF_CONFIG.
         engine: the name of the engine: a kind of `engine:`, or `tf_config` for one task of a given cluster.
-        settings: the variables that the hardware of the hosts has decided.
+        settings: the variables that were chosen because of the hardware of the hosts.
     """
 
     run_dir: Path
@@ -414,6 +414,6 @@ def plan_json(
 def preload_for(config: RunConfig, task: Task, mode: str) -> Preload:
     """Return what every task of a run imports."""
     backend, use = config.backend_of(task.job), [mode] if mode in USES else []
-    # for other data, a task finds out only when its data function returns
+    # for other data, a task learns only from the result of its data function whether it needs TensorFlow
     also = [WITH_TENSORFLOW] if not config.strategy.runs_tensorflow and config.data.is_mapped_by_tensorflow else []
     return Preload("distlaunch.tasks.preload", (backend, *use, *also), READ_LATE)

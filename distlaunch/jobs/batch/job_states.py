@@ -103,7 +103,7 @@ class JobWatch:
 
     def _note_state(self) -> None:
         state = self._state
-        # once a running job has started an attempt, its output shows that it runs
+        # no note is needed once a running job has started an attempt: the output of the attempt shows that it runs
         is_shown = state is not None and (
             state.phase == "pending" or (state.phase == "running" and not self._run.attempts())
         )
