@@ -97,7 +97,7 @@ def delays(timed: Mapping[str, StepsTimed]) -> dict[str, float]:
     ready, while they have waited for it. All tasks wait for the transfer, which cancels out.
     """
     waits = {task: each.peers_s for task, each in timed.items() if each.peers_s is not None}
-    # shorter in a task that does something else between steps, for which the others wait
+    # take the longest: the time is shorter in a task that does other work between steps, while the others wait for it
     seconds = max((each.seconds for each in timed.values()), default=0.0)
     if len(waits) < 2 or seconds < _MIN_TIMED_S:
         return {}

@@ -64,7 +64,7 @@ def _schema_of(name: str, cls: type[Event]) -> dict[str, Any]:
 
 
 def _with_infinities(schema: Any) -> Any:
-    """Return a schema in which a number may be one of the strings that stand for values that JSON does not have."""
+    """Return a schema in which a number may also be a string such as `nan`, for values that JSON does not have."""
     if is_list(schema):
         return [_with_infinities(each) for each in schema]
     if not is_dict(schema):

@@ -111,7 +111,7 @@ def goodput_of(events: Iterable[Event]) -> Goodput | None:
     seconds = dict.fromkeys(CATEGORIES, 0.0)
     for number, attempt in enumerate(attempts):
         later = [each.first_step for each in attempts[number + 1 :] if each.first_step is not None]
-        # an attempt that was killed early has reported no times; its steps wait like those of the nearest other attempt
+        # if an attempt was killed before it reported times, use those of the nearest attempt that has reported times
         known = next((each for each in (*timed[number::-1], *timed[number + 1 :]) if each is not None), None)
         for name, value in attempt.by_category(min(later, default=None), known).items():
             seconds[name] += value
@@ -286,7 +286,7 @@ def _attempts(events: Iterable[Event]) -> Sequence[_Attempt]:
     for event in events:
         if not math.isfinite(event.time):
             continue
-        # a clock that was set back, or another host's clock, makes no time negative
+        # no time may become negative because a clock was set back, or because an event has another host's clock
         at = max(event.time, last_at) if found else event.time
         if found and event.attempt <= number:
             found[-1].add(event, at - last_at)
@@ -306,7 +306,7 @@ def _begin(event: Event, since_last_s: float | None) -> _Attempt:
     waited_s, ran_s = 0.0, 0.0
     if isinstance(event, AttemptStarted):
         waited_s = _duration(event.waited_s)
-    elif isinstance(event, RunEnded):  # of a script, whose launcher reports only the end
+    elif isinstance(event, RunEnded):  # a script's attempt, of which the launcher reports only the end
         ran_s = _duration(event.seconds)
     if since_last_s is not None:
         waited_s = min(waited_s, since_last_s)

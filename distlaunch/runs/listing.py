@@ -239,7 +239,7 @@ def _last_trained(facts: RunFacts, training: int | None) -> AttemptFacts:
 
 
 def _last_values(facts: RunFacts, current: AttemptFacts) -> Logs:
-    """Return the values of the last complete epoch, which include validation, or the values so far in the first."""
+    """Return the values of the last complete epoch, which include validation, or those so far in the first epoch."""
     if not current.epochs_done:
         return current.logs
     ended = (event for event in reversed(facts.epochs) if event.epoch + 1 == current.epochs_done)

@@ -54,10 +54,10 @@ def read_settings(run: RunDir) -> Settings:
 def differing_keys(settings: Iterable[Settings]) -> list[str]:
     """Return the keys whose values are not the same in all settings, in the order of the config.
 
-    A key with an empty mapping is left out if another run has entries in this mapping, since each entry is a key. It
-    is also left out if it is `args`, which a config may lack. If runs have different kinds of a section, such as
-    another `strategy.kind`, a key that only some of these kinds have is left out if it has the same value wherever it
-    exists. Empty settings, such as those of a script, are ignored.
+    A key with an empty mapping is left out if another run has entries in this mapping, since each entry is a key. An
+    empty `args` is always left out, since a config may lack it. If the kind of a section differs, such as
+    `strategy.kind`, its keys that some runs lack are left out, too, unless their values differ among the other runs.
+    Empty settings, such as those of a script, are ignored.
     """
     known = [each for each in settings if each]
     keys = list(dict.fromkeys(key for each in known for key in each))

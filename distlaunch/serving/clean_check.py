@@ -31,7 +31,7 @@ _HOOKS_S = 3.0  # for all exit hooks together
 
 def main() -> None:
     parcel_path, findings_path = map(Path, sys.argv[1:])
-    parcel = pickle.loads(parcel_path.read_bytes())  # written by the process that waits for this one
+    parcel = pickle.loads(parcel_path.read_bytes())  # safe: the process that waits for this one has written it
     exported = _sibling("exported")
     findings = {name: _check(name, parcel, exported) for name in ORDER if name in parcel["files"]}
     findings_path.write_text(json.dumps(findings))
@@ -79,7 +79,7 @@ def _open(name: str, path: Path, parcel: Mapping[str, Any], notes: list[str], ex
     if name == "saved_model":
         return exported.open_saved_model(path)
     if name == "tflite":
-        # the file only names its inputs, but the model may take a list
+        # the file only names its inputs; the SavedModel shows whether the model takes a list or another structure
         structure = exported.open_saved_model(Path(parcel["to_convert"])).structure
         return dataclasses.replace(exported.open_tflite(path), structure=structure)
     if name == "weights":

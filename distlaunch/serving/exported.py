@@ -34,7 +34,7 @@ def format_of(path: Path) -> str | None:
     """Return the format of an export by its files, or None if it is not an export."""
     if (path / "saved_model.pb").is_file():
         return "saved_model"
-    # checked separately, since the suffix of these is only .h5
+    # compare the end of the name, since the `suffix` of these files is only `.h5`
     if path.name.endswith(".weights.h5"):
         return "weights"
     return {".keras": "keras", ".tflite": "tflite"}.get(path.suffix) if path.is_file() else None
@@ -75,7 +75,7 @@ def open_saved_model(path: Path) -> ExportedModel:
     structure = _trained_structure(getattr(loaded, name, None), specs)
 
     def call(values: Any) -> dict[str, np.ndarray]:
-        assert loaded is not None  # it owns the variables, and must live as long as this function
+        assert loaded is not None  # keep a reference to it for later calls, since it owns the variables
         # signatures take keyword arguments of exact types
         tensors = {name: tf.constant(values[name], spec.dtype) for name, spec in specs.items()}
         return {name: value.numpy() for name, value in sorted(served(**tensors).items())}
