@@ -254,9 +254,9 @@ def _largest(series: Series, reference: Series, picks: Sequence[Pick]) -> Values
 
 def _deviations(own: Values, expected: Values) -> Values:
     scale = max((abs(value) for value in expected if math.isfinite(value)), default=0.0)
-    # a series of zeros has no scale
+    # a series of zeros has no scale, so use the tolerance
     floor = scale * _SMALLEST_SHARE or TOLERANCE
-    # a series that is too short deviates after its end
+    # fill a series that is too short with NaN, which counts as an infinite deviation
     own = [*own, *[math.nan] * (len(expected) - len(own))][: len(expected)]
     return [_or_inf(abs(a - b) / max(abs(b), floor)) for a, b in zip(own, expected, strict=True)]
 

@@ -21,7 +21,7 @@ def yield_to_training() -> None:
     """
     os.nice(_LOWEST)
     if os.getsid(0) != os.getpid():
-        return  # training may run in this session
+        return  # training may run in this session, so leave the session's nice value as it is
     for _ in range(_ATTEMPTS):
         try:
             _AUTOGROUP.write_text(str(_LOWEST))

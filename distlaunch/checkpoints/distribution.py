@@ -141,7 +141,7 @@ class ChiefState:
         Raises:
             FileDamagedError, OSError: see `StateFiles.read`.
         """
-        self.close()  # a checkpoint that was tried before
+        self.close()  # the files of a checkpoint that was tried before
         self._files, mapped = StateFiles.on_disk(folder, files), None
         if self._on_this_host:
             self._mapped = self._mappable(folder, self._files)

@@ -130,7 +130,7 @@ class EverySeconds(SavePolicy):
 
     Args:
         seconds: the interval.
-        now_s: time at which training begins, of any clock.
+        now_s: time at which training begins, on any clock.
     """
 
     asks_chief_only = True

@@ -222,7 +222,7 @@ class Saver:
 
     def _write(self, save: _Save, writing: ExitStack, throttle: Throttle) -> None:
         step, began = save.progress.step, self._process.clock()
-        signs = iter([writing])  # entered already
+        signs = iter([writing])  # the first context, which has been entered already
         request = WriteRequest(
             save.progress,
             self._config.to_public(),

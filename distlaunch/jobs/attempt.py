@@ -230,7 +230,7 @@ def run_attempt(
         if mode == "train" and outcome.status == "done":
             outcome = _with_failed_export(run, attempt, outcome)
         if replaced_config is not None and _failed_before_first_step(run, attempt, outcome):
-            # a config that cannot train would make every later resume fail
+            # restore the earlier config, since one that cannot train would make every later resume fail
             write_atomically(run.config, replaced_config)
             observer.note(f"no step was made: restored the earlier {run.config}")
         if mode == "train" and outcome.status == "done":

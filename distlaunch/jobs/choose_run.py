@@ -178,7 +178,7 @@ def _choose_like_chief(new: Choice, chief: RunDir, number: int, remaining: Remai
         return replace(new, run=chief, note=note, finished=True)
     task_run = RunDir(Path(new.config.runs_dir) / Identity(new.name, number).folder)
     if task_run.identity() != Identity(new.name, number) or not task_run.has_config():
-        return new  # the directory only holds logs
+        return new  # the directory only holds logs, or belongs to another run
     return replace(new, name=task_run.name, run=task_run, note=f"resuming {display_path(task_run.path)}")
 
 

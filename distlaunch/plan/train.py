@@ -237,7 +237,7 @@ def plan_launch(
     servers = [task for task in chosen if cluster.tasks and config.strategy.is_server(task.job)]
     more = {task: (*extra, *(WAIT_FOR_CHIEF if task == here else ())) for task in servers}
     computing = [task for task in chosen if task.job == "worker"]
-    if here is not None:  # other launchers start the other workers of this host
+    if here is not None:  # also count the workers of this host that other launchers start
         computing += [here] * (cluster.num_workers_beside(here) - len(computing))
     settings = settings_of(place_of, computing, recorded, backend=config.strategy.backend)
     cores = cores_of(place_of, computing, settings)

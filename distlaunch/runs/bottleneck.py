@@ -72,7 +72,8 @@ def find_bottleneck(timed: Mapping[str, StepsTimed]) -> Bottleneck | None:
         return None
     most = max(fractions, key=lambda task: fractions[task])
     fraction = fractions[most]
-    if not timed[most].reads_ahead:  # workers that make steps independently do not wait for each other
+    # workers that do not read ahead make steps independently: they do not wait for each other, so take the mean
+    if not timed[most].reads_ahead:
         fraction = sum(timed[task].seconds * each for task, each in fractions.items())
         fraction /= sum(timed[task].seconds for task in fractions)
     if fraction < _MIN_WAITED_FRACTION:

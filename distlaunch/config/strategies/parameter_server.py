@@ -43,8 +43,8 @@ class Partitioner(Section):
 class ParameterServerSection(StrategySection):
     """Workers compute, parameter servers hold the variables, updates are asynchronous."""
 
-    is_neutral: ClassVar[bool] = False
     # updates are asynchronous, so this strategy gives other numbers than the other strategies
+    is_neutral: ClassVar[bool] = False
     neutral_keys: ClassVar[frozenset[str]] = frozenset({"partitioner"})
 
     kind: Literal["parameter_server"]

@@ -95,7 +95,7 @@ cluster: {workers: 2}
     @classmethod
     def trials(cls, replicas: Sequence[int], num_gpus: int) -> Iterator[TrialSections]:
         for number in replicas:
-            # TensorFlow gives a worker without GPUs one CPU replica
+            # TensorFlow gives a worker without GPUs one CPU replica, so each replica then needs a worker
             workers = _TRIAL_WORKERS if num_gpus and number % _TRIAL_WORKERS == 0 else number
             section = {"kind": "multi_worker_mirrored", "replicas_per_worker": number // workers}
             yield section, {"workers": workers}

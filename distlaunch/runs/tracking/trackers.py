@@ -125,7 +125,7 @@ class _MLflow:
             for name, value in values.items()
             if step > self._sent.get(name, -1)
         ]
-        # each call is a transaction of the database
+        # send many values in each call, since each call is a transaction of the database
         for begin in range(0, len(new), _MLFLOW_BATCH):
             self._client.log_batch(self.id, new[begin : begin + _MLFLOW_BATCH])
 
@@ -151,7 +151,7 @@ class _Trackio:
         self._problems: list[str] = []
         # trackio stores values in a thread, and only warns if it cannot
         warnings.showwarning = self._heed
-        # trackio knows runs by their names
+        # trackio identifies runs by their names, so make the name unique
         self.id = id or f"{run}-{int(time.time()):x}"
         self._trackio.init(
             project=project, name=self.id, resume="allow", config=dict(config),
