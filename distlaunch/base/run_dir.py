@@ -238,7 +238,7 @@ class RunDir:
         return {":".join(path.name.rsplit("-", 1)): TaskDir(path) for path in found}
 
     def secrets(self) -> dict[str, str]:
-        """Return the values of the config's secret variables, by name, which the run keeps for restarts."""
+        """Return, by name, the values of the config's secret variables that the run keeps for restarts."""
         try:
             known = read_json(self._secrets)
         except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The JSON Schema of the lines of `events.jsonl`, which `train --json` prints too, from the classes of the events."""
+"""Makes the JSON Schema of the lines of `events.jsonl`, which `train --json` also prints, from the event classes."""
 
 from __future__ import annotations
 
