@@ -150,7 +150,7 @@ def _recorded_settings(given: str | Path | Mapping[str, Any], config: RunConfig)
 
 
 def _processes_needed(strategy: Strategy, cluster: Cluster) -> str:
-    """Return an error message for a config that needs several processes, with a change to train it in a notebook."""
+    """Return an error message for a config that needs several processes. It names a change that avoids them."""
     otherwise = f"use `distlaunch train` for '{strategy.kind}'"
     if "hosting" in strategy.cluster_keys:
         key, got, change = "cluster.hosting", cluster.hosting, "write `hosting: in_process`"

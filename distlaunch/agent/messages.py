@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 LOST_HOST = "the host "
-"""Beginning of the reason why a host is lost. That reason is a whole sentence; others follow the name of a task."""
+"""Beginning of the reason why a host is lost. That reason is a whole sentence; other reasons follow a task's name."""
 
 
 class Order(enum.Enum):

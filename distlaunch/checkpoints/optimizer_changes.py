@@ -271,7 +271,7 @@ def current_rate(model: keras.Model) -> float | None:
         return float(host_value(rate))
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         updates = own[0].iterations
-        # with accumulated gradients this is no variable: Keras computes the number of updates from that of the steps
+        # with accumulated gradients, this is not a variable: Keras computes the number of updates from that of steps
         number = host_value(updates) if isinstance(updates, keras.Variable) else _on_host(updates)
         return float(_on_host(rate(number)))
     return None

@@ -215,7 +215,7 @@ class CheckpointStore:
             on_damaged: called with each newer checkpoint that is damaged.
             read: reads the state of a checkpoint.
             repairs: whether to restore a checkpoint that a killed process was replacing. This is allowed only while no
-                process writes checkpoints. If false, nothing is changed, and if training deletes or replaces a
+                process writes checkpoints. If False, nothing is changed, and if training deletes or replaces a
                 checkpoint meanwhile, the newest one is read instead.
 
         Raises:

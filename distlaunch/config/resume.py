@@ -118,7 +118,7 @@ def remaining_work(config: RunConfig, run: RunDir) -> RemainingWork:
     changed = tuple(_number_changes(before, config, run, ignores_validation=evaluation))
     if changed:
         return RemainingWork(changed=changed)
-    # without checkpoints there is nothing to export or evaluate, as for a worker of a given TF_CONFIG
+    # without checkpoints there is nothing to export or evaluate, as in the run of a worker of a given TF_CONFIG
     if not run.checkpoint_steps():
         return RemainingWork()
     return RemainingWork(formats=tuple(_missing_formats(config, run, ended.step)),
