@@ -13,7 +13,7 @@ from distlaunch.patches.tensorflow_late import is_a, tf
 
 Batch = Any
 Index = Any
-"""A position or a number, in a graph or outside."""
+"""A position or a count: an integer, or a scalar tensor in a graph."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Source:
         name: identifies the split and its order, for processes that read batches by number.
         first: number of the first element, counted from the beginning of the first pass.
         num_batches: number of elements in a pass; None if unknown.
-        ends: whether elements without rows mark ends that are found only by reading, so that processes must agree on
-            each end.
+        ends: whether the end of a pass is found only by reading. Elements without rows mark such ends, and the
+            processes must agree on each of them.
         at_once: number of batches that are loaded at the same time; None for the number of cores.
         threads: number of examples that are loaded at the same time; 0 if batches are loaded as a whole.
         describe: returns the description by which processes check that they read the same data; see
@@ -76,8 +76,8 @@ def pack(components: tuple[Any, ...]) -> Any:
 
 
 def num_rows(element: Any) -> Any:
-    """Return the number of rows of an element as a scalar int64: of NumPy if the element has arrays, else a tensor."""
-    # not expanded, because the values of a ragged tensor are not its rows
+    """Return the number of rows of an element as an int64: a NumPy scalar if the element has arrays, else a tensor."""
+    # composite tensors are not expanded, because the values of a ragged tensor are not its rows
     first = flatten(element)[0]
     if isinstance(first, np.ndarray):
         return np.int64(len(first))

@@ -49,7 +49,7 @@ class FirstPass:
     """Length of the data of a process, as far as the process has read it.
 
     Attributes:
-        length: number of global batches in a pass; None until the process has read to its end.
+        length: number of global batches in a pass; None until the process has reached the end of its first pass.
         read: number of batches read so far before the end.
     """
 
@@ -61,7 +61,7 @@ def check_passes(seen: Mapping[str, FirstPass], kind: str) -> None:
     """Raise DataError if the data of the processes ends after different numbers of batches.
 
     Args:
-        seen: for each process, how far it has read its first pass. Processes continue with a second pass.
+        seen: for each process, how far it has read its first pass, even if it is in a later pass by now.
         kind: kind of data, such as `training`.
     """
     lengths = {name: one.length for name, one in seen.items() if one.length is not None}

@@ -46,7 +46,7 @@ def reading(what: str = "", *, keep: bool = True) -> Iterator[None]:
 
 
 def _names(reason: str, what: str) -> bool:
-    """Return whether a reason already begins like the message about `what`: `example 4,711 cannot be read`."""
+    """Return whether a reason already begins with the name `what`, as in `example 4,711 cannot be read`."""
     kind, _, number = what.rpartition(" ")
     found = re.match(r"(?:data: )?(.*?) ([\d,]+) cannot be read\b", reason)
     return found is not None and kind.endswith(found[1]) and found[2].replace(",", "") == number

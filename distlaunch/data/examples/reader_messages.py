@@ -21,7 +21,7 @@ class Setup:
         path, argv: `sys.path` and `sys.argv` of the task.
         folders: the user's folders; see `base.user_modules`.
         files: the user's imported files, by module name.
-        items: the user's object, pickled separately, because it can be loaded only once its modules can be imported.
+        items: the user's object, pickled separately, because it can be loaded only after its modules can be imported.
         seed: the run's seed.
     """
 

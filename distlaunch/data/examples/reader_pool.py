@@ -1,7 +1,7 @@
 """`data.processes`: reads examples of a Python object in separate processes, which share no interpreter lock.
 
-A new process loads the object and the modules that the object needs. Then this process forks the readers, which share
-its memory. A task itself must not be forked, because TensorFlow has threads in it.
+A new process loads the object and the modules that the object needs. The new process then forks the readers, which
+share its memory. A task itself must not be forked, because TensorFlow has threads in it.
 """
 
 from __future__ import annotations

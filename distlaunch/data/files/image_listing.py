@@ -72,7 +72,7 @@ def _walk(root: bytes, folder: bytes, above: tuple[tuple[int, int], ...]) -> Ite
     # follows links
     facts = os.stat(os.path.join(root, folder))
     here = (facts.st_dev, facts.st_ino)
-    if here in above:  # a link to a folder that contains the link
+    if here in above:  # a link to a folder that contains the link; following it would never end
         return
     with os.scandir(os.path.join(root, folder)) as entries:
         for entry in entries:

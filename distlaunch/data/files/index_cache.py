@@ -107,7 +107,7 @@ def _load(path: Path, key: str) -> Index | None:
     try:
         with path.open("rb") as file:
             header = json.loads(_map_array(file).tobytes())
-            # the file's name has only 24 digits of the key
+            # compared in full, because the file's name has only 24 digits of the key
             if header["key"] != key:
                 return None
             arrays = {name: _map_array(file) for name in header["checksum"]}

@@ -124,7 +124,8 @@ def _check_not_compressed(path: str, checksum: Callable[[bytes], int] | None) ->
         return
     if start.startswith(_GZIP):
         raise compressed_file_error(path, "gunzip")
-    if start.startswith(_ZLIB) and any(start[5:8]):  # a length below 2 ** 40 may begin with the same two bytes
+    # a record's length below 2 ** 40 may begin with the same two bytes, but then bytes 5 to 7 are zero
+    if start.startswith(_ZLIB) and any(start[5:8]):
         raise compressed_file_error(path, "pigz -dz")
 
 
@@ -132,7 +133,8 @@ def _find_checksum() -> Callable[[bytes], int] | None:
     """Return a function for the masked CRC32C of TFRecord files. Warn and return None if no fast library exists."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # "is using a pure python implementation"
+            # ignored because we warn below: "is using a pure python implementation"
+            warnings.simplefilter("ignore", RuntimeWarning)
             import google_crc32c
     except ImportError:
         google_crc32c = None
