@@ -49,7 +49,8 @@ def _hash(example: Any) -> str:
     digest = hashlib.sha256()
     for leaf in tf.nest.flatten(example, expand_composites=True) if is_imported() else flatten(example):
         values = np.asarray(leaf)
-        if values.dtype.kind in "OSU":  # a string alone has another type than one in a tensor
+        # the characters are hashed, because NumPy's type of a single string differs from that of several
+        if values.dtype.kind in "OSU":
             for value in values.flat:
                 digest.update(value if isinstance(value, bytes) else str(value).encode())
                 digest.update(b"\0")

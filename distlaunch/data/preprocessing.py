@@ -88,7 +88,8 @@ def _load(path: Path, function: str) -> Any:
         model: Any = keras.saving.load_model(path)
         layer = model.layers[0]
         if isinstance(layer, keras.utils.FeatureSpace):
-            layer.get_inputs()  # builds the layer, which needs sizes of vocabularies that cannot be read in a graph
+            # builds the layer now, because a graph cannot read the sizes of vocabularies that this needs
+            layer.get_inputs()
         return layer
 
 

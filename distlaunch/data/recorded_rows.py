@@ -90,7 +90,7 @@ class RowRecorder:
             serialized = [tf.io.serialize_tensor(leaf) for leaf in leaves]
             return tf.numpy_function(self._write, [index, start, rows, total, *serialized], tf.int64)
 
-        # in the function that loads the batch, because another function would cost more than the condition
+        # this runs in the function that loads the batch, because a separate function would cost more than the condition
         tf.cond(tf.reduce_any(tf.constant(self._indices, tf.int64) == index), call, lambda: tf.constant(0, tf.int64))
 
     def _record_arrays(self, index: Any, batch: Batch, start: Any, rows: Any, total: Any) -> None:

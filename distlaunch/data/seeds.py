@@ -26,7 +26,7 @@ def shuffle_numbers(numbers: tf.Tensor, seed: Any) -> tf.Tensor:
 
 
 def seed_of_pass(seed: int, number_of_pass: Index) -> tf.Tensor:
-    """Combine seed and pass into one int64 scalar that differs for all neighbouring seeds and passes."""
+    """Combine seed and pass into one int64 scalar that differs for all neighboring seeds and passes."""
     return number_of_pass + tf.constant(seed, tf.int64) * _SEED_STEP
 
 

@@ -136,7 +136,7 @@ class Split(ABC):
 
     @abstractmethod
     def sample(self, number: int) -> Any:
-        """Return a dataset with one row source of up to `number` of the first examples; empty if there are none.
+        """Return a dataset with one row source of the first examples, at most `number`; empty if there are none.
 
         The examples are not shuffled, so no shuffle buffer needs to be filled.
         """
@@ -345,7 +345,7 @@ class Split(ABC):
 
     def _process_local_pass(self, rows: tf.data.Dataset, start: Index, num_batches: int | None, *, ends: bool
                   ) -> tf.data.Dataset:  # fmt: skip
-        """Return a process-local pass, extended by elements without rows to the longest pass of all processes."""
+        """Return a process-local pass; elements without rows make it as long as the longest pass of all processes."""
         if num_batches is not None:
             return _with_rows(rows).concatenate(self._end_markers()).take(num_batches - start)
         return _with_rows(rows).concatenate(self._end_markers()) if ends else _with_rows(rows)

@@ -113,8 +113,8 @@ class _Branch(keras.StatelessScope):
 @contextlib.contextmanager
 def _selecting_instead_of_branching() -> Iterator[None]:
     ops = internal("keras.src.ops")
-    # nested calls come from the inner optimizer of a LossScaleOptimizer; outside a scope, variables are really
-    # assigned, and Keras's branch is correct
+    # The inner optimizer of a LossScaleOptimizer calls this when the condition is replaced already. Outside a scope,
+    # variables are really assigned, and Keras's condition is correct.
     if ops.cond is _select or not _IN_SCOPE.get()():
         yield
         return

@@ -30,9 +30,10 @@ _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
 _BLOCK = 1 << 14
 """Number of counts that are computed together, so that the arrays of all rounds stay in a core's cache."""
 _EXACT = 1 << 20
-"""Largest number of normal numbers in a draw that are equal to TensorFlow's bit by bit.
+"""Largest draw of normal numbers that is equal to TensorFlow's bit by bit.
 
-Beyond, one in 400 differs by rounding, but the draw takes half of the processor time, and uses all cores.
+In a larger draw, one number in 400 differs by rounding, but the draw takes half of the processor time, and uses all
+cores.
 """
 _AT_ONCE = 1 << 18
 """Number of exchanges of a shuffle that are drawn together, which limits the memory for Python's numbers."""
@@ -47,7 +48,7 @@ _LAYOUTS = {
     "float16": (np.dtype(np.float16), np.uint16, 10, 0x3C00),
     "bfloat16": (np.dtype(ml_dtypes.bfloat16), np.uint16, 7, 0x3F80),
 }
-"""For each type of at most 32 bits: the integer of its size, the bits of its fraction, and the bits of 1.0."""
+"""Types of at most 32 bits, with the integer type of the same size, the number of fraction bits and the bits of 1.0."""
 
 
 class Generator:
@@ -94,7 +95,7 @@ class Generator:
         return self._fill(shape, kind, group, lambda groups: list(self._truncated(groups * apart, make, group).T))
 
     def _truncated(self, counts: np.ndarray, make: Callable[[Words], Words], group: int) -> np.ndarray:
-        """Return the first `group` numbers within the limit that are drawn from each count on."""
+        """Return, for each count, the first `group` numbers within the limit that are drawn from this count on."""
         values = np.stack(make(self._words(counts)), -1)
         # a sixth of the groups needs more than one count
         short = ~(np.abs(values) < _LIMIT).all(-1)
@@ -217,8 +218,9 @@ def _log(values: np.ndarray, exact: bool) -> np.ndarray:
     """Return the logarithms of numbers in (0, 1), as the C library computes them; see `_EXACT` on rounding."""
     if values.dtype == np.float64:
         return np.fromiter(map(math.log, values.tolist()), np.float64, len(values)) if exact else np.log(values)
-    # the real part of glibc's `clogf` is `logf` of the absolute value, if that is below a half, or if it is below the
-    # square root of a half and the imaginary part is not negligible; this one does not change the absolute value
+    # The real part of glibc's `clogf` is `logf` of the absolute value in two cases: if the absolute value is below a
+    # half, or if it is below the square root of a half and the imaginary part is not negligible. `_TINY` is not
+    # negligible, but does not change the absolute value.
     complex_values = values.astype(np.complex64)
     complex_values.imag = np.where(values < _HALF, np.float32(0), _TINY)
     logarithms: Any = np.log(complex_values)

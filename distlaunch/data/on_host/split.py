@@ -39,7 +39,7 @@ class HostSplit(Split):
 
     @abstractmethod
     def sample(self, number: int) -> Any:
-        """Return a row source of up to `number` of the first examples."""
+        """Return a row source of the first examples, at most `number`."""
 
     def identify_rows(self, rows: Any) -> Any:
         raise NotImplementedError
@@ -90,7 +90,7 @@ class HostSplit(Split):
             if ends:
                 yield self.empty
             return
-        # extended by elements without rows to the longest pass of all processes
+        # elements without rows make the pass as long as the longest pass of all processes
         if self.num_batches is not None:
             yield from itertools.islice(self._then_ends(_with_rows(rows)), self.num_batches - start)
         elif ends:

@@ -109,7 +109,7 @@ class Pipeline(Split):
             return None
         how, several = batching_of(self._dataset), len(tf.nest.flatten(self.head[0])) > 1
         is_open = all(leaf.shape[0] is None for leaf in tf.nest.flatten(self._dataset.element_spec))
-        # `.batch()` may also divide text into sequences of equal length, from which `data.map` makes examples
+        # if `data.map` follows, `.batch()` may have divided text into sequences of equal length, which are not batches
         mapped_later = self._map is not None
         seen = (is_open and (several or not mapped_later)) or (how == "last" and several and not mapped_later)
         is_even = all(sizes == {rows} for sizes in others)

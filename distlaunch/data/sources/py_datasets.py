@@ -155,7 +155,7 @@ class PyDatasets(Split):
 
     def _item(self, number_of_pass: int, index: int) -> tuple[Any, list[np.ndarray]]:
         dataset = self._epochs.dataset_in_pass(number_of_pass)
-        if self._threads > 1:  # `__getitem__` draws no random numbers
+        if self._threads > 1:  # then `__getitem__` draws no random numbers, see `_choose_threads`
             item = dataset[index]
         else:
             with _seeded_generators(self._seed, number_of_pass, _ITEM, index) as has_drawn:
