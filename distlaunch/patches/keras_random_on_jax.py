@@ -34,8 +34,8 @@ def draw_with(on_host: Mapping[str, Draw], in_step: Mapping[str, Draw]) -> Itera
     """Draw random numbers with other functions in this context; their first argument is the seed's state.
 
     Args:
-        on_host: functions for immediate values, by the names of Keras's functions.
-        in_step: functions for values in a traced function; if the result is None, Keras draws.
+        on_host: functions for draws outside traced functions, by the names of Keras's functions.
+        in_step: functions for draws within traced functions, by the same names; if the result is None, Keras draws.
     """
     PATCH.check()
     keras_random = internal(_HOME)

@@ -13,7 +13,7 @@ _MODULES = (
     "keras.src.saving.serialization_lib",
     "keras.src.legacy.saving.json_utils",
 )
-"""Modules that use TensorFlow only if it is available, and for nothing that needs its import."""
+"""Modules that use TensorFlow only if it is available, and do nothing that requires an import of it."""
 
 PATCH = Patch(
     symbols=(

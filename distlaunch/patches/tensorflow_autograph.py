@@ -90,7 +90,7 @@ def convert_ahead(place: str, *, entry: bool = False) -> None:
 
 
 def _codes(code: types.CodeType, names: list[str]) -> list[types.CodeType]:
-    """Return the code of the nested functions that the names lead to; several, because all lambdas have one name."""
+    """Return the code of the nested functions that the names lead to; several, because all lambdas share a name."""
     if not names:
         return [code]
     within = [const for const in code.co_consts if isinstance(const, types.CodeType) and const.co_name == names[0]]

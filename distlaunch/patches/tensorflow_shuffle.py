@@ -1,4 +1,4 @@
-"""Starts pipelines that shuffle their own data at any pass, in the order that they have in an uninterrupted run."""
+"""Makes a pipeline that shuffles its own data start at any pass, with the order of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class Shuffles:
 
     Attributes:
         places: the calls.
-        has_spares: whether Keras's `fit` creates an iterator after each pass that it does not read. It prepares the
-            iterator of the next epoch at the end of each epoch, and replaces it when this epoch begins, unless it does
-            not know the number of batches, or `steps_per_epoch` is set. See
+        has_spares: whether Keras's `fit` creates one more iterator after each pass, and never reads it. If `fit` knows
+            the number of batches, and `steps_per_epoch` is not set, it prepares an iterator at the end of each epoch,
+            and replaces it when the next epoch begins. See
             `keras.src.trainers.epoch_iterator.EpochIterator._enumerate_iterator`.
     """
 
@@ -135,7 +135,7 @@ def _shuffles_in(dataset: tf.data.Dataset, iterations: int, unread: int) -> Iter
     shuffle = getattr(dataset, _MARK, None)
     if shuffle is not None:
         yield shuffle, iterations, unread
-        # TensorFlow's shuffle creates the iterator of its input when it is read
+        # TensorFlow's shuffle creates the iterator of its input only when the shuffle is read
         yield from _shuffles_in(shuffle.before, iterations, 0)
         return
     if isinstance(dataset, _REPEAT.get()):
