@@ -29,7 +29,7 @@ def check_outside_clusters(kind: str) -> None:
         kind: the strategy.
 
     Raises:
-        UsageError: it is, as a notebook that has trained with parameter servers in its process.
+        UsageError: it is part of one, for example in a notebook that has trained with parameter servers.
     """
     if not tf.config.list_logical_devices("CPU")[0].name.startswith(("/device:", "/job:localhost/")):
         raise UsageError(

@@ -152,11 +152,11 @@ class Program(Protocol):
         ...
 
     def placement(self) -> list[dict[str, Any]]:
-        """Return which task holds which variable, as in the event VariablesPlaced; empty if each task holds all."""
+        """Return the places of variables, in the format of the event VariablesPlaced; empty if each task holds all."""
         return []
 
     def mesh(self) -> dict[str, Any] | None:
-        """Return the mesh of devices, as in the event VariablesPlaced; None if there is none."""
+        """Return the mesh of devices, in the format of the event VariablesPlaced; None if there is none."""
         return None
 
     def snapshot(self) -> State:

@@ -21,7 +21,7 @@ def layout_of(mesh: Mesh, axes: Axes) -> Any:
 
 
 def place(value: Any, layout: Any) -> Any:
-    """Put an array that every process has on the mesh."""
+    """Put an array on the mesh; every process passes the whole array."""
     whole = tf.constant(value)
     shape: Any = whole.shape.as_list()
     return place_rows(whole, 0, shape, layout)

@@ -102,7 +102,7 @@ class DTensorProgram(MeshProgram):
         done, nonfinite, ended = 0, None, False
         seconds, input_s, rows_before, began = [], 0.0, self._feed.rows, time.perf_counter()
         while done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite):
-            # the previous step has ended, so the devices are idle while this waits
+            # the previous step has ended, so the devices are idle while this process waits for the batch
             asked = time.perf_counter()
             batch = next(self._batches)
             waited = time.perf_counter() - asked

@@ -86,7 +86,7 @@ class MeshVariable(StandIn):
         return StoredVariable(self._sizes(), self.dtype.size, devices, value_of)
 
     def placed(self, name: str) -> dict[str, Any]:
-        """Return the variable as in the event VariablesPlaced."""
+        """Return the variable in the format of the event VariablesPlaced."""
         devices = [(device, [list(bounds) for bounds in block]) for device, block in enumerate(self._blocks())]
         return variable_placement(name, self._sizes(), np.dtype(self.dtype.as_numpy_dtype), self.axes, devices)
 

@@ -114,7 +114,7 @@ def parts_of_process(mesh: Mesh, axis: str | None) -> tuple[int, int]:
 
 
 def place(value: Any, sharding: NamedSharding) -> jax.Array:
-    """Put a value that every process has on the devices; a value that is already placed is returned unchanged."""
+    """Put a value on the devices, unless it is there already; every process passes the whole value."""
     if isinstance(value, jax.Array) and value.sharding == sharding:
         return value
     whole = np.asarray(value)

@@ -87,7 +87,7 @@ def building() -> Iterator[None]:
 
 
 def draw_like_tensorflow(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a step whose random layers draw the same numbers as on TensorFlow when it is traced."""
+    """Return a step that, when it is traced, makes its random layers draw the same numbers as on TensorFlow."""
 
     def traced(*args: Any) -> Any:
         with name_foreign_calls(), tensorflow_draws():

@@ -104,7 +104,7 @@ class OperationChecks:
         return list(found.values())
 
     def find_deviating(self, operations: Sequence[Operation], uncertain: Uncertain) -> list[tuple[Operation, float]]:
-        """Return the operations that deviate from one device, with the largest relative deviation."""
+        """Return the operations that deviate from one device, each with its largest relative deviation."""
         if not operations:
             return []
         random = np.random.default_rng(0)

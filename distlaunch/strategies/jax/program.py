@@ -163,7 +163,7 @@ class JaxProgram(MeshProgram):
         self._sums = self._zeros(self._sums)
 
     def _checked_train_call(self, state: TrainState, batch: Any) -> tuple[Callable[..., Any], list[str]]:
-        """Return the compiled step, after a check of its operations on this mesh, and notes for the user.
+        """Return the step and notes for the user, after a check of the step's operations on this mesh.
 
         Raises:
             ConfigError: an operation is computed incorrectly, and there is no other way to compute it.

@@ -215,7 +215,7 @@ def proposed_rules(model: keras.Model, mesh: Mesh, whole: tuple[type, ...] = ())
         if isinstance(layer, keras.layers.Dense):
             first, second = (0, 1) if by_inputs else (1, 0)
             split = _split(layer.kernel, [first, second], size)
-            # split by its outputs: the inputs of the next layer are already split
+            # if this layer is split by its outputs, the inputs of the next layer are split already
             by_inputs = split == 1
             rules.update(_rules(layer, layer.kernel, split, outputs=(1,)))
         elif isinstance(layer, keras.layers.EinsumDense):

@@ -58,11 +58,11 @@ class RowCounts:
         gathered: Callable[[Any], np.ndarray],
         leaf_of: Callable[[np.ndarray], Any],
     ) -> Batch:
-        """Return the global batch on the mesh, made of this process's rows.
+        """Return the global batch on the mesh, to which each process contributes its rows.
 
         Args:
             put: function `(rows, start, total)` that puts on this process's devices all rows that they need.
-            gathered: returns a leaf of a batch from all devices; every process calls it.
+            gathered: returns a whole leaf, joined from the parts on all devices; every process calls it.
             leaf_of: converts an array to the type that `put` takes.
         """
         if self.even:

@@ -61,7 +61,7 @@ def restore_state(
 
 
 def mesh_description(sizes: Mapping[str, int], inputs: Sequence[str | None]) -> dict[str, Any]:
-    """Return a mesh as in the event VariablesPlaced; its devices are numbered over all processes."""
+    """Return a mesh in the format of the event VariablesPlaced; its devices are numbered over all processes."""
     shape = [int(size) for size in sizes.values()]
     return {"axes": list(sizes), "shape": shape, "devices": list(range(math.prod(shape))), "inputs": list(inputs)}
 
@@ -73,7 +73,7 @@ def variable_placement(
     axes: Sequence[str | None],
     devices: Iterable[tuple[int, Bounds]],
 ) -> dict[str, Any]:
-    """Return one variable as in the event VariablesPlaced, from the bounds that each device holds."""
+    """Return one variable in the format of the event VariablesPlaced, given the bounds that each device holds."""
     parts = [
         {
             "task": f"device:{device}",
