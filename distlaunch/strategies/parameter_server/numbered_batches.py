@@ -182,13 +182,13 @@ def _train_readers(config: RunConfig, splits: Splits, train: Split, context: Wor
         return make_split(data, config.data, seed=seed, training=True, preprocessing=layer, on_host=True)
 
     def drawing(worker: int) -> Reader:
-        # never the run's seed, which determines the order that all workers share
+        # `worker + 1`, so that no worker has the run's seed, which is for an order that all workers share
         return Reader(made(splits.train, config.seed + _SEED_STEP * (worker + 1)), once=False)
 
     def own(worker: int) -> ProcessLocalReader:
         assert context is not None, "only workers of a coordinator read by number"
         split = train
-        if worker != context.worker:  # one of several in this process
+        if worker != context.worker:  # another worker in this process
             other = read_splits(config.data, replace(context, worker=worker))
             split = made(other.train, config.seed)
         return ProcessLocalReader(split, context.num_workers)

@@ -58,9 +58,9 @@ class Shards(StandIn):
 
     @property
     def _unique_id(self) -> str:
-        """Raise ConfigError, because an optimizer is built for the whole variable.
+        """Raise ConfigError, because only an optimizer that is built for the whole variable reads this attribute.
 
-        Keras's optimizers read this attribute when they are built. The compiled optimizer is built for the shards.
+        The compiled optimizer is built for the shards, so another optimizer must have read it.
         """
         message = "the model's function builds an optimizer itself, for variables that would be split"
         raise ConfigError(Problem(("strategy", "partitioner"), f"{message}; use `partitioner: null` for this model"))
@@ -210,7 +210,7 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def placement_of(variables: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the variables as in the event VariablesPlaced; rows are [start, stop], or None for all."""
+    """Return the variables in the format of the event VariablesPlaced; rows are [start, stop], or None for all."""
     placed = []
     for name, variable in variables.items():
         shards = variable if isinstance(variable, Shards) else None

@@ -347,7 +347,7 @@ class CoordinatorProgram(Program):
 def _counts_every_step(optimizer: Any) -> bool:
     """Return whether an optimizer counts every step.
 
-    A LossScaleOptimizer skips some steps; it is allowed with one worker only, which counts by itself.
+    A LossScaleOptimizer skips some steps, so the worker counts the others. It is allowed with one worker only.
     """
     return not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 

@@ -90,7 +90,8 @@ class ParameterServer(Strategy):
         made = []
         num_rows: Any = whole.shape[0]
         for index, (start, stop) in enumerate(shard_bounds(int(num_rows), parts)):
-            with tf.init_scope(), tf.device(self._local_cpu):  # so that only this shard's rows are sent
+            # copied, so that only this shard's rows are sent to its server
+            with tf.init_scope(), tf.device(self._local_cpu):
                 rows = tf.identity(whole[start:stop])
             options = {**kwargs, "name": f"{kwargs.get('name') or 'variable'}/part_{index}"}
             made.append(self._place(next_creator, {**options, "initial_value": lambda rows=rows: tf.identity(rows)}))
@@ -166,7 +167,7 @@ def _in_process_cluster(cluster: Cluster) -> Any:
     """Return a cluster whose workers and ps all run in this process."""
     key = (cluster.num_workers, cluster.ps)
     if key not in _in_process:
-        os.environ.update(direct_paths(os.environ))  # in a notebook, no launcher has done this
+        os.environ.update(direct_paths(os.environ))  # a notebook has no launcher that sets these variables
         held = pick_ports(sum(key))
         numbers = held.numbers
         held.release()  # TensorFlow binds the ports itself

@@ -50,8 +50,8 @@ def sum_gradients_first(optimizer: keras.optimizers.Optimizer, place: int) -> No
         same = set() if share is None else share.kind.reductions.same_rows
         same = {index for index in present if (place, index) in same and isinstance(grads[index], tf.IndexedSlices)}
         # Sparse gradients of several replicas are concatenated, and an optimizer that squares each entry would square
-        # the parts of a row separately. If all replicas have the same rows, such as positions, their values are summed
-        # instead, as one device has a single entry for such a row.
+        # the parts of a row separately. If all replicas have the same rows, as in a table of positions, their values
+        # are summed instead, because one device has a single entry for such a row.
         values = [part.values if index in same else part for index, part in zip(present, parts, strict=True)]
         if share is None or share.sums is None:
             summed = context.all_reduce(tf.distribute.ReduceOp.SUM, values)
@@ -66,7 +66,7 @@ def sum_gradients_first(optimizer: keras.optimizers.Optimizer, place: int) -> No
     for part in with_wrapped_optimizers(optimizer):
         # another sum inside the update would multiply gradients by the number of replicas
         part._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
-    apply = optimizer.apply.__func__  # may be `keras_branches`'s replacement
+    apply = optimizer.apply.__func__  # the class's method, or its replacement by `keras_branches`
     optimizer.apply = types.MethodType(apply_summed, optimizer)
     optimizer._distlaunch_sums_first = True
 

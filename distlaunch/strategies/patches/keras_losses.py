@@ -75,7 +75,7 @@ def _replace_scaling() -> None:
         return scale(value) if share is None else share.scale_mean(value)
 
     def unscale_by_share(value: Any) -> Any:
-        """Return the value for a loss tracker, which weights by rows, or in `CompileLoss` by batches."""
+        """Return the value for a loss tracker, which weights batches by rows, but in `CompileLoss` equally."""
         share = current_replica_share()
         if share is None:
             return unscale(value)
@@ -263,7 +263,7 @@ def _replace_total() -> None:
 
 
 def _share_of_moments() -> ReplicaShare | None:
-    """Return the share of this replica, or None where moments are those of the rows at hand."""
+    """Return the share of this replica, or None if moments need no rows of other replicas."""
     share = current_replica_share()
     # outside a training step, for instance if the user calls the model
     if share is None or share.has_all_rows or tf.distribute.get_replica_context() is None:
@@ -272,7 +272,7 @@ def _share_of_moments() -> ReplicaShare | None:
 
 
 def _as_moments(share: ReplicaShare, mean: Any, variance: Any) -> tuple[Any, Any]:
-    """Return moments of all rows; in a trial, they are constants in the computation of a part."""
+    """Return the moments of all rows. In a trial, the gradients of a part treat them as constants."""
     return (mean, variance) if share.trial is None else (tf.stop_gradient(mean), tf.stop_gradient(variance))
 
 

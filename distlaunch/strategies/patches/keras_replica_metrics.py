@@ -27,7 +27,7 @@ PATCH = Patch(
 
 @functools.cache
 def install() -> None:
-    """Make `Mean` weight a value per batch by the replica's fraction of the rows; a second call does nothing."""
+    """Make `Mean` weight the one value of a batch by the replica's fraction of the rows; a second call does nothing."""
     PATCH.check()
     update = keras.metrics.Mean.update_state
 

@@ -82,7 +82,7 @@ def _save_whole(owner: Any, own_variables: Callable[[], Sequence[Any]]) -> None:
         if len(store.keys()) != (number := len(list(join_shards(own_variables())))):
             raise ValueError(f"got {len(store.keys())} values for the {number} variables of {self.name}")
 
-    if isinstance(owner, keras.Layer):  # layers that save attributes count their variables too
+    if isinstance(owner, keras.Layer):  # layers that save attributes call this check too
         owner._check_load_own_variables = types.MethodType(check, owner)
     # Embedding and some other layers have their own method, which saves attributes
     if type(owner).save_own_variables in _BY_POSITION:

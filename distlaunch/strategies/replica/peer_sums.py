@@ -14,7 +14,7 @@ class ReplicaSums(Protocol):
     """Sums over the replicas of all processes; all replicas must make the same ones, in the same order."""
 
     def all_reduce(self, values: Sequence[Any], *, timed: bool = False) -> list[Any]:
-        """Return the sums of tensors over all replicas; for graphs, in a replica.
+        """Return the sums of tensors over all replicas. Call it in a replica, in a graph.
 
         Args:
             values: tensors with the same shapes and types in all replicas, or `tf.IndexedSlices`.
@@ -34,8 +34,8 @@ class CollectiveSums:
     """Sums by TensorFlow's collectives.
 
     Args:
-        is_timed: whether the time is measured. On a GPU, an operation that follows others starts when they are queued,
-            not when they have ended, and with several replicas in a process there is no single time.
+        is_timed: whether to measure the time. It cannot be measured on a GPU, where an operation that follows others
+            starts when they are queued, not when they have ended. Several replicas in a process have no single time.
     """
 
     def __init__(self, *, is_timed: bool) -> None:
@@ -58,7 +58,7 @@ class CollectiveSums:
         return summed
 
     def waited_s(self) -> float | None:
-        # called after each graph call, and reading a variable costs as much as a small operation
+        # read only if needed: this runs after each graph call, and reading a variable costs as much as an operation
         return float(self._clock.numpy()) if self._has_timed else None
 
 

@@ -209,7 +209,7 @@ class ReplicaProgram(Program):
             if int(made) < wanted or (nonfinite and self._steps.stop_at_nonfinite):
                 break
         self._steps_in_epoch += done
-        # unknown if the call has ended because of a loss that is not finite
+        # if a loss that is not finite has ended the call, the data counts as not ended
         ended = done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite)
         logs = self._sums.to_logs(logs, extras, self._steps_in_epoch)
         return CallResult(done, ended, logs, self._ballots.vote(votes), nonfinite, times)

@@ -55,8 +55,8 @@ class Reductions:
         added: losses added with `add_loss`, by the layer's path and the number of the call.
         total: the result of an overridden `compute_loss`.
         metrics: indices of the model's metrics that are computed from the rows of all replicas.
-        same_rows: sparse gradients in which all replicas have the same rows of a table, such as positions, by the
-            indices of the optimizer and of the variable.
+        same_rows: sparse gradients in which all replicas have the same rows of a table, as in a table of positions, by
+            the indices of the optimizer and of the variable.
     """
 
     losses: dict[int, Reduction] = field(default_factory=dict)

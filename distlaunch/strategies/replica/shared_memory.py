@@ -51,10 +51,10 @@ def _peer_ended() -> ConnectionResetError:
 class _Peer:
     """Another process.
 
-    The signals are eventfds, which count, so an early signal is not lost. The connection only shows its end.
+    The signals are eventfds, which count, so an early signal is not lost. No data is sent through the connection.
 
     Args:
-        connection: ends with the other process.
+        connection: ends when the other process ends, which shows that no signal will come.
         signal: eventfd that this process writes.
         wakeup: eventfd that the other process writes.
     """
@@ -248,7 +248,7 @@ def _make_memory(size: int) -> int | None:
     """Return a descriptor of memory without a name; None if there is none."""
     try:
         memory = os.memfd_create("distlaunch")
-        os.posix_fallocate(memory, 0, size)  # later, missing memory would kill the process
+        os.posix_fallocate(memory, 0, size)  # now, because a lack of memory at a write would kill the process
     except (AttributeError, OSError):  # not on Linux, or not enough memory
         return None
     return memory

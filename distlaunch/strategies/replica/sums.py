@@ -78,7 +78,7 @@ class Sums:
         self.test_extras: dict[str, tf.Variable] = {}
         self._extras_made = self._test_extras_made = False
         self._sum_call = tf.function(lambda ballot: self.sum(ballot, []), autograph=False)
-        # the argument causes another trace when the extras exist, since the first snapshot may precede the first step
+        # the argument causes another trace after the first step has made the extras; a snapshot may precede that step
         self._parts_call = tf.function(
             lambda num_extras: self._values_per_replica([*self._metrics, *self.extras.values()]), autograph=False
         )

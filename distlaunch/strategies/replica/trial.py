@@ -288,7 +288,7 @@ def needs_trial(model: keras.Model, metrics: list[Any]) -> bool:
 
 
 def _is_known(loss: Any) -> bool:
-    """Return whether this is no loss, or a Keras loss that is a mean of losses of single rows."""
+    """Return whether a loss is None, or a Keras loss that is a mean of the losses of single rows."""
     if loss is None or isinstance(loss, str):
         loss = loss and keras.losses.get(loss)
     if loss is None:
@@ -559,7 +559,7 @@ def _needs_all_rows(observed: Observed, metrics: list[Any], index: int) -> bool:
         return not decided
     tried = observed.states.get(("metric", str(index)))
     if tried is None:
-        return False  # the step does not update it with rows
+        return False  # the step does not update this metric with rows
     unequal = any(observed.reduction_of(key) not in (Reduction.SUM, None) for key in _keys_of(observed, index))
     return unequal or bool(np.any(tried[:, 0] > observed.tolerance)) or not np.any(tried[:, 1] > 0)
 
