@@ -70,7 +70,7 @@ class Heartbeats:
         # no task makes progress: a frozen task is the cause, and the others wait for it
         if frozen := [task for task in self._frozen(now, min(_FROZEN_S, self._timeout_s / 2)) if task in lockstep]:
             return [Stalled(now, task, frozen=True) for task in frozen]
-        # the number of calls does not show which task is writing files: the tasks that wait for it have made as many
+        # a task that is writing files has made as many calls as those that wait for it, so the counts do not show it
         behind = [task for task, history in lockstep.items() if history.liveness.saving] or _slowest(lockstep)
         return [Stalled(now, behind[0] if len(behind) < len(lockstep) or len(behind) == 1 else "", frozen=False)]
 

@@ -77,7 +77,7 @@ def decide(state: RunState, now: float, rules: Rules) -> Decision:
     # while the job is being stopped, tasks are not restarted
     if not due and (decision := _restart_or_give_up(state, rules)) is not None:
         return decision
-    # a stalled task without a due reason is replaceable: it is killed, and restarted when its end is noticed
+    # a stalled task that is no reason to stop is replaceable: it is killed, and restarted when its end is noticed
     if not due and (frozen := [task for task in state.stalled if task not in {*state.exits, *state.killed}]):
         return Decision(Cause.STALLED, send=Order.KILL, to=tuple(frozen))
     # all tasks have ended, with or without a reason to stop
@@ -170,7 +170,7 @@ def _stop_times(task: str, at: float, why: Cause, state: RunState, rules: Rules)
     # a script may have something to save at any time
     trained = rules.scripts or (state.training_at is not None and state.training_at <= at)
     kill_at = at + (rules.stop_timeout_s if trained else quick_s)
-    # if a task fails while stopping, the others cannot reach the agreed step and stop cleanly
+    # if a task fails while stopping, the others cannot reach the agreed step, so a longer wait does not help
     failures = [end.at for end in state.exits.values() if end.at >= at and is_failure(end, state, rules)]
     kill_at = min([kill_at, _pressed_again(at, state), *(end + SETTLE_S + alone_s for end in failures)])
     # after STOPPED the other tasks are about to end by themselves, since they have agreed on the same last step

@@ -118,7 +118,7 @@ class Probes:
         training = state.training_at is not None and self._rules.needs_finish and not state.closed
         stalls = self.heartbeats.check(now, liveness, training=training, has_event=self.has_event)
         self.has_event = False
-        if state.signals:  # `stop_timeout_s` limits the time of a stop
+        if state.signals:  # during a stop, `stop_timeout_s` limits the time instead
             return []
         new = [stall for stall in stalls if stall.task not in state.stalled]
         if new:

@@ -29,7 +29,7 @@ LAUNCHER = "launcher"
 
 
 def write_end(plan: LaunchPlan, status: str) -> Event | None:
-    """Append another end to a failed attempt whose restart was cancelled; return None if the disk is full."""
+    """Append another end to a failed attempt whose restart was canceled; return None if the disk is full."""
     attempt = RunFacts.of(read_events(plan.events)).attempts.get(plan.attempt, AttemptFacts())
     last = attempt.ended or RunEnded(status=status, step=0, epochs_done=0, seconds=0.0)
     end = dataclasses.replace(last, status=status)
@@ -67,7 +67,7 @@ def write_events(plan: LaunchPlan, events: Iterable[Event], *, task: str = LAUNC
 def end_events(
     plan: LaunchPlan, at: AttemptFacts, status: str, failure: Failure | None, *, step: int, seconds: float
 ) -> list[Event]:
-    """Return the events about the end of an attempt that the run's file lacks and the launcher writes."""
+    """Return the events about an attempt's end that the launcher must write, because the run's file lacks them."""
     events: list[Event] = []
     if failure is not None:
         log = str(failure.log or "")

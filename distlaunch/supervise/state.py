@@ -173,7 +173,7 @@ def needs_restart(end: Exited, state: RunState, rules: Rules) -> bool:
         return False
     if rules.scripts and end.code not in (-signal.SIGKILL, -signal.SIGTERM):
         return False
-    # a server of a chief on another launcher may exit by itself; only a signal ends it too early
+    # a server whose chief belongs to another launcher may exit by itself; only a signal ends it too early
     return end.task != rules.chief or end.code < 0
 
 
@@ -239,7 +239,7 @@ def _hangs_at_exit(fact: ErrorReported, state: RunState, rules: Rules) -> bool:
 def _was_stopped_between(begin: float, end: float, state: RunState) -> bool:
     """Return True if tasks were asked to stop between two times.
 
-    If training began between these times without a stop request, its beginning may only have been detected late.
+    If they were not, training that began between these times may have begun earlier and been detected late.
     """
     stop_times = [state.dumped_at, *state.termed.values(), *state.killed.values()]
     return any(at is not None and begin <= at < end for at in stop_times)

@@ -184,7 +184,7 @@ class Supervisor:
                     self._announcer.stalled(fact)
             decision = decide(self._state, self._clock(), self._rules)
             if decision.why in (Cause.FAILURE, Cause.OVERDUE) or (decision.why is Cause.STALLED and not decision.to):
-                if not self._screen.failed:  # what was printed before the failure is shown
+                if not self._screen.failed:  # first show what was printed before the failure
                     starter.wait(0.0)
                 self._screen.fail()
             if decision.send is not None:
@@ -325,7 +325,7 @@ class Supervisor:
                 write_stall(files, self._probes.steps.get(name), self._host_of(name), frozen=frozen)
 
     def _host_of(self, name: str) -> str:
-        handle, given_name = self._handles.get(name), self._tasks[name].host  # the user's name, perhaps an alias
+        handle, given_name = self._handles.get(name), self._tasks[name].host  # as the user calls it
         return given_name or self._progress.hosts.get(name) or (handle.host if handle else "")
 
     def _end_events(self, status: str, failure: Failure | None) -> list[Event]:

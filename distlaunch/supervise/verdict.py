@@ -78,7 +78,7 @@ def _chief_closed_first(state: RunState, rules: Rules) -> bool:
     """Return True if a task was lost or crashed only after the chief had reported the end of the run."""
     if not rules.needs_finish or rules.chief not in state.closed:
         return False
-    if rules.chief in state.finished or rules.needs_every_task:  # in lockstep, a lost task keeps the chief from closing
+    if rules.chief in state.finished or rules.needs_every_task:  # in lockstep, the chief cannot close after a loss
         return True
     return state.closed[rules.chief] < _stopped_at(rules.chief, state)
 

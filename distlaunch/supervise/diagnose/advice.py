@@ -67,7 +67,7 @@ _PACKAGES = {
 }  # fmt: skip
 """Names of packages that differ from the names of their modules."""
 _INSTALLED = ("tensorflow", "keras", "numpy", "jax", "distlaunch")
-"""Names of installed modules. A missing module with a similar name is probably misspelt."""
+"""Names of installed modules. A missing module with a similar name is probably misspelled."""
 
 
 def advise(
@@ -156,7 +156,7 @@ def _shadowed_file(error: TaskError, folders: Collection[Path]) -> str:
 def _missing_package(error: TaskError, folders: Collection[Path]) -> str:
     """Return the package to install for a missing module, or an empty string.
 
-    It is empty if the name may be misspelt or may be that of a file of the user.
+    It is empty if the name may be misspelled or may be that of a file of the user.
 
     Args:
         folders: the folders of the user's files.

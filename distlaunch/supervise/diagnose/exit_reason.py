@@ -192,7 +192,7 @@ def explain_exit(code: int | None, error: TaskError | None, *, oom: bool | None 
     how = describe_code(code, oom=oom) if code is not None else ""
     if error is None:
         return how or "failed"
-    # a process that does not exit after its exception is killed
+    # if a process does not exit after its exception, the launcher kills it
     plain_exit = code is None or code in (1, *_EXCEPTION_CODES, -signal.SIGTERM, -signal.SIGKILL)
     return error.summary if plain_exit else f"{error.summary} ({how})"
 
