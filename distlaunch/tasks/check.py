@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--idle", action="store_true", help="use idle cores only")
     arguments = parser.parse_args(argv)
     for number in (signal.SIGINT, signal.SIGTERM):
-        # the task ends this process
+        # ignored, because the task ends this process
         signal.signal(number, signal.SIG_IGN)
     _limit(arguments.cpu_s, idle=arguments.idle)
     choose_backend(arguments.backend)
@@ -65,7 +65,7 @@ def fork_check(files: Path, *, is_strict: bool) -> ForkedProcess:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         os.environ.update(CHECK_ENVIRONMENT, TF_CPP_MIN_LOG_LEVEL="3")
-        if (jax := sys.modules.get("jax")) is not None:  # it has read the environment
+        if (jax := sys.modules.get("jax")) is not None:  # JAX has read the environment already
             jax.config.update("jax_platforms", "cpu")
         limit_openblas_threads()
         _limit(0 if is_strict else CPU_S, idle=not is_strict)

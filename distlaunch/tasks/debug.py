@@ -157,7 +157,7 @@ class _Debugger(pdb.Pdb):
     has_quit = False  # shared by all debuggers: each `breakpoint()` makes one
 
     def do_quit(self, arg: str) -> bool | None:
-        """Interrupt the main thread too.
+        """Quit, and interrupt the main thread if this is another one.
 
         `data.map` runs in a thread of TensorFlow, which replaces exceptions by its own.
         """

@@ -16,7 +16,7 @@ def hold_lifeline() -> None:
     if number is None:
         return
     fd = int(number)
-    # and do not inherit it either
+    # processes started by the task must not inherit it either
     os.set_inheritable(fd, False)
 
     def wait() -> None:

@@ -35,7 +35,7 @@ _TASKS = (
 )
 _TASKS_ON_TENSORFLOW = ("training.server", "training.evaluator")
 _STEPS = ("strategies.replica.program:ReplicaProgram._make_call.<locals>.call",)
-"""Functions that are passed to TensorFlow directly. Functions that AutoGraph has converted call those below."""
+"""Functions passed to TensorFlow directly. Those below are called by functions that AutoGraph has converted."""
 _ORDERS = ("data.split:Split.training_source.<locals>.one_pass",)
 _READS = ("data.sources.indexed:Indexed.read", "data.split:Split.load", "data.rows:_load_batches.<locals>.load")
 _TRACED = {"evaluate": (_READS, _STEPS), "predict": (_READS,), "export": ()}

@@ -346,7 +346,7 @@ class EngineConformance:
             assert [line for _, line in attempt.lines].count("asked") == 2
 
     def test_a_task_that_does_not_stop_is_killed_with_what_it_started(self, tmp_path: Path) -> None:
-        # `_nothing_is_left` looks for its child
+        # `_nothing_is_left` then checks that the child of the task is gone too
         with contextlib.ExitStack() as stack:
             engine = stack.enter_context(self.make(tmp_path))
             attempt = stack.enter_context(self.attempt(engine, tmp_path, "does not stop", 1))
