@@ -24,7 +24,7 @@ FIRST_INTERVAL_S = 0.1  # until the first report; the interval grows, so that a 
 GROWTH = 1.5
 INTERVAL_S = 5.0  # largest interval between reports, each of which is an event in a file
 _LATEST = 1_000  # number of steps for the reported median and 99th percentile
-_MISSING_STEPS, _MISSING_SHARE = 2.0, 0.1  # tolerated missing examples: in full batches, and as a fraction of all
+_MISSING_STEPS, _MISSING_SHARE = 2.0, 0.1  # tolerated missing examples: full batches, plus a fraction of all
 
 
 class StepTimer:
@@ -63,7 +63,7 @@ class StepTimer:
         if not times.seconds:
             return
         self._calls += 1
-        if self._calls == 1:  # it compiles, and starts reading the input
+        if self._calls == 1:  # the first call compiles, and starts reading the input
             self._made_before = example_times_so_far()
             self._due_at = self._clock() + self._interval_s
             self._gpus.read()  # begins to measure, for the first report

@@ -227,7 +227,7 @@ def _evidence_of_probabilities(model: keras.Model, inputs: LossInputs) -> str:
     if layer is not None and (activation := _activation_of(layer)) in _PROBABILITIES:
         return f"the last layer, '{layer.name}', computes probabilities ({activation.__name__})"
     values = inputs.predictions
-    # logits of several classes are hardly ever positive and add up to 1 in every row
+    # logits of several classes are hardly ever positive numbers that add up to 1 in every row
     several = inputs.loss.kind in (SPARSE, CATEGORICAL) and inputs.num_classes > 1 and values.size > 0
     if several and values.min() >= 0 and np.allclose(values.sum(-1), 1, atol=_PROBABILITY_TOLERANCE):
         return "the model's outputs are probabilities, which add up to 1"

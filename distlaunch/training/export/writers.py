@@ -147,7 +147,7 @@ def _named_specs(raw: Any) -> Any:
 def _export_with(preprocessing: Preprocessing, model: Any, path: Path) -> None:
     archive = keras.export.ExportArchive()
     archive.track(model)
-    # Keras does not find objects that an endpoint's function closes over
+    # tracked here, because Keras does not find objects in the closure of an endpoint's function
     archive.track(preprocessing.layer)
     for layer in layers_of(preprocessing.layer):
         for value in vars(layer).values():  # Keras tracks lookup tables, but not plain TensorFlow variables

@@ -153,7 +153,7 @@ def _start_check(subject: Subject, start: Progress) -> NoCheck:
     reason = _why_not(subject, digest) if is_chief else None
     answer = "" if reason is None else "no"
     if is_chief and reason is None:
-        # the others look for this folder
+        # the other tasks look for this folder, to find out whether the chief can read their files
         with contextlib.suppress(OSError):
             _rows_folder(subject.files).mkdir(parents=True)
         answer = str(_rows_folder(subject.files))

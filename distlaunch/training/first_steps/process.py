@@ -199,7 +199,7 @@ class CheckProcess:
                 env={**os.environ, **CHECK_ENVIRONMENT},
             )  # fmt: skip
         theirs.close()
-        if self._is_over:  # `close` may not have seen the process
+        if self._is_over:  # `close` may have run before there was a process to kill
             self._process.kill()
         self._started, self._pipe = time.monotonic(), ours
         ours.send(setup)

@@ -66,9 +66,10 @@ _GPU_FACTOR, _HALF_FACTOR = 100.0, 300.0
 _HALF_ROUNDING = 2.0**-9
 """Relative size of a rounding error in the 16 bits of bfloat16, which has the shorter mantissa."""
 _HALF_UPDATE_TOLERANCE, _HALF_NOISE_FACTOR = 0.3, 3.0
-"""Deviation of a variable that is allowed in a step in 16 bits, relative to its change in that step, and to that of
-nudged weights; both as lengths of vectors. Replicas round their gradients before they are added up, and an optimizer
-such as Adam turns the sign of a small gradient into a full step, so single entries are not comparable."""
+"""Deviation of a variable that is allowed in a step in 16 bits: a fraction of its change in that step, or a multiple of
+its deviation after a step from nudged weights, whichever is larger. All are lengths of vectors. Replicas round their
+gradients before they are added up, and an optimizer such as Adam turns the sign of a small gradient into a full step,
+so single entries are not comparable."""
 _NOISE_RUNS = 2
 _NOTABLE = 1e-2
 """The ratio of the updates to those on one device is reported if it differs from 1 by more than this."""
@@ -132,7 +133,7 @@ class _KerasReference:
             # random numbers are those of TensorFlow in every strategy
             for name in ("train_step", "test_step"):
                 object.__setattr__(self.model, name, draw_like_tensorflow(getattr(self.model, name)))
-            # as our program; a step that is not compiled has its seeds at hand, and JAX would draw the masks of Dropout
+            # compiled like our program: otherwise seeds would have values, and JAX would draw the masks of Dropout
             self.model.run_eagerly, self.model.jit_compile = False, True
         else:
             self.model.jit_compile = False  # XLA rounds differently
@@ -439,7 +440,7 @@ class Checker:
 
     def _step(self, reference: Reference, taken: StepTaken, batch: Batch) -> Verdict:
         own = reference.step(taken.before, batch)
-        # noise only allows more, so a step that is equal without it needs no further steps
+        # noise only widens the tolerances, so it need not be measured if the step is equal without it
         verdict = self._judged(reference, taken, own, [])
         if not verdict.is_equal:
             noise = [self._noisy_step(reference, nudged, taken.before, batch) for nudged in self._nudged(taken.before)]
@@ -466,7 +467,7 @@ class Checker:
         return Verdict(deviation, tuple(found), has_other_settings=has_other_settings)
 
     def _noisy_step(self, reference: Reference, nudged: State, before: State, batch: Batch) -> tuple[Logs, State]:
-        """Return the logs and the state after a step from a nudged state. In 16 bits, without the nudges themselves."""
+        """Return logs and state after a step from a nudged state. In 16 bits, the nudges are subtracted again."""
         logs, after = reference.step(nudged, batch)
         if not self._is_half:
             return logs, after

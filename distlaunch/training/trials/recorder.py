@@ -147,7 +147,7 @@ class Trial:
             with dense_gradients(session.model):
                 program = session.strategy.program(make_steps(self._config, session.model))
                 dense, final = self._train(session, initial, source, program=program)
-            store.save(final, Progress(step=self._order.steps + 1), plain)  # next to the final state saved above
+            store.save(final, Progress(step=self._order.steps + 1), plain)  # one step after the state saved above
         return Record(1, series, facts, self._rows, noise, origin, dense=dense, examples=examples)
 
     def _noise(self, session: Session, initial: State, source: Source, reference: tuple[Series, State],
