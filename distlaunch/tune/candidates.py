@@ -31,7 +31,7 @@ _DEVICES_OF_WORKER = (1, 2)
 _KEPT_OF_CLUSTER = ("start_timeout_s", "stop_timeout_s", "stall_timeout_s", "isolate")
 """Keys of `cluster:` that stay under another strategy."""
 _FAR_BEHIND = 1.5
-"""Ratio of the steps of two strategies. No setting is expected to change a step by this factor."""
+"""Ratio of the step times of two strategies. No setting is expected to change a step time by this factor."""
 SIXTEEN_BITS = "mixed_bfloat16"
 
 _T = TypeVar("_T")
@@ -120,7 +120,7 @@ class Candidate:
     def trial_config(self) -> RunConfig:
         """The config of the candidate's timed trial."""
         config = self.config
-        cluster = {**config.cluster.model_dump(), "stall_timeout_s": None}  # it waits while others are measured
+        cluster = {**config.cluster.model_dump(), "stall_timeout_s": None}  # a trial waits while others are measured
         found = trial_config(config, config.strategy.model_dump(), cluster)
         return found.model_copy(update={"precision": config.precision})
 
@@ -259,9 +259,9 @@ def settings(candidate: Candidate, site: Site) -> Iterator[Candidate | NotTried]
 
 
 def in_turns(lists: Sequence[Sequence[_T]], step_s: Sequence[float]) -> list[_T]:
-    """Return the changed settings of strategies in the order in which to try them: strategy by strategy, in turns.
+    """Return the candidates in the order in which to try them: one of each strategy in turn.
 
-    If the second strategy is so far behind that a setting would hardly make up for it, its settings come last.
+    If the second strategy is so far behind that a setting would hardly make up for it, its candidates come last.
 
     Args:
         lists: the candidates of each strategy, the fastest strategy first.

@@ -177,7 +177,8 @@ class Contestant:
         """Return the reports of the tasks after their latest rounds."""
         found = list[MemoryReport]()
         for files in self.run.tasks(_ATTEMPT).values():
-            with contextlib.suppress(ValueError):  # it is only shown, and another host may have sent it
+            # a damaged report is left out: reports are only shown, and another host may have sent this one
+            with contextlib.suppress(ValueError):
                 found += filter(None, [MemoryReport.read(files.memory)])
         return found
 

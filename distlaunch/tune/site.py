@@ -111,7 +111,7 @@ def site_at(places: Sequence[Place], num_workers: int, notes: Sequence[str] = ()
 
 
 def common_hardware(hosts: Sequence[Hardware]) -> Hardware:
-    """Return the facts by which settings are chosen that are the same on all hosts.
+    """Return facts that hold on all hosts, to decide which settings to try.
 
     These are the cores of the host with the fewest, the features that all CPUs have, and the variables that the
     environment of any host sets.

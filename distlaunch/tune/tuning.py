@@ -52,8 +52,8 @@ RECORDED_STEPS = 10
 _FEWEST_STARTS, _MOST_STARTS, _CORES_PER_START = 2, 8, 4
 """Limits on the number of candidates that start at the same time. More would only wait for each other."""
 _STRATEGIES, _BEST_STRATEGIES, _SETTINGS, _BEST_SETTINGS, _COMBINATIONS, _FINALS = 0.35, 0.45, 0.7, 0.76, 0.82, 0.87
-"""Fractions, of the time that is left once the untuned config is ready, at which each part of the search ends. The last
-rounds take the rest."""
+"""Each part of the search ends at one of these fractions of the time that is left once the untuned config is ready. The
+last rounds take the rest."""
 _BEST = 2
 """Strategies whose settings are tried."""
 _FINALISTS = 3
@@ -346,7 +346,7 @@ class _Tuning:
         return found
 
     def _start(self, candidates: Sequence[Candidate], until: float) -> None:
-        """Start candidates, a few at the same time, until the time is over; enter those that are ready in the race."""
+        """Start candidates, a few at the same time, until the time is over; add those that are ready to the race."""
         waiting, starting = list(candidates), dict[str, float]()
         while waiting or starting:
             while waiting and len(starting) < self._starts_at_once:
@@ -379,7 +379,7 @@ class _Tuning:
     def _check_start(self, name: str, began: float) -> None:
         """Raise ContestantFailed if a candidate should have started by now.
 
-        It may take what was left of the budget, and much longer than the others.
+        A start may take what was left of the budget when it began, or much longer than the others if that is more.
         """
         limit_s = max(_START_LIMIT_S, self._time_of(1.0) - began, _START_LIMIT * max(self._start_s, default=0.0))
         if name != UNTUNED and time.monotonic() > began + limit_s:

@@ -192,7 +192,7 @@ def _columns(runs: Sequence[KnownRun], sorted_by: str | None) -> list[_Column]:
 
 
 def _most_telling(cells: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return keys in the order in which they best distinguish the runs, together with those before them.
+    """Return the keys, each chosen because it best distinguishes the runs together with the keys before it.
 
     Args:
         cells: for each key, the values of all runs.
@@ -223,9 +223,9 @@ def _epochs(run: KnownRun) -> str:
 
 
 def _best_lines(runs: Sequence[KnownRun], sorted_by: str | None) -> list[tuple[KnownRun, str]]:
-    """Return the best runs by the metric that sorts the runs and the first validation or other metrics, with lines.
+    """Return the best run for each of a few metrics, with a line such as `best val_loss: runs/a, 0.1277 in epoch 5`.
 
-    A line is, for example, `best val_loss: runs/a, 0.1277 in epoch 5`.
+    The first metric is the one that sorts the runs. Validation metrics follow or, if there are none, all metrics.
     """
     metrics = _metrics(runs)
     lines = list[tuple[KnownRun, str]]()

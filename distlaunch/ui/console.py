@@ -44,7 +44,7 @@ class JobConsole(Console):
         return self.file.isatty()
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render like rich, with visible control characters. Colours are not affected: they are styles, not text."""
+        """Render like rich, with visible control characters. Colors are not affected: they are styles, not text."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
 

@@ -32,7 +32,7 @@ NO_CHECKPOINT = "from the beginning: there is no checkpoint"
 
 
 def print_runs(console: JobConsole, runs: Sequence[KnownRun], sorted_by: str | None = None) -> None:
-    """Print a line per run, the status in its colour.
+    """Print a line per run, the status in its color.
 
     Args:
         sorted_by: the key by which the runs are sorted; its column is the most important one.

@@ -119,7 +119,7 @@ def _scaled(replicas: int, trial: Series, reference: Series) -> str:
 
 
 def _adds_own_losses(replicas: int, trial: Series, reference: Series, facts: ModelFacts) -> str:
-    """Return the name of the first loss in which every replica's copy of the model's own losses is added, or ""."""
+    """Return the name of the first loss to which each replica adds the model's own losses in full, or ""."""
     for name in filter(is_loss, reference.logs[0]):
         surplus = trial.logs[0].get(name, math.nan) - reference.logs[0][name]
         if _is_multiple(surplus + facts.own_losses, facts.own_losses, replicas):

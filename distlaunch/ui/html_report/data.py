@@ -35,7 +35,7 @@ from distlaunch.ui.run_report import facts
 from distlaunch.ui.tables import line_style_for
 
 MAX_POINTS = 1_000
-"""Maximum number of points of a curve. Longer curves keep the extremes and the last point of groups of neighbours."""
+"""Maximum number of points of a curve. Longer curves keep the extremes and the last point of groups of neighbors."""
 _LOG_BYTES, _LOG_LINES = 64 << 10, 40
 """Maximum size of the end of a failed task's log that is shown: bytes and lines."""
 _VALIDATION = "val_"

@@ -113,12 +113,12 @@ def task_line(task: str, text: str, *, alone: bool) -> Text:
         task: the task that printed the line, such as `worker:1`; the host of an agent; or "" for the launcher itself.
         alone: whether the run has a single task, whose name is left out.
     """
-    # keep the colours of the user's program
+    # keep the colors of the user's program
     line = Text.from_ansi(text) if "\x1b" in text else Text(text)
     kind, _, index = task.rpartition(":")
     if not task or (kind and alone):
         return line
-    # a task has the same colour in each attempt
+    # a task has the same color in each attempt
     style = _TASK_STYLES[int(index) % len(_TASK_STYLES)] if kind and index.isdecimal() else ""
     return Text(f"[{task}] ", style=style) + line
 
