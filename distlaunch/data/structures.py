@@ -32,7 +32,7 @@ class ArraySpec:
         return ArraySpec(tuple(array.shape), "string" if array.dtype.kind in "OSU" else array.dtype.name)
 
     def tensor_spec(self) -> tf.TensorSpec:
-        """Return this type as TensorFlow has it."""
+        """Return this type as a `tf.TensorSpec`."""
         shape: Any = self.shape
         return tf.TensorSpec(shape, tf.as_dtype(self.dtype))
 

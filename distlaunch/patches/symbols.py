@@ -112,7 +112,7 @@ def private(owner: Any, name: str) -> Any:
     try:
         return getattr(owner, name)
     except AttributeError:
-        # the class may be a user's
+        # the object's class may be the user's, so the message names the framework's class above it
         homes = (f"{cls.__module__}.{cls.__qualname__}" for cls in type(owner).__mro__)
         home = next((home for home in homes if home.partition(".")[0] in TESTED), None)
         if home is None:

@@ -82,7 +82,7 @@ def addresses_and_rank() -> tuple[list[str], int]:
 def await_chief(address: str, rank: int) -> None:
     """Wait until the first process listens, unless this is the first one.
 
-    gRPC would try to connect at once, and then only after a second. The wait ends after some time in any case:
+    gRPC would try to connect at once, and try again only after a second. The wait ends after some time in any case:
     TensorFlow and JAX then wait themselves, and report what is wrong.
     """
     if rank == 0:

@@ -18,6 +18,6 @@ def create(config: RunConfig) -> Strategy:
 def implementation(strategy: StrategySection | type[StrategySection]) -> Callable[..., Strategy]:
     """Return the class of a strategy, called with its config section and the cluster section.
 
-    No other strategy is imported, so that a process on TensorFlow does not import JAX, and the other way round.
+    No other strategy is imported, so that a process on TensorFlow does not import JAX, and vice versa.
     """
     return pkgutil.resolve_name(f"distlaunch.strategies.{strategy.implementation}")

@@ -14,7 +14,7 @@ MAX_LAYERS = 1_000
 
 
 def layer_table(model: keras.Model) -> list[dict[str, Any]]:
-    """Return the layers of a model and of models within it, at most MAX_LAYERS, as `ModelBuilt` has them."""
+    """Return the layers of a model and of models within it, at most MAX_LAYERS, in the format of `ModelBuilt`."""
     found: list[dict[str, Any]] = []
     for name, layer in _layers(model, ""):
         if len(found) == MAX_LAYERS:

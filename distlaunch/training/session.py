@@ -281,7 +281,7 @@ class Session:
         self.program.agree(Vote())
 
     def _subject(self, files: Path) -> Subject:
-        """Return this attempt as the comparison with one device needs it."""
+        """Return the description of this attempt that the comparison with one device needs."""
         return Subject(
             self.config, self.strategy, self.program, self.model, self.train, self.validation, files, self.run.events,
             self.optimizers, self.process.emit, self.process.saving, self.process.on_meeting, self.process.forked,

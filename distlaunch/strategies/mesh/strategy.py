@@ -20,7 +20,7 @@ class MeshStrategy(Strategy):
     """Base of both mesh strategies.
 
     Args:
-        mesh: the mesh of devices, as the framework has it.
+        mesh: the framework's own object for the mesh of devices.
         sizes: sizes of the mesh's axes.
         peers: the processes whose devices form the mesh.
 

@@ -91,7 +91,7 @@ class StepTrial:
     def record_states(
         self, index: int, base: list[Any], whole: list[Any], joined: list[Any], *, counts: bool = True
     ) -> None:
-        """Record the deviation between two states of a metric, and the change of one from the initial state.
+        """Record how much the state `joined` of a metric deviates from `whole`, and the change from `base` to `whole`.
 
         Args:
             base: variables before the updates.

@@ -19,7 +19,7 @@ def check_replicas(strategy: Any, replicas: Replicas) -> None:
     """Check the replicas' numbers, sums over replicas, and assignments in each replica; all processes must call it.
 
     Raises:
-        ConfigError: something is not as `ReplicaProgram` needs it.
+        ConfigError: the strategy lacks a property that `ReplicaProgram` needs.
     """
     with strategy.scope():
         metric = tf.Variable(

@@ -316,7 +316,7 @@ def _building(config: RunConfig) -> AbstractContextManager[None]:
 
 
 def _iterator(batch: Batch) -> Any:
-    """Return an iterator over one batch of an unknown number of rows, as `fit` has it.
+    """Return an iterator like that of `fit`, over one batch whose number of rows is unknown to TensorFlow.
 
     With a known number, Keras would count the mean losses of outputs by rows, and not by batches.
     """
@@ -485,7 +485,7 @@ class Checker:
         return verdict if verdict.is_equal or not reference.trace() else self._evaluation(reference, evaluated, batch)
 
     def _settings(self, model: keras.Model) -> Iterator[str]:
-        """Yield differences between the optimizers as they were built."""
+        """Yield differences between the run's optimizers and those of a model, as they were built."""
         ours, theirs = self._setup.optimizers, describe_optimizers(model)
         if len(ours) != len(theirs):
             yield f"the number of optimizers ({len(ours)} instead of {len(theirs)})"
