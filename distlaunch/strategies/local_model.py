@@ -72,7 +72,7 @@ class LocalModel:
             value = np.zeros(tuple(variable.shape), variable.dtype) if key in known else self._full_value(variable)
             kept: Any = self._values.get(key)
             if is_a(kept, "Variable"):
-                kept.assign(value)  # not replaced, because functions that are traced already refer to it
+                kept.assign(value)  # not replaced, because functions traced earlier refer to it
             else:
                 self._values[key] = self._make(value)
         self._is_active = True

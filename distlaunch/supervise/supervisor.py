@@ -325,7 +325,7 @@ class Supervisor:
                 write_stall(files, self._probes.steps.get(name), self._host_of(name), frozen=frozen)
 
     def _host_of(self, name: str) -> str:
-        handle, given_name = self._handles.get(name), self._tasks[name].host  # as the user calls it
+        handle, given_name = self._handles.get(name), self._tasks[name].host  # as the user names it, perhaps an alias
         return given_name or self._progress.hosts.get(name) or (handle.host if handle else "")
 
     def _end_events(self, status: str, failure: Failure | None) -> list[Event]:

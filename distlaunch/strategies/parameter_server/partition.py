@@ -58,9 +58,9 @@ class Shards(StandIn):
 
     @property
     def _unique_id(self) -> str:
-        """Raise ConfigError, because only an optimizer that is built for the whole variable reads this attribute.
+        """Raise ConfigError, because an optimizer that is built for the whole variable has read this attribute.
 
-        The compiled optimizer is built for the shards, so another optimizer must have read it.
+        Keras's optimizers read it when they are built. The compiled optimizer is built for the shards instead.
         """
         message = "the model's function builds an optimizer itself, for variables that would be split"
         raise ConfigError(Problem(("strategy", "partitioner"), f"{message}; use `partitioner: null` for this model"))

@@ -85,5 +85,5 @@ class Ballots:
     def check_ends(self, total: Any, steps: int, kind: str) -> None:
         """Raise DataError if the data of some processes, but not all, ended after this number of steps."""
         ended = total.numpy()[_VOTE + self._peers.number :]
-        if self._peers.number > 1 and ended.any():  # only then, because reading the names is slow
+        if self._peers.number > 1 and ended.any():  # only then, because reading names from TF_CONFIG is slow
             check_ends([bool(each) for each in ended], self._peers.names, steps, kind)

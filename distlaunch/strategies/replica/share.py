@@ -55,7 +55,7 @@ class Reductions:
         added: losses added with `add_loss`, by the layer's path and the number of the call.
         total: the result of an overridden `compute_loss`.
         metrics: indices of the model's metrics that are computed from the rows of all replicas.
-        same_rows: sparse gradients in which all replicas have the same rows of a table, as in a table of positions, by
+        same_rows: sparse gradients in which all replicas have the same rows of a table, for example of positions, by
             the indices of the optimizer and of the variable.
     """
 
