@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import yaml
 from click.testing import CliRunner
+from markdown_it import MarkdownIt
 from real import CONFIGS, assert_nothing_left, at_step, json_lines, run, wait_for
 
 from distlaunch import __version__
@@ -211,6 +212,18 @@ def test_every_snippet_of_the_documents_is_known() -> None:
     unknown = [one for one in snippets() if not one.first_line.startswith(tuple(SNIPPETS.get(one.document, ())))]
     assert not unknown
     assert found == {(document, start) for document, starts in SNIPPETS.items() for start in starts}
+
+
+def test_no_table_or_code_has_become_prose() -> None:
+    reader = MarkdownIt("commonmark").enable("table")
+    prose = [
+        (path.name, each.content)
+        for path in DOCUMENTS
+        for each in reader.parse(path.read_text())
+        if each.type == "inline"
+    ]
+    assert len(prose) > 1000
+    assert [(name, text) for name, text in prose if re.search(r"\|---|```|\S {3,}\S", text)] == []
 
 
 def test_every_link_leads_somewhere() -> None:

@@ -188,7 +188,7 @@ WRONG = [
         ("mirrored", 1, 0),
         "data.remainder: got 'drop', but the last batches differ in size",
     ),
-    (", streams: 2, on_error: skip", ("mirrored", 1, 0), "data.on_error: got 'skip', but a stream has no examples by"),
+    (", streams: 2, on_error: skip", ("mirrored", 1, 0), "data.on_error: got 'skip', but the examples of a stream"),
     (
         ", streams: 2, validation_examples: 2",
         ("mirrored", 1, 0),
