@@ -97,8 +97,8 @@ class CheckpointStore:
 
         Args:
             name: name by which several processes find the same folder.
-            shared: text in the names of folders that are not deleted as leftovers, because other processes may already
-                be writing to them; empty if there are none.
+            shared: folders with this text in their names are not deleted as leftovers, because other processes may
+                already be writing to them; empty to delete all leftovers.
         """
         folder = self.draft_path(step, name)
         make_folder(self.directory)

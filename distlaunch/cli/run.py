@@ -95,10 +95,10 @@ def command(
     """Run a TensorFlow or JAX script as a cluster of tasks.
 
     SCRIPT is a Python script (.py), a module with -m, or any program. All arguments after it are passed to it. Each
-    task gets TF_CONFIG or, with --jax, the variables that jax.distributed.initialize() reads. When one task fails, all
-    tasks end, and the first failure is reported. A restart starts the script again, which must resume from its own
-    checkpoints. The script's environment has DISTLAUNCH_ATTEMPT (0, 1, ...), DISTLAUNCH_RUN_DIR and DISTLAUNCH_TASK
-    (worker:1).
+    task gets TF_CONFIG or, with --jax, the variables that jax.distributed.initialize() reads. When a task fails, all
+    tasks end, and the first failure is reported. With --ps, a killed worker is restarted alone. A restart starts the
+    script again, which must resume from its own checkpoints. The script's environment has DISTLAUNCH_ATTEMPT (0, 1,
+    ...), DISTLAUNCH_RUN_DIR and DISTLAUNCH_TASK (worker:1).
     """
     from distlaunch.config.read.engine_options import load_engine
     from distlaunch.config.run import AUTO_RESTARTS

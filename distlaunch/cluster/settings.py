@@ -244,7 +244,10 @@ def _is_default_on(hardware: Hardware) -> bool:
 
 
 def _the_cpu(hosts: Sequence[str]) -> str:
-    """Return the subject and verb of a sentence on what the CPUs of hosts have. This machine has no name."""
+    """Return the subject and verb of a sentence on what the CPUs of hosts have.
+
+    This machine is given as an empty name, which the text leaves out.
+    """
     where = f" of {listed(hosts)}" if any(hosts) else ""
     return f"the CPU{where} has" if len(hosts) == 1 else f"the CPUs{where} have"
 

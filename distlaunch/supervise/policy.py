@@ -29,7 +29,7 @@ FAILURE_STOP_S = 5.0
 LOCKSTEP_STOP_S = 0.5
 """Seconds for tasks that train in lockstep to end after a failure. Most of them hang in a call to the lost task."""
 DUMP_S = 0.5
-"""Seconds for tasks to write their stacks before they are stopped because the first step did not begin."""
+"""Seconds for tasks to write their stacks before they are stopped because the job hangs or took no first step."""
 REPEAT_S = 0.3
 """A second Ctrl-C within these seconds is a duplicate of the first (from the terminal and from `uv run`)."""
 GIVE_UP_S = 10.0

@@ -112,7 +112,7 @@ def test_the_end_of_a_process_ends_the_sums_of_the_others() -> None:
 
 def test_sums_of_different_vectors_are_refused() -> None:
     sums = connected(2)
-    with pytest.raises(RuntimeError, match="the workers sum different values"):
+    with pytest.raises(RuntimeError, match="the workers sum different gradients"):
         all_do(sums, lambda rank: sums[rank].exchange(np.ones(5 + rank, np.float32)))
 
 

@@ -117,7 +117,7 @@ class RunFacts:
         epochs: epochs in the order of their ends. An epoch that was trained twice occurs twice, as in `checkpoints`.
         evaluations: results of `distlaunch evaluate`.
         sidecar: the newest result of the evaluator task.
-        skipped: examples that were left out, as reported in these events.
+        skipped: names of the examples that were left out.
         numbers: comparisons of the steps with one device, for the last `subject` that was compared.
         exports: the path of the last export in each format.
         export_failure: why the last export failed; empty if none failed, or if a later one succeeded.

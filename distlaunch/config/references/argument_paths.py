@@ -108,7 +108,7 @@ def _may_be_relative(text: str) -> bool:
 
 
 def _leads_somewhere(base: Path, text: str) -> bool:
-    """Return whether a path exists, matches a file, or has an existing folder before the part to be filled in."""
+    """Return whether a path exists, is a pattern of an existing file, or is a template in an existing folder."""
     open_part = _FILLED_IN.search(text)
     try:
         if open_part is None:

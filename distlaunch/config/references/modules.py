@@ -17,7 +17,7 @@ class ModuleMissingError(Exception):
 
 
 def program_of(config: RunConfig) -> str:
-    """Return the file of the model's function, or its module if there is no file; user code sees it as the program."""
+    """Return the file of the model's function, or its module if there is no file, which becomes `sys.argv[0]`."""
     name = config.model.function.rpartition(":")[0]
     if name.endswith(".py"):
         return name

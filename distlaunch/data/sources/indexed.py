@@ -63,7 +63,7 @@ class Examples(Protocol):
 class Indexed(Split):
     """A split of examples by number.
 
-    A row of a row source is the number of the pass times the number of examples, plus the number of the example.
+    In a row source, each row is one integer: index of the pass * number of examples + index of the example.
 
     Args:
         seed: seed of the order of each pass; None for the data's order.

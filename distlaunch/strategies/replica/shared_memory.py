@@ -168,7 +168,7 @@ class SharedMemorySums:
         for other in self._others:
             other.wait()
         if (headers != headers[self._rank]).any():
-            raise RuntimeError(f"the workers sum different values (number and bytes): {headers.tolist()}")
+            raise RuntimeError(f"the workers sum different gradients; [exchange, bytes] of each: {headers.tolist()}")
         self._turn += 1
 
 
