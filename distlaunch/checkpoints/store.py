@@ -252,7 +252,7 @@ class CheckpointStore:
         path = self._path(step)
         for _ in range(_LOOKS):
             if not path.exists():
-                # if there is no checkpoint at all, another one of the same step may be about to take its place
+                # without any checkpoint, a new one of the same step may be about to replace the one that was read
                 return bool(self.steps()) or path.with_name(f".{path.name}{_BEFORE}").exists()
             if self.steps()[-1:] == [step]:
                 return False

@@ -35,7 +35,8 @@ def command(
 ) -> None:
     """Show what `train` would start: each process, its environment and its logs. Starts no tasks, and writes nothing.
 
-    With --resume, the first line (with --json, `note`) names the run that would be resumed, and what it lacks.
+    With --resume, the first line (with --json, the field `note`) names the run that would be resumed, and says what
+    it lacks.
     """
     from distlaunch.cluster.machine import Machine
     from distlaunch.jobs import job

@@ -153,7 +153,7 @@ def decide(
 
 
 def kept_variables(hardware: Hardware, recorded: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables of `KEPT` for a process of this command that is not a task of a run.
+    """Return the variables of `KEPT` for a process that is not a task of a run, as in `train --debug`.
 
     Args:
         recorded: see `decide`.

@@ -41,7 +41,7 @@ def _trusted_by_settings(path: Path) -> tuple[Path, ...]:
     except OSError:  # there are no settings
         return ()
     if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise UsageError(f"{path}: other users can write to it; it must belong to you, with mode 0600")
+        raise UsageError(f"{path}: other users can write to it; only you may own it and write to it (chmod 600)")
     folders = _read(path).get("trust", [])
     if not is_list(folders) or not all(isinstance(each, str) and each for each in folders):
         raise UsageError(f"{path}: trust: got {show(folders)}; expected a list of folders, such as [/data/team/runs]")

@@ -140,7 +140,8 @@ def _handle_failed_start(
         outcome = dataclasses.replace(result.outcome, warnings=(*result.outcome.warnings, why))
         return dataclasses.replace(result, outcome=outcome)
     backoff_s, after = _backoff(limits, len(recent))
-    threaded.note(f"restart {len(recent) + 1} of {limits.max_restarts}{after}: it could not be started: {error}")
+    why = f"the last one could not start the tasks: {error}"
+    threaded.note(f"restart {len(recent) + 1} of {limits.max_restarts}{after}: {why}")
     if stop := _stop_signal_within(signals, backoff_s):
         return _stopped(result, stop, threaded)
     # always count this restart, whatever the window: otherwise the job could be restarted forever

@@ -441,7 +441,7 @@ def test_an_attempt_that_cannot_be_prepared_leaves_the_failure_before_it(runner:
     )
     code, out, err = runner("--restarts", "2", runner.script(text))
     assert code == 3
-    assert "restart 2 of 2: it could not be started: " in out
+    assert "restart 2 of 2: the last one could not start the tasks: " in out
     assert "warning: cannot be restarted: " in err
     assert "failed: ended with exit code 5" in err
     assert "Traceback" not in out + err

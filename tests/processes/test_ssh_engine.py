@@ -228,7 +228,7 @@ def test_a_host_may_be_back_at_a_later_restart(tmp_path: Path, environ: dict[str
         assert f"warning: runs/job: cannot be restarted: {why}" in told
     else:
         assert done.returncode == 0, told
-        assert f"restart 2 of 2 in 0.02 s: it could not be started: {why}" in told
+        assert f"restart 2 of 2 in 0.02 s: the last one could not start the tasks: {why}" in told
 
 
 def test_too_few_slots_start_nothing(tmp_path: Path, environ: dict[str, str]) -> None:

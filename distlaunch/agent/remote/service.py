@@ -39,7 +39,7 @@ _READ_BYTES = 64 * 1024  # the size of a pipe's buffer
 _MAX_S = 10_000_000
 _MAX_PORTS = 10_000
 LEASE_S = 60.0
-"""Seconds without any message after which the agent ends all tasks, until the launcher sets another time."""
+"""If no message arrives for this many seconds, the agent ends all tasks. The launcher can set another number."""
 
 
 class Agent:

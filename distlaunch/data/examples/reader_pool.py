@@ -125,7 +125,7 @@ class ReaderPool:
                 return _describe_exit(receive(self._control)[0]), self._fork()
             except (OSError, EOFError):
                 ended = _describe_exit(self._process.wait())
-                raise DataError(f"the process that starts readers ended by {ended}") from None
+                raise DataError(f"the process that starts the reader processes has ended: {ended}") from None
 
     def _fork(self) -> _ReaderProcess:
         ours, theirs = socket.socketpair()
