@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -55,6 +55,9 @@ from distlaunch.strategies.variables import (
 )
 
 _STEPS_PER_CHECK = 16  # steps of an evaluation between two checks for a stop request
+_MEASURE_EVERY = 7
+"""In one of so many steps, the next batch is read only when the devices have finished, to measure how long they wait
+for it. That step takes longer; the number is odd, so that it does not always hit the same step of a regular pattern."""
 _RESOURCES = (tf.resource, tf.variant)
 
 
@@ -88,6 +91,7 @@ class DTensorProgram(MeshProgram):
         self._local = LocalModel(model, weights, lambda one: value_of(one).whole())
         self._log_names: list[str] | None = None
         self._batches: Iterator[Batch | None] | None = None
+        self._ahead: list[Batch | None] = []  # at most one batch, read while the devices computed
         self._train_call = MeshFunction(self._train, mesh)
         self._test_call = MeshFunction(self._test, mesh)
 
@@ -95,17 +99,20 @@ class DTensorProgram(MeshProgram):
 
     def set_train_data(self, source: Source) -> None:
         self._batches, self._source = self._feed.batches(source), source
+        self._ahead.clear()
 
     def run_steps(self, num_steps: int, vote: Vote) -> CallResult:
         assert self._batches is not None, "set_train_data comes first"
         assert self._source is not None
         done, nonfinite, ended = 0, None, False
-        seconds, input_s, rows_before, began = [], 0.0, self._feed.rows, time.perf_counter()
+        seconds, waits, rows_before, began = [], [], self._feed.rows, time.perf_counter()
         while done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite):
-            # the previous step has ended, so the devices are idle while this process waits for the batch
-            asked = time.perf_counter()
-            batch = next(self._batches)
-            waited = time.perf_counter() - asked
+            if not self._ahead:
+                # the previous step has ended, so the devices are idle while this process waits for the batch
+                asked = time.perf_counter()
+                self._ahead.append(next(self._batches))
+                waits.append(time.perf_counter() - asked)
+            batch = self._ahead.pop()
             at = self._steps_in_epoch + done
             if ended := self._peers.has_data_ended(self._source, ended=batch is None, steps=at):
                 break
@@ -113,13 +120,16 @@ class DTensorProgram(MeshProgram):
                 self._find_log_names(batch)
                 probe = self._train_call(batch)
             done += 1
+            if done < num_steps and done % _MEASURE_EVERY:
+                self._ahead.append(next(self._batches))  # the devices compute meanwhile
             if nonfinite is None and not np.isfinite(dtensor.unpack(probe)[0].numpy()):
                 nonfinite = done
-            input_s += waited
             seconds.append(time.perf_counter() - began)
             began += seconds[-1]  # the end of this step
         self._steps_in_epoch += done
-        times = StepTimes(tuple(seconds), input_s, (self._feed.rows - rows_before) / self._peers.number)
+        times = StepTimes(
+            tuple(seconds), _input_s(waits, seconds), (self._feed.rows - rows_before) / self._peers.number
+        )
         return CallResult(done, ended, self._train_logs(), self._peers.agree(vote), nonfinite, times)
 
     def evaluate(
@@ -317,6 +327,20 @@ def _explain_compiler_errors() -> Iterator[None]:
         reason = found[1].strip() if found else str(error).splitlines()[0]
         message = f"DTensor cannot run this model with this layout: {reason}; do not split the layer, or use kind: jax"
         raise ConfigError(Problem(("strategy", "layout"), message)) from error
+
+
+def _input_s(waits: Sequence[float], seconds: Sequence[float]) -> float:
+    """Return the time for which the devices waited for batches in a call, in seconds.
+
+    Args:
+        waits: the waits for the first batch of the call, and for those of the other steps that were measured.
+        seconds: duration of each step.
+    """
+    if not waits or not seconds:
+        return 0.0
+    # the first batch may include the start of the pipeline, so it does not stand for others
+    others = waits[1:] or waits
+    return min(waits[0] + sum(others) / len(others) * (len(seconds) - 1), sum(seconds))
 
 
 class MeshFunction:
