@@ -3,7 +3,7 @@
 import sys
 
 if not sys.flags.safe_path:
-    # the current directory: a `random.py` there would shadow Python's, and the command imports no code of the user
+    # this entry is the current directory: a `random.py` there would hide Python's, and the command needs no user code
     del sys.path[0]
 
 from distlaunch.cli.main import main

@@ -156,7 +156,7 @@ class HostTask:
         self._given_up = code
 
     def poll(self) -> Exit | None:
-        """Return how the task ended, or None if it runs.
+        """Return how the task ended, or None before its end.
 
         When this returns an end, all output of the task has been read, and its process group is gone.
         """

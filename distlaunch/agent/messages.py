@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 LOST_HOST = "the host "
-"""Beginning of the reason why a host is lost. That reason is a whole sentence; other reasons follow a task's name."""
+"""Beginning of a failure's reason if a host is lost.
+
+This reason is a whole sentence. Every other reason follows the name of a task.
+"""
 
 
 class Order(enum.Enum):

@@ -38,8 +38,8 @@ def main() -> None:
     number, module, *arguments, _ = sys.argv[1:]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # forked tasks do not inherit this
     connection = socket.socket(fileno=int(number))
-    # imports create a million objects that stay, and looking through them again and again takes a fifth of the time;
-    # the documentation of `gc.freeze` also advises to collect nothing before a fork
+    # imports create a million objects that stay; garbage collections that search them again and again would take a
+    # fifth of the time. The documentation of `gc.freeze` also advises against collections before a fork
     gc.disable()
     try:
         unfit = importlib.import_module(module).main(arguments)

@@ -190,13 +190,14 @@ class WarmStarts:
 
         The warm process may still be importing.
         """
-        # only modules of distlaunch are known to begin with these imports
+        # only modules of distlaunch, which are started with `-P -m`, are known to begin with these imports
         if spec.preload is None or tuple(spec.argv[1:3]) != SAFE_MODULE or sys.platform != "linux":
             return None
         kind = _ImportKey.of(spec.argv[0], spec.preload, spec.env)
         with self._lock:
             process = self._processes.get(kind)
-            if process is None or (process.unfit and process.was_fit):  # it was killed from outside
+            # replace a process that could fork tasks but has ended, for example because packages were changed
+            if process is None or (process.unfit and process.was_fit):
                 with contextlib.suppress(OSError):  # the task is started as a fresh process, which reports the error
                     process = self._processes[kind] = WarmProcess.spawn(spec.argv[0], spec.preload, dict(kind.env))
         return None if process is None or process.unfit else process

@@ -94,13 +94,13 @@ def _without_generated(stack: Iterable[traceback.FrameSummary]) -> list[tracebac
 
 
 def _whole_of(part: Origin, kept: Sequence[traceback.FrameSummary]) -> int:
-    """Return the index of the frame whose function contains this `if` or loop, or `len(kept)` if there is none."""
+    """Return the index of the frame whose function contains the `if` or loop `part`; `len(kept)` if there is none."""
     found = (n for n in reversed(range(len(kept))) if (kept[n].filename, kept[n].name) == (part.file, part.function))
     return next(found, len(kept))
 
 
 def user_line(error: BaseException) -> str:
-    """Return ` (mine.py:12)`, the last line of a traceback outside packages, or an empty string."""
+    """Return the last line of a traceback that is outside packages, as ` (mine.py:12)`, or an empty string."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _PACKAGES & set(Path(frame.filename).parts)]
     return f" ({_short(Path(own[-1].filename))}:{own[-1].lineno})" if own else ""

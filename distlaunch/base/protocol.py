@@ -26,13 +26,16 @@ ATTEMPT, RUN_DIR, TASK = "DISTLAUNCH_ATTEMPT", "DISTLAUNCH_RUN_DIR", "DISTLAUNCH
 
 JAX_COORDINATOR, JAX_BIND = "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS"
 JAX_PROCESSES, JAX_PROCESS = "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
-"""Variables of a JAX cluster. JAX itself reads the first two; `distlaunch.patches.jax_clusters` adds the others."""
+"""The four variables of a JAX cluster.
+
+JAX itself reads the two addresses; `distlaunch.patches.jax_clusters` makes it read the others.
+"""
 
 EVENT_FORMAT = 2
 """Format of the lines of event files; see `distlaunch.base.events`."""
 
 WITH_TENSORFLOW = "tensorflow"
-"""Argument of `distlaunch.tasks.preload`: tasks of another backend import TensorFlow too."""
+"""Argument that makes `distlaunch.tasks.preload` import TensorFlow too, for tasks on another backend."""
 
 READ_MODES = ("evaluate", "predict", "export")
 """Modes that use the trained model of a run. Several may run at the same time, also during training."""

@@ -328,7 +328,7 @@ class RunDir:
         return Path(folder) if isinstance(folder, str) else None
 
     def recorded_settings(self) -> dict[str, str]:
-        """Return the variables with which the tasks of the last start were run; empty if unknown."""
+        """Return the environment variables that were chosen for the tasks at the last start; empty if unknown."""
         try:
             rows = read_json(self.environment)["settings"]
             found = {row["name"]: row["value"] for row in rows}
@@ -403,7 +403,7 @@ class RunDir:
     def claim(runs_dir: Path | str, name: str) -> RunDir:
         """Create a new run directory: NAME, or NAME-2, NAME-3, ... with the next free number.
 
-        Raises UsageError if the directory cannot be created.
+        Raises UsageError if the directory cannot be created, or OSError if the cause of that may be temporary.
         """
         check_run_name(name)
         for identity in _next_identities(runs_dir, name):

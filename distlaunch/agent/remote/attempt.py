@@ -150,7 +150,7 @@ class HostAttempt:
         return end_leftovers(str(self._run.path), self.number, self._started, _LEFTOVERS_END_WITHIN_S)
 
     def close(self, done: bytes) -> None:
-        """Send the remaining files of the ended tasks, followed by a message."""
+        """Send the remaining files of the ended tasks, and then the message `done`."""
         if self._copy is None:
             self._outbox.put_files([done])
             return

@@ -28,10 +28,11 @@ def digest_of(path: Path) -> str:
 
 
 class CodeCopy:
-    """The code in one folder. While this process lives, no other agent changes it.
+    """The code in one folder. Until `close`, or the end of this process, no other agent changes it.
 
     Raises:
-        UsageError: the folder contains other files that no agent has sent, or another job uses it with other code.
+        UsageError: the folder contains other files that no agent has sent, another job uses it with other code, or it
+            cannot be written.
     """
 
     def __init__(self, folder: Path, expected: Mapping[str, str]) -> None:

@@ -57,14 +57,14 @@ class Incoming:
 
 
 def remove_folder(path: Path, *, ignore_errors: bool = False) -> None:
-    """Remove a folder with its contents. Raise OSError if that fails."""
+    """Remove a folder with its contents. Raise OSError if that fails, unless `ignore_errors` is set."""
     import shutil  # imported here: it takes 2 ms, and most agents remove nothing
 
     shutil.rmtree(path, ignore_errors=ignore_errors)
 
 
 def receive(root: Path, frame: Frame, limit: int | None = None) -> None:
-    """Carry out a message. Raise OSError, or FrameError if the message is invalid.
+    """Carry out a message. Raise OSError if that fails, or FrameError if the message is invalid.
 
     Args:
         limit: maximum size of the file in bytes; None for no limit.
@@ -101,7 +101,7 @@ def _move(path: Path, to: Path) -> None:
 
 
 def send_file(path: Path, name: str, *, keeps_mode: bool = False) -> Iterator[bytes]:
-    """Yield messages that write a file under this name atomically. Raise OSError if the file is gone.
+    """Yield messages that write a file under this name atomically. Raise OSError if the file cannot be read.
 
     Args:
         keeps_mode: whether to keep the owner's permissions and remove those of others.

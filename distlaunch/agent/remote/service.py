@@ -73,7 +73,10 @@ class Agent:
         self._greeted = self._over = self._writes = False
 
     def serve(self) -> None:
-        """Serve until the launcher has ended or closed the session. No task is left after that."""
+        """Serve until the session ends, and leave no task behind.
+
+        The session ends when the launcher ends it, is gone, or sends an invalid message.
+        """
         self._outbox.put(GREETING)
         self._outbox.put(encode("hello", protocol=PROTOCOL, **host_facts(os.environ)))
         try:

@@ -79,7 +79,7 @@ def check(frame: Frame, attempt: int, others: Collection[str] = ()) -> None:
         return
     if frame.kind == "move" and name != final and _whole(name) == _whole(final) and not is_log:
         return
-    # a host may write incomplete files, and remove these and checkpoints that are no longer kept
+    # a host may write and remove incomplete files; it may also remove checkpoints that are no longer kept
     is_part = name != _whole(name)
     is_checkpoint = parts[0] == "checkpoints" and len(parts) == 2
     if (frame.kind == "write" and is_part) or (frame.kind == "remove" and (is_part or is_checkpoint)):

@@ -43,7 +43,7 @@ class AttemptFacts:
         step: number of steps since the run began.
         epochs_done: number of complete epochs at that step.
         step_in_epoch: number of steps since the last complete epoch.
-        logs: the newest values.
+        logs: the newest losses and metrics.
         restarts: how many times each task was restarted while the others continued.
         timed: the newest step times of each task.
         stopped_after_failure: True if the job was stopped after the attempt had failed. `ended` is then the event of

@@ -27,8 +27,8 @@ class TrialOrder:
             the model's rounding noise.
         dense: whether to compare also with the reference's run with dense gradients.
         synchronized: whether BatchNormalization uses the statistics of the global batch, whatever the model sets.
-        without: names of layers, classes or variables. Their layers are called with `training=False`, in the trial and
-            in its reference, to find out whether a deviation comes from them.
+        without: names of layers, classes or variables. The layers to which these names lead are called with
+            `training=False`, in the trial and in its reference, to find out whether a deviation comes from them.
         layers: whether to record the output of each layer and the gradient of each variable at each step.
         timed: whether the trial leaves the model as it is, without recording gradients, and then runs rounds.
     """
@@ -122,7 +122,7 @@ class Record(_Message):
         rows: number of examples in each step's batch.
         noise: runs on one device that differ from the reference only in rounding.
         noise_source: `permuted` if the examples within each batch were permuted, `rounded` if the initial weights were
-            changed in the last digit, or both. `none` if one device does not repeat its numbers.
+            changed in the last digit, or `permuted and rounded`. `none` if one device does not repeat its numbers.
         dense: for the reference, its run of the same steps with dense gradients, if it has sparse ones. For a trial,
             its own series, in which `weights` are the deviations from that run.
         examples: a checksum of the first batches.
