@@ -214,7 +214,7 @@ class _Report:
             yield f"resumed {label}: {'; '.join(self._said)}"
 
     def _has_counted(self) -> bool:
-        """Return whether a step has used the optimizer.
+        """Return whether a step has used the optimizer; True if that is unknown.
 
         No step uses the default optimizer that `compile()` makes if the model's own step has other optimizers.
         """
@@ -260,7 +260,7 @@ def optimizers_text(optimizers: Sequence[Mapping[str, Any]], *, with_rates: bool
 
 
 def current_rate(model: keras.Model) -> float | None:
-    """Return the learning rate of the compiled optimizer's next update; None if it has no learning rate, or several."""
+    """Return the learning rate of the compiled optimizer's next update; None if it has none, several, or a function."""
     optimizer = getattr(model, "optimizer", None)
     parts = [] if optimizer is None else list(with_wrapped_optimizers(optimizer))
     own = [part for part in parts if len(list(with_wrapped_optimizers(part))) == 1]

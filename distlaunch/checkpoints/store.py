@@ -209,7 +209,7 @@ class CheckpointStore:
         *,
         repairs: bool = True,
     ) -> Saved | None:
-        """Return the newest checkpoint that is not damaged, or None if none was ever written.
+        """Return the newest checkpoint that is not damaged, or None if there are no checkpoints.
 
         Args:
             on_damaged: called with each newer checkpoint that is damaged.
@@ -252,7 +252,7 @@ class CheckpointStore:
         path = self._path(step)
         for _ in range(_LOOKS):
             if not path.exists():
-                # without any checkpoint, a new one of the same step may be about to replace the one that was read
+                # it was deleted because there are newer ones, or moved aside until another one of its step replaces it
                 return bool(self.steps()) or path.with_name(f".{path.name}{_BEFORE}").exists()
             if self.steps()[-1:] == [step]:
                 return False

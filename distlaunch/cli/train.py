@@ -169,7 +169,7 @@ def smoke_test(request: JobRequest, *, as_json: bool, quiet: bool) -> tuple[int,
 
 
 def _debug(target: str, overrides: tuple[str, ...], name: str | None, others: list[str]) -> NoReturn:
-    """Replace this program by the one that trains."""
+    """Replace this program by one that trains without graphs, so that a debugger can follow it."""
     from distlaunch.cluster.machine import Machine
     from distlaunch.jobs.debug import become_debugger
 

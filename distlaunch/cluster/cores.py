@@ -14,7 +14,7 @@ def num_visible_cores() -> int:
 
 
 def num_cores() -> int:
-    """Return the number of cores of this process, which may be a share of the machine's cores."""
+    """Return the number of cores for this process: TF_NUM_INTRAOP_THREADS if set, else the number of visible cores."""
     share = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
     return int(share) if share.isdigit() and int(share) else num_visible_cores()
 
