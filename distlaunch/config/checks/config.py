@@ -114,7 +114,7 @@ def data_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
 
 
 def loop_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
-    """Check that a step function has a loop that calls it, and that the reference step has a loss."""
+    """Check that a step function has a loop that calls it, and that `loop: custom` has a step function or a loss."""
     train = config.train
     if train.step is not None and train.loop != "custom":
         yield Problem(

@@ -17,9 +17,9 @@ _MOST_CPU_DEVICES, _MOST_TASKS = 1_024, 10_000
 
 
 def share_note(config: RunConfig, parts: int) -> str:
-    """Return the cost of dividing a full batch into this many parts; empty if each part has work.
+    """Return the cost of dividing a full batch into this many parts; empty if it costs nothing or the batch is unknown.
 
-    Replicas weight their parts by rows, so a difference of one row is not worth mentioning.
+    Replicas weight their parts by rows, so it costs them nothing if some parts have one row more than others.
     """
     batch, strategy = config.data.global_batch, config.strategy
     if batch is None:

@@ -16,8 +16,8 @@ class Auto(RemoteSection):
     """The hosts that the environment determines.
 
     If TF_CONFIG is set, the command runs one task of the cluster that TF_CONFIG describes. Otherwise, in a Slurm
-    allocation, the tasks run on its nodes, with the keys of `kind: slurm` that are not only for `submit`. Otherwise,
-    they run on this machine.
+    allocation, the tasks run on its nodes, as with `kind: slurm`; the keys of that kind apply, except those that only
+    `submit` uses. Otherwise, they run on this machine.
     """
 
     kind: Literal["auto"] = "auto"

@@ -70,7 +70,10 @@ def _problem(kind: str, location: Key, data: dict[str, Any]) -> Problem | None:
 
 
 def _key(location: Key, data: Any) -> Key | None:
-    """Return the location without the names of union members; None if the value was not meant as this member."""
+    """Return the location without the names of union members.
+
+    Return None to ignore the error of a member that was not meant, if another member fits the type of the value.
+    """
     key: list[str | int] = []
     expect: Expected | None = Expected(RunConfig)
     for position, part in enumerate(location):

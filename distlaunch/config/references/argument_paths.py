@@ -24,8 +24,9 @@ _LONGEST = 4_096
 def with_argument_paths(config: RunConfig, launched_in: Path | None = None) -> tuple[RunConfig, list[str]]:
     """Return a config whose arguments lead to the same files from the current directory, and notes for the user.
 
-    An argument counts as a path if it names an existing file or folder, or if it is a pattern such as `part-*.csv` that
-    matches files. It is looked up in the config's folder, then in the current directory.
+    An argument counts as a path if it names an existing file or folder, if it is a pattern such as `part-*.csv` that
+    matches one, or if it has a wildcard or placeholder below an existing folder, such as `out/{}.csv`. It is looked up
+    in the config's folder, then in the current directory.
 
     Args:
         launched_in: the directory in which the run was started, which is searched last.
@@ -108,7 +109,7 @@ def _may_be_relative(text: str) -> bool:
 
 
 def _leads_somewhere(base: Path, text: str) -> bool:
-    """Return whether a path exists, is a pattern of an existing file, or is a template in an existing folder."""
+    """Return whether a text names or matches an existing path, or has a placeholder below an existing folder."""
     open_part = _FILLED_IN.search(text)
     try:
         if open_part is None:

@@ -17,7 +17,10 @@ class ModuleMissingError(Exception):
 
 
 def program_of(config: RunConfig) -> str:
-    """Return the file of the model's function, or its module if there is no file, which becomes `sys.argv[0]`."""
+    """Return the `sys.argv[0]` of tasks: the file of the model's function.
+
+    If there is no such file, return the name of the function's module.
+    """
     name = config.model.function.rpartition(":")[0]
     if name.endswith(".py"):
         return name

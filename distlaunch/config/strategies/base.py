@@ -16,7 +16,7 @@ CPU_DEVICES = 2
 """Number of virtual devices without GPUs if the config gives no number (`replicas: auto`, or a mesh axis of -1)."""
 
 _MOST_WORKERS, _MOST_CHOICES = 1_000, 8
-"""Limits for suggestions if workers cannot share something equally."""
+"""Limits of a message that suggests numbers of workers: the largest such number, and how many of them it suggests."""
 
 STEP, FUNCTIONAL_STEP = ("context", "batch"), ("context", "state", "batch")
 """Forms of a user's step function: one that changes the model, and one that returns the next state."""
@@ -80,7 +80,7 @@ class StrategySection(Section):
         return STEP in self.step_forms
 
     def processes(self, cluster: Cluster) -> dict[str, int]:
-        """Return the number of processes of each job, in the order of `cluster.ports`; empty for a single one."""
+        """Return `jobs`, or an empty dict if all tasks run in one process (`cluster.hosting: in_process`)."""
         return {} if cluster.hosting == "in_process" else self.jobs(cluster)
 
     def jobs(self, cluster: Cluster) -> dict[str, int]:

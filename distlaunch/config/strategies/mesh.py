@@ -98,13 +98,13 @@ class MeshSection(StrategySection):
 
     @property
     def batch_axis(self) -> str | None:
-        """The mesh axis that examples are split over: the first of the input layout, else the axis named `batch`."""
+        """The axis that examples are split over: the first of the input layout, else `batch`; None if there is none."""
         if self.input_layout is not None:
             return self.input_layout[0] if self.input_layout else None
         return "batch" if "batch" in self.mesh else None
 
     def _size(self, axis: str, num_gpus: int | None) -> int | None:
-        """Return the number of devices along an axis; None for an axis of -1 if the devices are not known yet."""
+        """Return the number of devices along an axis; None if it is not known yet, or is not a valid number."""
         size = self.mesh.get(axis, 1)
         if size != -1:
             return size if size > 0 else None
