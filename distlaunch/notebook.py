@@ -207,7 +207,7 @@ def train_here(
     run.write_json(run.environment, environment)
     reporter = _Reporter(run, attempt, config.train.epochs)
     began = time.monotonic()
-    # use our own scope of the dtype policy, because a session would clear that of Keras
+    # a session clears Keras's global state, including the dtype policy, which this scope restores at the end
     with dtype_policy_scope(), contextlib.closing(reporter):
         try:
             with interrupts as should_stop:

@@ -299,7 +299,7 @@ def _with_failed_export(run: RunDir, attempt: int, outcome: Outcome) -> Outcome:
 
 
 def _failed_before_first_step(run: RunDir, attempt: int, outcome: Outcome) -> bool:
-    """Return True if the attempt failed before its first step and was not stopped from outside."""
+    """Return True if the attempt failed before its first step, and no task was killed, lost or frozen from outside."""
     # a killed task proves nothing about the config
     if outcome.lost or not (outcome.problems or outcome.failure is not None):
         return False

@@ -130,7 +130,7 @@ def train(
     machine: Machine,
     on_run: Callable[[RunDir], None] = lambda run: None,
 ) -> AttemptResult | None:
-    """Train a config or resume a run; return None if the run has already finished.
+    """Train a config or resume a run; return None if this process has nothing to do.
 
     Args:
         on_run: called with the run before anything is started, also if it has already finished.
@@ -147,7 +147,7 @@ def train(
 
 
 def plan(request: JobRequest, machine: Machine) -> tuple[LaunchPlan | None, Choice]:
-    """Return the plan of the tasks that `train` would start, or None for a finished run. Write nothing."""
+    """Return the plan of the tasks that `train` would start, or None if nothing is left to do. Write nothing."""
     choice = choose(request, machine)
     if choice.finished:
         return None, choice

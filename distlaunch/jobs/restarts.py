@@ -177,7 +177,8 @@ def _recent_restarts(restart_times: Sequence[float], window_s: float | None) -> 
 def _next_workers(config: RunConfig, workers: int, *, lost: bool, num_gpus: int) -> int:
     """Return the number of workers of the next attempt.
 
-    It is smaller after a task was lost. The attempt after that uses all workers again.
+    Without a range in the config, the number stays the same. With a range, it is smaller after an attempt with all
+    workers has lost a task, if a smaller number fits the config. In all other cases, it is the maximum.
     """
     wanted = config.cluster.workers
     if not isinstance(wanted, WorkerRange):

@@ -28,7 +28,7 @@ def stop_run(run: RunDir, *, at_once: bool = False, timeout_s: float | None = No
         at_once: end as after two Ctrl-C instead of as after SIGTERM.
 
     Returns:
-        False if no launcher works on the run.
+        False if no launcher works on the run, and no job that was submitted for it is pending or running.
 
     Raises:
         UsageError: the launcher cannot be asked from here.

@@ -95,10 +95,10 @@ def delays(timed: Mapping[str, StepsTimed]) -> dict[str, float]:
     """Return the task that the others wait for, with the fraction of the time of steps in which they do.
 
     Tasks in lockstep have the same step times. But a task whose own gradients are ready late finds those of the others
-    ready, while they have waited for it. All tasks wait for the transfer, which cancels out.
+    ready, so only the others have waited. All tasks wait for the transfer, which cancels out.
     """
     waits = {task: each.peers_s for task, each in timed.items() if each.peers_s is not None}
-    # take the longest: the time is shorter in a task that does other work between steps, while the others wait for it
+    # take the longest time: a task with other work between steps has a shorter one, as the others wait in their steps
     seconds = max((each.seconds for each in timed.values()), default=0.0)
     if len(waits) < 2 or seconds < _MIN_TIMED_S:
         return {}

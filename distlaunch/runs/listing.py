@@ -227,7 +227,7 @@ def best_values(events: Iterable[Event]) -> dict[str, BestValue]:
 
 
 def _last_trained(facts: RunFacts, training: int | None) -> AttemptFacts:
-    """Return the last attempt that made a step; for a finished run, the attempt that finished it.
+    """Return the last attempt that began to train; for a finished run, the attempt that finished it.
 
     Args:
         training: the last attempt whose mode is training. Later attempts are exports and evaluations.

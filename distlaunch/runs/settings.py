@@ -56,8 +56,8 @@ def differing_keys(settings: Iterable[Settings]) -> list[str]:
 
     A key with an empty mapping is left out if another run has entries in this mapping, since each entry is a key. An
     empty `args` is always left out, since a config may lack it. If the kind of a section differs, such as
-    `strategy.kind`, its keys that some runs lack are left out, too, unless their values differ among the other runs.
-    Empty settings, such as those of a script, are ignored.
+    `strategy.kind`, a key of this section that some runs lack is left out, too, unless its values differ among the
+    other runs. Empty settings, such as those of a script, are ignored.
     """
     known = [each for each in settings if each]
     keys = list(dict.fromkeys(key for each in known for key in each))

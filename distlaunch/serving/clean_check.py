@@ -128,7 +128,7 @@ def _with_weights(path: Path, parcel: Mapping[str, Any], exported: Any) -> Any:
 
 def _user_module(parcel: Mapping[str, Any]) -> Any:
     """Import the module of the model's function, with the user's paths."""
-    # not earlier, so that the user's modules cannot hide a library that was imported before
+    # extend the path only now: the user's modules cannot hide libraries that are already imported
     sys.path[:] = [*parcel["sys_path"], *(entry for entry in sys.path if entry not in parcel["sys_path"])]
     user_modules = _load("_user_modules", Path(__file__).parents[1] / "base" / "user_modules.py")
     for folder in parcel["folders"]:

@@ -118,7 +118,7 @@ class Link:
 
     @property
     def awaits_answer(self) -> bool:
-        """Return True if an answer is awaited."""
+        """Return True if an answer or the greeting is awaited."""
         return bool(self._pending) or not self.greeted.done()
 
     def post(self, kind: str, payload: bytes = b"", **fields: Any) -> None:

@@ -35,7 +35,7 @@ _REPLIES: dict[str, dict[str, Any]] = {
 
 
 def check_facts(frame: Frame) -> None:
-    """Raise FrameError if the greeting of an agent of this version lacks a field."""
+    """Raise FrameError if the greeting of an agent of this version is malformed."""
     # an agent of another version is refused later, with a message about its version
     if (frame.fields.get("distlaunch"), frame.fields.get("protocol")) == (__version__, PROTOCOL):
         _check("its greeting", frame.fields, _FACTS)

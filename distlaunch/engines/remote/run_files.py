@@ -40,7 +40,8 @@ def messages_with_run_files(
     """Yield the messages that write the files of an attempt into a host's copy of the run.
 
     Args:
-        existing_checkpoints: checkpoints that the copy already has; None if the host's tasks read no checkpoints.
+        existing_checkpoints: checkpoints that the copy already has. None if the host's tasks read no checkpoints; only
+            the config and the events are then sent.
     """
     # a script has no config, and a first attempt has no events
     for path in (run.attempt_config(attempt), run.events):

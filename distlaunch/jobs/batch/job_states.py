@@ -19,7 +19,7 @@ _NOTHING_WRITTEN = "it wrote nothing into {}; is that on a disk that its nodes s
 
 
 def live_job(run: RunDir) -> tuple[Submission, JobState] | None:
-    """Return the submitted job of a run if it is pending or running. Return None if its queue does not answer."""
+    """Return the submitted job of a run if it is pending or running; None if not, or if its queue does not answer."""
     job = run.live_submission()
     if job is None:
         return None
@@ -28,7 +28,7 @@ def live_job(run: RunDir) -> tuple[Submission, JobState] | None:
 
 
 def state_of(run: RunDir) -> JobState | None:
-    """Return the state of a run's submitted job; None if there is none, or its queue does not answer."""
+    """Return the state of a run's submitted job; None if no job may still run, or its queue does not answer."""
     job = run.live_submission()
     return None if job is None else job_state(job)
 
@@ -69,7 +69,10 @@ class JobWatch:
         self._state: JobState | None = None
 
     def is_active(self) -> bool:
-        """Return True if the job is pending or running. The answer may be a few seconds old."""
+        """Return True if the job is pending or running, or if its queue has never answered.
+
+        The answer may be a few seconds old.
+        """
         if not self._run.may_be_queued():
             return False
         now = time.monotonic()
