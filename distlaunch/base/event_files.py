@@ -145,7 +145,7 @@ def read_events_of(path: Path, *kinds: type[E]) -> list[E]:
 
 
 def read_times(path: Path) -> list[Event]:
-    """Return the events of a file that matter for times, oldest first.
+    """Return the events of a file, oldest first, without details that do not matter for times.
 
     Most lines of a long run are StepsDone events. A series of them is returned as two events: the first, and one that
     combines all others. Their `logs` are empty, because reading them takes ten times as long. Large descriptions of

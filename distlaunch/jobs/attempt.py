@@ -162,7 +162,7 @@ def allocate(
 
 
 def _cluster(config: RunConfig, allocation: Allocation) -> tuple[ClusterSpec, Task | None]:
-    """Return the cluster, and the one task of it that is started here; None if all tasks are started here."""
+    """Return the cluster, and the only task of it that is started here (None if all are started here)."""
     if allocation.given is not None:
         return allocation.given
     addresses = [place.address for place in allocation.places if place.address]

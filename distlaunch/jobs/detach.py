@@ -59,7 +59,7 @@ class Daemon:
 
 
 def fork_launcher(log: Path) -> Waiting | Daemon:
-    """Fork the launcher. This call returns in both processes: Waiting in the user's, Daemon in the launcher.
+    """Fork the launcher. This call returns a Waiting in the process of the user, and a Daemon in the launcher.
 
     Args:
         log: the file to which the launcher writes after `Daemon.settle`.

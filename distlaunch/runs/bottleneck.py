@@ -23,7 +23,10 @@ _MIN_DELAYED_FRACTION = 0.15
 _BUSY_FRACTION = 0.8
 """If a task computes for more than this fraction of the time of its cores, more threads would not help."""
 _BUSY_WITH_STEPS_FRACTION = 0.75
-"""The same for a task whose input does little work. Measured: 0.80 in a job of small steps with one core per task."""
+"""If a task without work for single examples computes for more than this fraction, all its cores are busy.
+
+Measured: 0.80 in a job of small steps with one core per task.
+"""
 _IDLE_CORES = 0.5
 """Largest average number of busy cores at which the threads that make examples mostly wait, for example for a disk."""
 _ONE_CORE = 1.4

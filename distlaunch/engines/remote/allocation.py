@@ -70,7 +70,7 @@ class RemoteAllocation:
         listening = {task.address: task.host for task in plan.tasks if task.address is not None}
         paths = PathWatch(self.links, listening, self.patience_s, clock)
         tasks = RemoteTasks(plan, self.links, incoming, show, self.environ, paths, self.note_host_failure, copies)
-        # only the leading task and the evaluator read checkpoints
+        # only the chief, which is the first task, and the evaluator read checkpoints
         readers = {plan.tasks[0].host, *(task.host for task in plan.tasks if task.task.job == "evaluator")}
         for name, link in self.links.items():
             link.take, link.on_lost = tasks.take, tasks.note_end

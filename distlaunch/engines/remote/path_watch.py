@@ -87,7 +87,7 @@ class PathWatch:
     def _choose_host(self, paths: list[Path]) -> tuple[str, str]:
         first = next(iter(self._links))
         ends = Counter(host for name, address in paths for host in {name, self._hosts[address]})
-        # the host with the most broken paths; if two have the same number, the one without the leading task
+        # the host with the most broken paths; if two have the same number, not the first host, where the chief runs
         host = max(ends, key=lambda name: (ends[name], name != first, name))
         name, address = next(path for path in paths if host in (path[0], self._hosts[path[1]]))
         return host, f"{name} can no longer reach {self._hosts[address]} at {address}, and no task makes a step"
