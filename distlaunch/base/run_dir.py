@@ -328,7 +328,7 @@ class RunDir:
         return Path(folder) if isinstance(folder, str) else None
 
     def recorded_settings(self) -> dict[str, str]:
-        """Return the environment variables that were chosen for the tasks at the last start; empty if unknown."""
+        """Return the recorded settings of the tasks at the last start, as environment variables; empty if unknown."""
         try:
             rows = read_json(self.environment)["settings"]
             found = {row["name"]: row["value"] for row in rows}
