@@ -27,7 +27,7 @@ class Source:
         load: returns the batch `(x, y)` or `(x, y, sample_weight)` of a slice of an element, in the input pipeline. The
             argument `at_once` is the number of calls that run at the same time and share the threads.
         name: identifies the split and its order, for processes that read batches by number.
-        first: number of the first element, counted from the beginning of the first pass.
+        first: index of the first element, counted from the beginning of the first pass.
         num_batches: number of elements in a pass; None if unknown.
         ends: whether the end of a pass is found only by reading. Elements without rows mark such ends, and the
             processes must agree on each of them.

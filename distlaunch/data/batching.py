@@ -24,7 +24,8 @@ def check_not_batched(splits: dict[str, Split], config: DataConfig, model: Any) 
 
     Args:
         splits: the splits by name.
-        model: the model, or None before it exists. Without it, only elements that no model could take are an error.
+        model: the model, or None before it exists. Without it, batches are an error only if their sizes differ, because
+            no model could take those as examples.
     """
     found = {name: split.batching() for name, split in splits.items()}
     rows = {name: each.rows for name, each in found.items() if each is not None and _is_batched(

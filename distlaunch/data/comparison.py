@@ -39,7 +39,9 @@ class Peers(Protocol):
 def compare_data(
     config: RunConfig, peers: Peers, train: Split, validation: Split | None, emit: Callable[[Event], None]
 ) -> tuple[Split, Split | None]:
-    """Check that all processes read the right data, and return the splits; process-local ones get the agreed length.
+    """Check that all processes read the right data, and return the splits.
+
+    Process-local splits get the length that the processes agree on.
 
     Raises:
         ConfigError: the processes read different data, or the same data although each should read its own.

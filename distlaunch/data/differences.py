@@ -107,7 +107,8 @@ def describe_duplicates(by_process: Mapping[str, Mapping[str, Any]]) -> str:
     Examples of different types also give a message.
 
     Args:
-        by_process: description of the data of each process, see `fingerprint`; with streams, it has `parts`.
+        by_process: description of the data of each process, see `fingerprint`. With streams, each description has
+            `parts`: the hashes of examples by stream.
     """
     first = next(iter(by_process))
     for name, facts in by_process.items():

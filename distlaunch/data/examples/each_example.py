@@ -103,9 +103,8 @@ def num_threads(config: DataConfig) -> int:
 def num_parallel_batches(config: DataConfig) -> int:
     """Return the number of batches that are made at the same time, which share the threads.
 
-    While the threads of one batch wait for its last example and for the examples to be joined into a batch, the
-    threads of the other batch can work.
-    With JPEG images on two threads, this saves a tenth of the time.
+    With two batches, the threads of one can work while those of the other wait for its last example, and for the
+    examples to be joined. With JPEG images on two threads, this saves a tenth of the time.
     """
     return 2 if num_threads(config) % 2 == 0 else 1
 

@@ -251,7 +251,7 @@ class Items:
 
     def _common_spec(self) -> Any:
         """Return the common spec of the first, middle and last example; sizes that differ are None."""
-        # reading all examples may take long; other shapes are reported when an example is read
+        # reading all examples may take long; an example of another shape is reported when it is read
         first, *others = (self._read_checked(number) for number in sorted({0, self.number // 2, self.number - 1}))
         spec = [ArraySpec.of(leaf) for leaf in first[1]]
         for _, leaves in others:

@@ -21,7 +21,7 @@ Find = Callable[[np.ndarray], tuple[str, Exception] | None]
 _lock = threading.Lock()
 _first: list[Exception] = []
 _latest: deque[tuple[Find, np.ndarray]] = deque(maxlen=8)
-"""The latest rows that were read, at least as many as are in progress at the same time."""
+"""Rows of the latest batches, at least as many batches as are read at the same time."""
 
 
 @contextlib.contextmanager

@@ -75,7 +75,7 @@ class IndexedFiles(ABC):
         """Read examples, without TensorFlow.
 
         Args:
-            indices: int64 [n], from 0 to len - 1, in any order; a number may occur several times.
+            indices: int64 [n], from 0 to len - 1, in any order; an index may occur several times.
 
         Returns:
             An array [n, ...] for each value of an example; for strings, an array of `bytes` objects.
@@ -135,7 +135,8 @@ class FilesOfRecords(IndexedFiles):
     """Examples that are numbered file by file.
 
     Args:
-        firsts: int64 [files + 1], the number of the first example of each file, and the number of all examples.
+        firsts: int64 [files + 1], the index of the first example of each file, and at the end the total number of
+            examples.
         noun: word for an example in messages.
 
     Raises:
@@ -151,8 +152,8 @@ class FilesOfRecords(IndexedFiles):
         return int(self.firsts[-1])
 
     def locate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the number of the file, and of the record within the file, of each example; both int64 [n]."""
-        # "right" skips files without records, whose first number is that of the next file
+        """Return the index of each example's file, and its index within that file; both int64 [n]."""
+        # "right" skips files without records, whose first index is that of the next file
         file_ids = np.searchsorted(self.firsts, indices, side="right") - 1
         return file_ids, indices - self.firsts[file_ids]
 

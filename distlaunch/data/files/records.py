@@ -58,7 +58,7 @@ class Format:
         kind: name of the format.
         version: version of `scan` and `merge`; cached indices of other versions are not used.
         scan: finds the records of a file.
-        merge: function of the facts by path that returns the facts about all files, as JSON types.
+        merge: takes the facts of each file, by path, and returns the facts about all files, as JSON types.
     """
 
     kind: str

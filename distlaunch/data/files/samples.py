@@ -16,7 +16,7 @@ _SAMPLE_BYTES = 4_096
 
 
 def hash_files(paths: Sequence[str], names: Sequence[str], sizes: Sequence[int], num_examples: int) -> str:
-    """Return a hash of the names and sizes of files, and of samples of their content.
+    """Return a hash of the names and sizes of files, their number of examples, and samples of their content.
 
     Args:
         names: names of the files, which are the same on all hosts.

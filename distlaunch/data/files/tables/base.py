@@ -45,7 +45,7 @@ def choose_columns(there: Iterable[str], columns: Sequence[str] | None, label: s
         what: name of the user's argument for the columns.
 
     Raises:
-        ConfigError: a column does not exist, or there is no column besides the label.
+        ConfigError: a column does not exist or is named twice, or there is no column besides the label.
     """
     there = list(there)
     if isinstance(columns, str):
