@@ -17,7 +17,7 @@ SAMPLES = 8
 
 
 def evenly_spaced(number: int) -> list[int]:
-    """Return the numbers of examples spread over a pass, including the first and last."""
+    """Return the indices of at most `SAMPLES` examples that are spread over a pass, including the first and last."""
     return sorted({round(at * (number - 1) / (SAMPLES - 1)) for at in range(SAMPLES)}) if number else []
 
 
@@ -27,7 +27,7 @@ def fingerprint(examples: Sequence[Any], spec: Any, numbers: Sequence[int] | Non
     Args:
         examples: some examples.
         spec: type specs of an example.
-        numbers: numbers of these examples in the data; None for 0, 1, 2 and so on.
+        numbers: indices of these examples in the data; None for 0, 1, 2 and so on.
         more: other facts by name; messages contain the names.
     """
     numbers = range(len(examples)) if numbers is None else numbers

@@ -78,7 +78,7 @@ def _describe_split(config: RunConfig, split: Split, readers: list[dict[str, Any
 
 
 def _numbers(split: Split, at: int, batch: int, reader: dict[str, Any]) -> dict[str, Any]:
-    """Return the rows of a batch that a task reads, from `start` to before `stop`, and the numbers of some examples."""
+    """Return the rows of a batch that a task reads, from `start` to before `stop`, and the indices of some examples."""
     total = batch
     numbers: list[int] = []
     if split.by_number and split.num_examples:

@@ -88,7 +88,7 @@ def _load(path: Path, function: str) -> Any:
         model: Any = keras.saving.load_model(path)
         layer = model.layers[0]
         if isinstance(layer, keras.utils.FeatureSpace):
-            # builds the layer now, because a graph cannot read the sizes of vocabularies that this needs
+            # builds the layer now, because building reads the sizes of vocabularies, which a graph cannot do
             layer.get_inputs()
         return layer
 

@@ -23,7 +23,7 @@ class Rows:
     """Some rows of one batch.
 
     Attributes:
-        index: index of the batch among the recorded batches of its source.
+        index: index of the batch in its source.
         start: index of the first row in the global batch, or in the process's part of it if the data is process-local.
         rows: number of rows.
         total: number of rows of the global batch, or of the process's part.

@@ -29,7 +29,7 @@ def split_rows(source: Source, *, first_replica: int, num_local: int, num_replic
     If the source is process-local, `total` and `start` refer to the rows of this process.
     """
     if source.is_process_local:
-        # replicas of other processes have other rows
+        # the source has only this process's rows, so only its own replicas divide them
         first_replica, num_replicas = 0, num_local
 
     @not_converted

@@ -20,7 +20,7 @@ DETERMINISTIC_OPS = "--xla_gpu_deterministic_ops=true"
 
 
 def shuffle_numbers(numbers: tf.Tensor, seed: Any) -> tf.Tensor:
-    """Return numbers in an order that depends on two int64 seeds alone; shape [numbers]."""
+    """Return a vector of numbers in an order that depends only on its length and on `seed`, two int64 integers."""
     random: Any = tf.random
     return random.experimental.stateless_shuffle(numbers, seed=seed)
 

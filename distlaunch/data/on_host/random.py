@@ -20,7 +20,7 @@ import numpy as np
 from distlaunch.cluster.cores import num_cores
 
 Words = list[np.ndarray]
-"""The four 32-bit words of some counts, in arrays of uint64."""
+"""Four 32-bit words for each count, a value of Philox's counter; arrays of uint64."""
 
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
