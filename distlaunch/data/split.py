@@ -73,7 +73,7 @@ class Split(ABC):
             `Source.is_process_local`.
         endless: whether a pass has no end.
         by_number: whether `pick()` finds any batch directly.
-        is_numbered: whether batches are read by number although the data is endless.
+        is_numbered: whether the data is endless, and its batches are read by number.
         reads_all: the data's name in messages if every process reads whole batches instead of its rows, or "".
         notes: messages for the user at the start of a run.
         labels: the labels of all examples, if they are arrays that no function changes.
@@ -120,7 +120,7 @@ class Split(ABC):
 
         Args:
             number_of_pass: an int64 scalar; in a graph, its value is unknown.
-            start: an int64 scalar, the number of the first batch within the pass.
+            start: an int64 scalar, the index of the first batch within the pass.
         """
 
     @abstractmethod
@@ -262,8 +262,8 @@ class Split(ABC):
         """Return the endless sequence of training passes.
 
         Args:
-            first_pass: number of the pass to begin with.
-            offset: number of the batch in that pass to begin with.
+            first_pass: index of the pass to begin with.
+            offset: index of the batch in that pass to begin with.
             ends_visible: whether to add an element without rows after each pass, for passes of unknown length.
             skip: number of batches to read and drop first, if the position cannot be reached otherwise.
             batches: number of batches that the run will read at most; None for no limit. Reading ahead stops there.

@@ -19,7 +19,10 @@ PATCH = Patch(
 
 @contextlib.contextmanager
 def without_jax() -> Iterator[None]:
-    """Make `import jax` fail in this context, as if it was not installed; afterwards it can be imported."""
+    """Make `import jax` fail in this context, as if JAX was not installed, unless it is imported already.
+
+    Afterwards, JAX can be imported.
+    """
     if "jax" in sys.modules:
         yield
         return

@@ -178,7 +178,7 @@ class Pipeline(Split):
         return tf.nest.map_structure(plain, self._dataset.element_spec)
 
     def _to_row_sources(self, examples: tf.data.Dataset, number_of_pass: Index) -> tf.data.Dataset:
-        """Return each example as the row of a row source; with a map, a row also has the pass and the number."""
+        """Return each example as a row of a row source; with a map, a row also has the indices of pass and example."""
         if self._map is None:
             return examples
 
