@@ -22,7 +22,7 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)  # from the golden ratio and the square root of 3, as in the paper
 # TensorFlow's constants for deriving a key and a counter from a seed
 _SCRAMBLING_KEY = (0x3EC8F720, 0x02461E29)
-_ROUNDS, _LANES = 10, 4  # each count gives four 32-bit words
+_ROUNDS, _LANES = 10, 4  # each count, a value of the counter, gives four 32-bit words
 _INT32_MAX = 2**31 - 1
 # for each dtype: an integer type of the same size, the number of bits of the fraction, and the bit pattern of 1.0
 _LAYOUTS = {

@@ -137,7 +137,7 @@ def predictions_of(model: keras.Model, trainable: Values, others: Values, batch:
 
 
 def extra_log_names(steps: Steps, trace: Callable[[], Iterable[str]]) -> list[str]:
-    """Return the names of a training step's scalars that the model's metrics do not report.
+    """Return the names of the scalars that a training step returns; empty if they are just the model's metrics.
 
     Args:
         trace: returns the names of all scalars; called only if they are not known without a trace.
