@@ -203,7 +203,10 @@ class Parts(Protocol):
         ...
 
     def collect(self, key: str, given_up: Callable[[], bool]) -> list[str] | None:
-        """Return the messages that the others have posted under a key, in order, or None; for the chief only."""
+        """Return the messages that the others have posted under a key; for the chief only.
+
+        They come in the order of ranks. The result is None once `given_up` returns True.
+        """
         ...
 
 

@@ -29,7 +29,7 @@ _NEAREST = 3
 def choose_layouts(
     layout: Rules | Literal["auto"], model: keras.Model, mesh: Mesh, whole: tuple[type, ...] = ()
 ) -> tuple[dict[str, Axes], list[str]]:
-    """Return the layout by path of the weights that are split, and notes about the choice.
+    """Return the layouts of the weights that are split, by path, and notes about the choice.
 
     Rules in the config take precedence over layouts in the model's code (`distlaunch.layouts`), which take precedence
     over the proposals of `auto`.
@@ -38,7 +38,7 @@ def choose_layouts(
         whole: types of layers that `auto` does not split.
 
     Raises:
-        ConfigError: a rule matches no weight, or does not fit a weight that it matches.
+        ConfigError: a rule or a layout in the model's code matches no weight, or does not fit one that it matches.
     """
     in_code, notes = layouts_in_code(model, mesh)
     if layout != "auto":
@@ -76,7 +76,7 @@ def whole_batch_notes(axis: str | None, mesh: Mesh) -> list[str]:
 
 
 def layouts_of(model: keras.Model, rules: Rules, mesh: Mesh) -> dict[str, Axes]:
-    """Return the layout by path of the weights that a rule matches; the first matching rule applies.
+    """Return the layouts of the weights that a rule matches, by path; the first matching rule applies.
 
     Raises:
         ConfigError: a rule matches no weight, or does not fit a weight that it matches.
@@ -105,10 +105,10 @@ def layouts_of(model: keras.Model, rules: Rules, mesh: Mesh) -> dict[str, Axes]:
 
 
 def layouts_in_code(model: keras.Model, mesh: Mesh) -> tuple[dict[str, Axes], list[str]]:
-    """Return the layout by path of weights for which the model's code has one, and a note on axes that do not exist.
+    """Return the layouts in the model's code, by the path of the weight, and a note on axes that do not exist.
 
     Raises:
-        ConfigError: a layer has no such variable, or the layout does not fit it.
+        ConfigError: a layer has no variable with the name in a layout, or the layout does not fit the variable.
     """
     layouts: dict[str, Axes] = {}
     missing: dict[str, None] = {}

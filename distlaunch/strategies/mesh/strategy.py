@@ -44,7 +44,7 @@ class MeshStrategy(Strategy):
         """Return the program, with layouts for the model's weights.
 
         Raises:
-            ConfigError: a rule matches no weight, or does not fit a weight that it matches.
+            ConfigError: a rule or a layout in the model's code matches no weight, or does not fit one that it matches.
         """
         layouts, notes = choose_layouts(self._section.layout, steps.model, self._sizes, self.whole_layers)
         axis, inputs = self._section.batch_axis, self._section.input_layout

@@ -167,7 +167,8 @@ def check_data(source: Source, num_workers: int) -> None:
     """Compare the data of all workers that can answer now; the lengths of the others are checked with each batch.
 
     Raises:
-        ConfigError: a worker's data differs from the coordinator's.
+        ConfigError: a worker's data differs from the coordinator's, or two workers with process-local data have the
+            same examples.
     """
     what = kind_of(source.name)
     facts, others = json.loads(source.describe()), {}
@@ -198,7 +199,7 @@ def batch_spec(elements: Any, load: Callable[[Any], Batch]) -> Any:
 
 
 def last_batch(source: Source, number: int, num_workers: int, max_bytes: int) -> Rows | None:
-    """Return a batch from the worker that has read it last; None if that worker has read another one since.
+    """Return a batch from a worker that has read it, and no other since; None if there is no such worker.
 
     Args:
         number: number of the batch.
