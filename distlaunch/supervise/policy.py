@@ -90,7 +90,7 @@ def decide(state: RunState, now: float, rules: Rules) -> Decision:
 
 
 def _restart_or_give_up(state: RunState, rules: Rules) -> Decision | None:
-    """Return the tasks to restart or give up, or None if there are none or the chief has finished."""
+    """Return the tasks to restart or give up; None if there are none, or the chief has reported its end or is gone."""
     if rules.chief in state.closed:
         return None
     ends = [end for end in state.exits.values() if end.task not in state.given_up]

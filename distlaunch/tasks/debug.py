@@ -175,7 +175,8 @@ class _Debugger(pdb.Pdb):
 def _never_stop() -> Iterator[Callable[[], bool]]:
     """Yield a function that never asks to stop: Ctrl-C belongs to the debugger.
 
-    Outside the debugger Ctrl-C ends the run, as `q` does, even if TensorFlow replaces its exception by another.
+    Outside the debugger, Ctrl-C ends the run. So does `q` in the debugger, even if TensorFlow replaces its exception by
+    another.
     """
     stderr = os.dup(_STDERR)
     try:

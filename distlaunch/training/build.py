@@ -347,7 +347,7 @@ class _SampleRows:
             return self._predict(model)
 
     def use_whole_batch(self) -> bool:
-        """Replace the rows by a whole global batch; return True if it differs from the rows so far."""
+        """Replace the rows by a whole global batch; return False if that is not possible, or was done before."""
         more, self._more_rows = self._more_rows, None
         if more is None:
             return False

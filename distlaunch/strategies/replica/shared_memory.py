@@ -182,7 +182,7 @@ def memory_bytes(number: int) -> int:
 
 
 def connect(peers: Peers, rest: CollectiveSums) -> SharedMemorySums | None:
-    """Connect the processes; return None in all of them if they do not run on one host. Every process must call it.
+    """Connect the processes; return None in all of them if that fails, as on several hosts. Every process must call it.
 
     Args:
         rest: see `SharedMemorySums`.
@@ -245,7 +245,7 @@ def _address(token: str, rank: int) -> str:
 
 
 def _make_memory(size: int) -> int | None:
-    """Return a descriptor of memory without a name; None if there is none."""
+    """Return a descriptor of memory without a name; None if it cannot be made."""
     try:
         memory = os.memfd_create("distlaunch")
         os.posix_fallocate(memory, 0, size)  # now, because a lack of memory at a write would kill the process
@@ -267,7 +267,10 @@ def _listen(token: str, rank: int) -> socket.socket | None:
 
 
 def _connect_to_lower(token: str, rank: int) -> dict[int, socket.socket] | None:
-    """Connect to all processes of lower rank; return None if one is on another host or in another network namespace."""
+    """Connect to all processes of lower rank; return None if that fails, as for one on another host.
+
+    It also fails for a process in another network namespace or of another user.
+    """
     found: dict[int, socket.socket] = {}
     try:
         for lower in range(rank):

@@ -245,7 +245,8 @@ class Sums:
 
         Args:
             value: the sum.
-            state: contains the values of the replicas; if their number has changed, the first replica gets the sum.
+            state: contains the values of the replicas. If their number has changed, the first replica gets the sum; for
+                a metric that each replica computes from all rows, every replica gets it.
         """
         parts = state.get(f"{_PARTS}{name}")
         if parts is None or parts.shape != (self._replicas.total, *value.shape):

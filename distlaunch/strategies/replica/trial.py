@@ -325,7 +325,7 @@ def find_reductions(
         rows: some rows of the first batch, in the structure of a batch.
 
     Returns:
-        The findings, and notes for the user about values that do not add up and cannot be corrected.
+        The findings, and notes for the user about values that differ from one device or are expensive to compute.
 
     Raises:
         ConfigError: a layer adds a loss that is neither a mean nor a sum over rows.

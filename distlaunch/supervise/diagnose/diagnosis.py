@@ -138,7 +138,7 @@ def config_problems(plan: LaunchPlan, verdict: Verdict) -> tuple[Problem, ...]:
 
 
 def is_retryable(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
-    """Return True if a retry may help: the attempt lost a task, hung, or raised in the middle of training."""
+    """Return True if a retry may help: the attempt lost a task, hung, or failed in the middle of training."""
     # the tasks of other launchers would have to restart at the same moment
     if verdict.unready or plan.elsewhere:
         return False

@@ -22,7 +22,7 @@ _LIBRARY_FOLDERS = (
 def shortened(lines: Sequence[str], limit: int) -> list[str]:
     """Return the lines of the last exception, beginning with the first frame in the user's code.
 
-    Return all lines if no frame is in the user's code.
+    If no frame is in the user's code, the result begins with the first line of all exceptions.
 
     Args:
         limit: maximum number of lines. The last lines and the last frame in the user's code are kept.
@@ -69,7 +69,7 @@ def user_folders(lines: Sequence[str]) -> set[Path]:
 
 
 def crash_frames(lines: Sequence[str]) -> list[str]:
-    """Return the frames that faulthandler printed for a crash, innermost first; empty if there was no crash.
+    """Return the line that names a crash and faulthandler's frames, innermost first; empty if there was no crash.
 
     Callers of the user's code are left out.
     """
