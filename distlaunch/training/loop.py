@@ -444,7 +444,7 @@ class TrainingLoop:
         return logs
 
     def _broadcast_from_chief(self, numbers: list[int]) -> list[int]:
-        """Return the chief's numbers in every task; other tasks have only some of the callbacks."""
+        """Return the chief's numbers in every task. They come from callbacks, of which other tasks have only some."""
         if not self._config.train.callbacks:
             return []
         length = self._program.agree(Vote(next_steps=len(numbers) if self._hooks.is_chief else 0)).next_steps
@@ -469,7 +469,11 @@ class TrainingLoop:
         self._reports.add(result, seconds, self._progress, at_end=at_end)
 
     def _check_end(self, result: CallResult) -> None:
-        """Raise ConfigError if the data ended earlier than its length says, or without any batch."""
+        """Report the last steps before the end of the data.
+
+        Raises:
+            ConfigError: the data has no batch, or ended earlier than its length says.
+        """
         at = self._progress
         if at.step_in_epoch == 0:
             raise ConfigError(Problem(("data",), "the training data is empty; it has no batches"))

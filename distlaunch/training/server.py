@@ -95,7 +95,7 @@ def wait_for_chief_to_end(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Wait until the coordinator has started and ended, or until reading has failed.
+    """Wait until the coordinator has started and ended, reading has failed, or a stop is asked for before it starts.
 
     Raises:
         UsageError: the coordinator does not start in time.

@@ -291,7 +291,7 @@ class Session:
         """Hold the locks of the config's formats until the stack is closed; `distlaunch export` may hold some.
 
         Raises:
-            RunBusyError: another process has held one of the locks for too long.
+            RunBusyError: another process has held one of the locks for too long, or until a stop was requested.
         """
 
         def report(message: str) -> None:

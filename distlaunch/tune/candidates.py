@@ -227,7 +227,7 @@ def label_of(config: RunConfig, num_gpus: int) -> str:
 
 
 def _adds_to(label: str, word: str) -> bool:
-    """Return True if a word about a strategy with a mesh or servers is not in its label."""
+    """Return True if the label of a mesh or of parameter servers lacks a word, except that about the mesh's sizes."""
     return word not in label and not word.startswith("mesh ")
 
 

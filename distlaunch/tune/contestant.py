@@ -69,7 +69,7 @@ class Contestant:
     @staticmethod
     def run_dir(reference: RunDir) -> RunDir:
         """Return a new run directory with the checkpoints of the reference, without copying their data."""
-        # a folder of its own: a host without this disk removes the folders that it has made, once they are empty
+        # a new parent folder: a host that does not share this disk makes it too, and removes it when it is empty
         run = RunDir.claim(Path(tempfile.mkdtemp(prefix="distlaunch-tune-")), "candidate")
         shutil.copytree(reference.checkpoints, run.checkpoints, copy_function=os.link, dirs_exist_ok=True)
         return run

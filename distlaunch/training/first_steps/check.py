@@ -368,7 +368,7 @@ class StepsCheck(NoCheck):
 
 
 def _first_uneven(train: Split, config: RunConfig, start: Progress) -> int | None:
-    """Return the index of the first step whose batch is smaller, counted from `start`; None if it is not known."""
+    """Return the index, from `start`, of the first step with a smaller batch; None if there is none or if unknown."""
     rows, batches = train.num_examples, train.num_batches
     if config.train.steps_per_epoch is not None or not rows or not batches or rows % config.data.batch == 0:
         return None
@@ -376,10 +376,10 @@ def _first_uneven(train: Split, config: RunConfig, start: Progress) -> int | Non
 
 
 def _built_rates(optimizers: Sequence[Mapping[str, Any]], start: Progress) -> list[str]:
-    """Return the names of the optimizers whose first learning rate is the one of the config or of the user's code.
+    """Return the names of the optimizers that start with the learning rate of the config or of the user's code.
 
-    After a resume, these are the optimizers for which that rate has changed. The others may have a rate that training
-    has changed.
+    At the start of a run, these are all optimizers. After a resume, they are those for which that rate has changed in
+    the config or the code; the others continue with a rate that training may have changed.
     """
     now = {f"{one['word']}/{one['name']}": one["values"].get("learning_rate") for one in optimizers}
     if start.step == 0:
@@ -523,7 +523,7 @@ class _RowStore:
         return found
 
     def _exchange(self, own: list[Rows]) -> list[Rows]:
-        """Send rows to the chief, and return those of the other tasks there."""
+        """Send rows to the chief. Return the rows of the other tasks on the chief, and nothing in other tasks."""
         sent = [] if self._strategy.is_chief else [base64.b85encode(rows.to_bytes()).decode() for rows in own]
         received = self._strategy.gather(json.dumps(sent))
         if not self._strategy.is_chief:

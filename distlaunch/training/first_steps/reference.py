@@ -318,7 +318,7 @@ def _building(config: RunConfig) -> AbstractContextManager[None]:
 def _iterator(batch: Batch) -> Any:
     """Return an iterator like that of `fit`, over one batch whose number of rows is unknown to TensorFlow.
 
-    With a known number, Keras would count the mean losses of outputs by rows, and not by batches.
+    With a known number, Keras would average the losses of single outputs over rows, and not over batches.
     """
     return iter(tf.data.Dataset.from_tensor_slices(batch).batch(max(int(num_rows(batch)), 1)))
 
@@ -613,7 +613,7 @@ class _Gradients:
         return np.nan_to_num(ROUNDING_ALONE * (np.sqrt(ratio) if _has_squares(kind) else ratio), nan=np.inf)
 
     def _kind_and_weight(self, name: str) -> tuple[str, str]:
-        """Return the kind of a variable, such as `momentum`, and the weight that it belongs to, or an empty string."""
+        """Return the kind of a variable, such as `momentum`, and the weight that it belongs to, or "" for no weight."""
         if name.startswith(f"{WEIGHTS}/"):
             return WEIGHTS, _slot_name(name)
         last = name.rpartition("/")[2]

@@ -81,7 +81,7 @@ class Rounds:
             result.write(self._results)
 
     def _check_calls(self, steps_per_call: int) -> None:
-        """Train the steps of the record again in longer calls, and record the deviations of these final weights."""
+        """Train the steps of the record again in longer calls, and record the deviations of the final weights."""
         initial, self._trial.initial = self._trial.initial, None  # not needed again: frees the memory
         assert initial is not None, "the trial has been recorded, and calls are checked once"
         program = self._session.program
