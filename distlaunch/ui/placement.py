@@ -172,7 +172,7 @@ def _drawn_dimensions(axes: Axes) -> list[int]:
 
 
 def _note_on_dimensions(axes: Axes, drawn: Sequence[int]) -> str:
-    """Return a note about the drawn dimensions, or an empty string if all are drawn."""
+    """Return a note about the drawn dimensions, or an empty string if there are at most two dimensions."""
     if len(axes) <= 2:
         return ""
     return f" (drawn: dimension{'s' if len(drawn) > 1 else ''} {' and '.join(map(str, drawn))} of {len(axes)})"

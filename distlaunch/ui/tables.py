@@ -68,7 +68,7 @@ def grid(cells: Sequence[Sequence[str]], rows: Sequence[str], columns: Sequence[
 
 
 def kept(number: int, most: int) -> list[int | None]:
-    """Return the indices of the items to show out of `number`: all, or the first ones, None, and the last."""
+    """Return the indices of the items to show out of `number`: all, or the first ones, None for a gap, and the last."""
     return list(range(number)) if number <= most else [*range(most - 2), None, number - 1]
 
 

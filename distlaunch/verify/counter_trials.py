@@ -135,7 +135,7 @@ def _first_layer(runner: TrialRunner, planned: PlannedTrial, order: TrialOrder, 
 
 
 def _compared(runner: TrialRunner, planned: PlannedTrial, order: TrialOrder) -> Compared | None:
-    """Return the judgement of a counter-trial, or None if it cannot be made."""
+    """Return the result of a counter-trial, or None if it cannot be started or fails."""
     try:
         result = runner.compare(planned, order)
     except DistlaunchError:
@@ -145,6 +145,8 @@ def _compared(runner: TrialRunner, planned: PlannedTrial, order: TrialOrder) -> 
 
 def first_to_deviate(trial: Series, reference: Series, noise: Sequence[Series]) -> str:
     """Return a clause that names the first layer output or gradient that deviates from the reference.
+
+    If none deviates, the clause says so. It is empty if no step was recorded.
 
     Within a step, outputs are compared in the order in which they are computed, then gradients, which are computed
     from the last layer to the first.
