@@ -26,7 +26,7 @@ class StreamData:
     """A split whose examples come in streams.
 
     Attributes:
-        streams: the streams of this process, by number.
+        streams: the streams of this process, by index.
         number: number of streams in all processes.
     """
 

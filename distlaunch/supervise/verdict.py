@@ -21,7 +21,8 @@ class Verdict:
         frozen: True if the culprit sent no heartbeats.
         unready: True if the culprit has ended several times in a row before it came up.
         left: tasks that had ended with exit code 0 before the culprit reported a lost peer.
-        silent: tasks that neither failed nor answered when the culprit reported a lost peer.
+        silent: tasks that neither ended nor reported an error, although the culprit reported a lost peer; or tasks that
+            did not come up in time.
         late: tasks that were killed because they did not stop in time.
         failed_after_end: tasks that failed although the run completed.
         unfinished: optional tasks that were stopped because they took too long after the end of the run.

@@ -41,7 +41,7 @@ class Skipping:
 
     Args:
         number: number of examples of the split.
-        name: returns the name of an example, given its number.
+        name: returns the name of an example, given its index.
         limit: number of different examples that may be skipped.
     """
 
@@ -56,7 +56,7 @@ class Skipping:
 
         Args:
             row: see `Indexed`.
-            read: function of the example's number and the number of the pass.
+            read: function of the index of the example and the index of the pass.
         """
         while True:
             row = self._next_readable(row)
@@ -96,7 +96,7 @@ class GraphSkipping(Skipping):
     Args:
         number: number of examples of the split.
         one: returns the example of a row, an int64 scalar, in a graph or eagerly.
-        name: returns the name of an example, given its number.
+        name: returns the name of an example, given its index.
         limit: number of different examples that may be skipped.
     """
 

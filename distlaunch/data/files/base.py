@@ -35,7 +35,7 @@ class RecordError(DataError):
     """An example cannot be read.
 
     Attributes:
-        index: number of the example in the source.
+        index: index of the example in the source.
         where: the file and the position in it.
         reason: the reason, in words.
     """

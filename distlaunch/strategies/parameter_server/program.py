@@ -195,7 +195,7 @@ class CoordinatorProgram(Program):
     def _make_call(self, step: Callable[..., Any], source: Source, log_names: list[str]) -> Any:
         """Return the graph function of a block, which returns one float64 vector.
 
-        Its argument is an int64 vector: number of the first batch, number of steps, and the optimizers' counters.
+        Its argument is an int64 vector: index of the first batch, number of steps, and the optimizers' counters.
         """
         spec = batch_spec(source.elements, source.load)
         trains = step is self._steps.train

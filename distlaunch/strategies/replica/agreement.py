@@ -66,7 +66,7 @@ class Ballots:
     @tf.autograph.experimental.do_not_convert
     def with_results(self, ballot: Any, nonfinite: Any, ended: Any) -> Any:
         """Return the ballot with this process's results of the call, in a graph."""
-        # the entries of the other processes stay zero, so that the sum contains the number of each process
+        # the entries of the other processes stay zero, so that the sum contains the entries of each process
         here = tf.one_hot(self._peers.rank, self._peers.number, dtype=tf.float64)
         seen = [here * tf.cast(nonfinite, tf.float64), here * tf.cast(ended, tf.float64)]
         return ballot + tf.concat([tf.zeros([_VOTE], tf.float64), *seen], 0)

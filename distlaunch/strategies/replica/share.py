@@ -52,7 +52,7 @@ class Reductions:
 
     Attributes:
         losses: compiled losses, by the index of the model's output.
-        added: losses added with `add_loss`, by the layer's path and the number of the call.
+        added: losses added with `add_loss`, by the layer's path and the index of the call.
         total: the result of an overridden `compute_loss`.
         metrics: indices of the model's metrics that are computed from the rows of all replicas.
         same_rows: sparse gradients in which all replicas have the same rows of a table, for example of positions, by

@@ -38,7 +38,7 @@ more, so they have read its last contents."""
 _TIMEOUT_S = 60.0
 """Time in which the processes must connect. They have met right before."""
 _HEADER_BYTES = 64
-"""Size of the header of a slot, with the number of the sum and its size in bytes."""
+"""Size of the header of a slot, which has the index of the exchange and the size of the whole vector in bytes."""
 _CREDENTIALS = struct.Struct("3i")
 """Linux's `struct ucred`: process, user and group ID."""
 _RANK = struct.Struct("<I")
