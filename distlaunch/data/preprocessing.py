@@ -88,7 +88,7 @@ def _load(path: Path, function: str) -> Any:
         model: Any = keras.saving.load_model(path)
         layer = model.layers[0]
         if isinstance(layer, keras.utils.FeatureSpace):
-            # builds the layer now, because building reads the sizes of vocabularies, which a graph cannot do
+            # builds the layer now, because building reads the sizes of vocabularies, and a graph cannot read them
             layer.get_inputs()
         return layer
 

@@ -227,7 +227,7 @@ def label_of(config: RunConfig, num_gpus: int) -> str:
 
 
 def _adds_to(label: str, word: str) -> bool:
-    """Return True if the label of a mesh or of parameter servers lacks a word, except that about the mesh's sizes."""
+    """Return True if a word is new to the label of a mesh or of servers; a word with the sizes of a mesh is not."""
     return word not in label and not word.startswith("mesh ")
 
 

@@ -152,7 +152,7 @@ class FilesOfRecords(IndexedFiles):
         return int(self.firsts[-1])
 
     def locate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the index of each example's file, and its index within that file; both int64 [n]."""
+        """Return, for each example, the index of its file and of its record within the file; both int64 [n]."""
         # "right" skips files without records, whose first index is that of the next file
         file_ids = np.searchsorted(self.firsts, indices, side="right") - 1
         return file_ids, indices - self.firsts[file_ids]

@@ -82,7 +82,7 @@ class PyDatasets(Split):
         return map_structure(lambda leaf: empty_value(leaf.tensor_spec()), self._batch_spec)
 
     def _choose_threads(self, dataset: keras.utils.PyDataset, config: DataConfig, number: int | None) -> int:
-        """Return the number of threads that may read, and add notes about settings without effect and random draws.
+        """Return the number of threads that may read, and add notes about random draws and settings without effect.
 
         If `__getitem__` draws from global random generators, the numbers depend on the order of calls, so that only one
         thread may read.

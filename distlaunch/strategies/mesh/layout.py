@@ -29,7 +29,7 @@ _NEAREST = 3
 def choose_layouts(
     layout: Rules | Literal["auto"], model: keras.Model, mesh: Mesh, whole: tuple[type, ...] = ()
 ) -> tuple[dict[str, Axes], list[str]]:
-    """Return the layouts of the weights that are split, by path, and notes about the choice.
+    """Return, by path, the layouts of the weights that are split, and notes about the choice.
 
     Rules in the config take precedence over layouts in the model's code (`distlaunch.layouts`), which take precedence
     over the proposals of `auto`.
@@ -76,7 +76,7 @@ def whole_batch_notes(axis: str | None, mesh: Mesh) -> list[str]:
 
 
 def layouts_of(model: keras.Model, rules: Rules, mesh: Mesh) -> dict[str, Axes]:
-    """Return the layouts of the weights that a rule matches, by path; the first matching rule applies.
+    """Return, by path, the layouts of the weights that a rule matches; the first matching rule applies.
 
     Raises:
         ConfigError: a rule matches no weight, or does not fit a weight that it matches.

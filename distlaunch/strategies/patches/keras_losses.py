@@ -75,7 +75,7 @@ def _replace_scaling() -> None:
         return scale(value) if share is None else share.scale_mean(value)
 
     def unscale_by_share(value: Any) -> Any:
-        """Return the value for a loss tracker. It weights batches by rows, but a tracker of `CompileLoss` equally."""
+        """Return the value for a loss tracker, which weights batches by rows, or equally if it is in `CompileLoss`."""
         share = current_replica_share()
         if share is None:
             return unscale(value)

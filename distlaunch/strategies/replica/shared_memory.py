@@ -267,9 +267,9 @@ def _listen(token: str, rank: int) -> socket.socket | None:
 
 
 def _connect_to_lower(token: str, rank: int) -> dict[int, socket.socket] | None:
-    """Connect to all processes of lower rank; return None if that fails, as for one on another host.
+    """Connect to all processes of lower rank; return None if one cannot be reached or belongs to another user.
 
-    It also fails for a process in another network namespace or of another user.
+    A process on another host or in another network namespace cannot be reached.
     """
     found: dict[int, socket.socket] = {}
     try:
