@@ -88,7 +88,7 @@ class HostTasks:
         imported = ready & self._importing.keys()
         for fd in imported:
             warm, tasks = self._importing.pop(fd)
-            # the process answers once for all tasks that wait for it
+            # the warm process reports the end of its imports only once, so start all tasks that wait for it
             self._pump.unwatch(fd)
             warm.is_ready()
             for task in tasks:
@@ -102,7 +102,7 @@ class HostTasks:
         try:
             task.begin(_start(task.spec, warm, self._lifeline))
         except OSError:
-            # this cannot be raised, since `start` has already returned
+            # too late to raise the error to the caller of `start`, which has already returned
             task.give_up(_NO_PROGRAM)
 
     def out_of_memory(self) -> bool | None:

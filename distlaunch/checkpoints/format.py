@@ -122,7 +122,7 @@ def _entries(header: dict[str, Any]) -> dict[str, Entry]:
         begin, end = facts["data_offsets"]
         # checked before memory is allocated, because a damaged header may have any size
         if dtype.hasobject or math.prod(shape) * dtype.itemsize != end - begin:
-            raise ValueError(f"its header is wrong: {facts} of '{name}' does not fit its type or its length")
+            raise ValueError(f"its header is wrong: type and shape of '{name}' do not match its length: {facts}")
         entries[name] = Entry(dtype, shape, begin, end, _slice(slices[name], shape) if name in slices else None)
     return entries
 

@@ -75,11 +75,10 @@ def command(
 
     target = targets[0]
     if not smoke and (len(targets) > 1 or junit_xml is not None):
-        what = "--junit-xml" if junit_xml is not None else f"got {len(targets)} configs"
-        raise UsageError(
-            f"{what}: only `train --smoke` and `validate` accept that; "
-            "add --smoke, or train one config without a report"
-        )
+        what, instead = ("--junit-xml", "leave out --junit-xml") if junit_xml is not None else (
+            f"got {len(targets)} configs", "give one config"
+        )  # fmt: skip
+        raise UsageError(f"{what}: only `train --smoke` and `validate` accept that; add --smoke, or {instead}")
     if name is not None and len(targets) > 1:
         raise UsageError("--name: several configs cannot have the same name; leave out --name")
     metrics = {"--metrics-port": metrics_port is not None, "--metrics-file": metrics_file is not None}

@@ -37,8 +37,8 @@ def command(
     First the strategies that are possible on these hosts are measured, then settings of the fastest: XLA, oneDNN,
     threads, steps per call. Candidates take turns in short rounds, so that other work on the machine slows all of them
     equally. After some rounds the slower half is dropped, until few are left. Global batch, seed, model and data stay
-    the same. On ssh hosts, and in a Slurm allocation, candidates run on the hosts that the config's tasks use; if that
-    is a single host, on all hosts of the engine. Candidates on one device use the first host.
+    the same. On ssh hosts, and in a Slurm allocation, candidates run on the hosts that the config's tasks use. If all
+    tasks run on one host, candidates use all hosts of the engine. Candidates on one device use the first host.
 
 
     A candidate wins only if the range of its step times lies below that of the untuned config, and if its losses,

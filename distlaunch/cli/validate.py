@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @JUNIT
 @click.option("--json", "as_json", is_flag=True, help="Print the results as a JSON list.")
 def command(configs: tuple[str, ...], overrides: tuple[str, ...], junit_xml: str | None, as_json: bool) -> None:
-    """Check configs: keys, types, names, arithmetic, functions and their arguments.
+    """Check configs: keys, types, names, numbers that must fit together, functions and their arguments.
 
     Starts nothing, and imports neither your code nor Keras. Exits with 2 if a config is wrong.
 

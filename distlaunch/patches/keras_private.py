@@ -157,7 +157,7 @@ def compute_loss(model: keras.Model, x: Any, y: Any, predictions: Any, sample_we
 
 
 def value_of(variable: Any) -> Any:
-    """Return the object that stores a variable's value; no scope casts or replaces it, unlike `variable.value`."""
+    """Return the object that stores a variable's value. Unlike `variable.value`, no scope casts it or replaces it."""
     return private(variable, "_value")
 
 

@@ -290,7 +290,7 @@ def settings_of(
 
 
 def cores_of(places: Mapping[Task, Place], computing: Sequence[Task], settings: RunSettings) -> dict[Task, Cores]:
-    """Return the cores of each computing task; empty for a task that is not bound to some of the cores of its host."""
+    """Return the cores of each computing task; empty for a task that may use all cores of its host."""
     shares = {host: iter(each.cores) for host, each in settings.hosts.items()}
     return {task: next(shares.get(places[task].host, iter(())), frozenset[int]()) for task in computing}
 

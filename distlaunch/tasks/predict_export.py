@@ -99,7 +99,7 @@ def _call(model: ExportedModel, batch: Arrays, path: Path) -> Arrays:
         # the file of predictions has one row for each row of the input
         if array.shape[:1] != (rows,):
             raise UsageError(
-                f"{path}: {name} has the shape {list(array.shape)} for {rows} rows; expected one value per row"
+                f"{path}: {name} has the shape {list(array.shape)}; expected {rows} rows, one for each row of the input"
             )
     return {"predictions": outputs["output_0"]} if list(outputs) == ["output_0"] else outputs
 

@@ -104,7 +104,7 @@ def _of_replicas(replicas: int, judgement: Judgement, trial: Series, reference: 
 
 
 def _scaled(replicas: int, trial: Series, reference: Series) -> str:
-    """Name the values of the first step that are as many times too large as there are replicas."""
+    """Name the values of the first step that are too large by a factor equal to the number of replicas."""
     found: list[str] = []
     # only in the first step do trial and reference have equal weights
     pairs = zip(trial.gradients[0], reference.gradients[0], strict=False) if trial.gradients else ()

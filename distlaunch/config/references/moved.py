@@ -82,7 +82,7 @@ def is_moved(old: str, new: str, run: RunDir) -> bool:
     """Return whether two values of a config name the same file, at a former and the current place of the run."""
     if not (old.startswith("/") and new.startswith("/")):
         return False
-    # if a copy of a run links to the original's checkpoints, files in the original run's place count as well
+    # if this run is a copy whose `checkpoints` link to the original run, the original's folder also counts as its place
     now = (run.path, run.checkpoints.resolve().parent)
     return any(str(_moved(Path(old), before, place)) == new for before in run.known_paths() for place in now)
 

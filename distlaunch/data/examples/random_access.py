@@ -115,7 +115,7 @@ def _tensor(leaf: Any, array: np.ndarray, number: int) -> tf.Tensor:
 
 
 def _host_array(leaf: Any, array: np.ndarray) -> np.ndarray:
-    """Return the array with the values that a tensor of it has: numbers are unchanged, text becomes bytes."""
+    """Return the array with the values that it would have as a tensor: numbers are unchanged, text becomes bytes."""
     kind = array.dtype.kind
     if kind == "O" and all(isinstance(value, str) for value in array.flat):
         array, kind = array.astype(str), "U"

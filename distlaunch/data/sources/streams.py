@@ -1,7 +1,7 @@
-"""Split in streams, each of which gives an equal part of every global batch, in the order of their numbers.
+"""A split that consists of streams. Each stream gives an equal part of every global batch, in the streams' order.
 
 A batch depends on the number of streams only. Workers that each read some of the streams have the same batches as one
-process that reads all streams. Batches near the end of a pass are smaller, after some streams have ended.
+process that reads all streams. When some streams have ended, the remaining batches of a pass are smaller.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ZERO = np.int64(0)
 
 
 class Streams(Split):
-    """Split of the streams of this process, which have consecutive numbers.
+    """A split that consists of the streams of this process, which have consecutive indices.
 
     Args:
         seed: seed of the order of each pass; None for the streams' order.

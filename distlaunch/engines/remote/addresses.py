@@ -110,7 +110,7 @@ def choose_addresses(
 
 
 def ports_to_try(ports: Sequence[int], number: int, count: int) -> Sequence[int]:
-    """Return the ports of a host that the host `number` out of `count` tries.
+    """Return those of a host's ports to which another host tries to connect: the host with index `number` of `count`.
 
     Each port is tried by at least one host, and each host tries at least one port. If each host tried all ports, a
     thousand hosts with eight tasks each would make eight million connections.

@@ -47,7 +47,7 @@ class Placement:
 
     @property
     def all_remedies(self) -> Uncertain:
-        """All remedies against wrong results of XLA."""
+        """A description in which XLA may compute every operation wrongly on this mesh, so that all are replaced."""
         return Uncertain(Kernels.ALL, True, self._mesh)
 
     def apply_all_remedies(self) -> None:

@@ -34,8 +34,8 @@ def check_fixed_batch(
         warn: called with warnings.
 
     Raises:
-        ConfigError: the model does not accept such a number, or it keeps state between batches, and there are several
-            replicas or a coordinator.
+        ConfigError: the model does not accept such a number; or it keeps state between batches, although there are
+            several replicas or a coordinator.
     """
     declared = fixed_batch(model)
     if declared is None:
