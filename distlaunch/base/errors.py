@@ -33,7 +33,7 @@ MEANINGS = {
     ExitCode.DIFFERS: "`verify`: a strategy does not give the numbers of one device",
     ExitCode.USAGE: "wrong usage or config, or a file that is missing or not accessible; nothing was trained",
     ExitCode.FAILED: "the job or command failed and would fail again, or output is lost; a message gives the cause",
-    ExitCode.PREEMPTED: "`train` and `run`: stopped; run again to continue",
+    ExitCode.PREEMPTED: "`train`, `run`, `wait` and `submit --wait`: the job was stopped; start it again to continue",
     ExitCode.TEMPORARY: "a cause outside the job: a lost host or task, a full disk, a run that another launcher holds; "
     "a later try may succeed",
     ExitCode.INTERRUPTED: "other commands: interrupted with Ctrl-C; 128 + the signal for other signals",
