@@ -39,6 +39,20 @@ def test_quick_run_on_a_mesh(row: str):
 
 
 @pytest.mark.slow
+def test_one_round_of_starts() -> None:
+    command = [sys.executable, "scripts/benchmark_start.py", "--rounds=1"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    _, *rows = done.stdout.splitlines()
+    assert len(rows) == 8
+    for row in rows[:6]:
+        seconds = [float(word) for word in row.split() if word.replace(".", "").isdigit()]
+        assert len(seconds) == 7
+        assert seconds == sorted(seconds)
+
+
+@pytest.mark.slow
 def test_a_quick_checkpoint() -> None:
     command = [
         sys.executable,

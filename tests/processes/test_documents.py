@@ -71,6 +71,7 @@ ELSEWHERE = {
         "test_train.py::test_the_main_job_evaluates_and_exports"
     ),
     "python scripts/benchmark_peers.py": "test_benchmark.py::test_quick_run_against_peers",
+    "python scripts/benchmark_start.py": "test_benchmark.py::test_one_round_of_starts",
     "distlaunch compare --sort val_accuracy": "../unit/test_compare.py::test_sorting",
     "distlaunch compare 'rate-*' --sort val_loss": "test_comparing.py::test_the_best_of_six_runs",
     "distlaunch compare 'rate-*' --sort val_loss --csv > rates.csv": "test_comparing.py::test_the_best_of_six_runs",
