@@ -117,7 +117,7 @@ def test_the_process_that_forks_may_be_killed(pool: ReaderPool) -> None:
     starter.kill()
     # they end with it
     assert not psutil.wait_procs(readers, timeout=10)[1]
-    with pytest.raises(DataError, match=r"the process that starts the reader processes has ended: signal 9 \(SIGKILL\)"):
+    with pytest.raises(DataError, match=r"starts the reader processes has ended: signal 9 \(SIGKILL\)"):
         pool.read(0, 1)
 
 

@@ -27,8 +27,7 @@ def predict_compiled(model: keras.Model, x: Any) -> Any:
     """
 
     def call(trainable: Any, others: Any, x: Any) -> Any:
-        predictions, _ = model.stateless_call(trainable, others, x, training=False)
-        return predictions
+        return model.stateless_call(trainable, others, x, training=False)[0]
 
     trainable = [variable.value for variable in model.trainable_variables]
     others = [variable.value for variable in model.non_trainable_variables]
