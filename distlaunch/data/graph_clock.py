@@ -38,7 +38,21 @@ def read_timed(read: Callable[[], Any], after: tf.Tensor, ready: Callable[[Any],
     # without the dependency, the read could start before the clock is read
     with tf.control_dependencies([began]):
         element = read()
-    return element, _seconds(began, now(ready(element)))
+    ended = now(ready(element))
+    return _after(ended, element), _seconds(began, ended)
+
+
+def _after(clock: tf.Tensor, element: Any) -> Any:
+    """Return the element with a dependency on the clock.
+
+    Otherwise a single thread that runs operations could compute the step before it reads the clock.
+    """
+
+    def wait(leaf: tf.Tensor) -> tf.Tensor:
+        with tf.compat.v1.colocate_with(leaf), tf.control_dependencies([clock]):
+            return tf.identity(leaf)
+
+    return tf.nest.map_structure(wait, element, expand_composites=True)
 
 
 @not_converted
