@@ -7,6 +7,12 @@ from typing import Self
 
 import numpy as np
 
+MEASURE_EVERY = 7
+"""Number of steps from one measured wait for input to the next, where batches are read while the devices compute.
+
+A measured step takes longer. The number is odd, because every second step may wait if batches come in pairs.
+"""
+
 
 @dataclass(frozen=True)
 class StepTimes:

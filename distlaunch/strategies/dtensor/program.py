@@ -44,7 +44,7 @@ from distlaunch.strategies.mesh.state import restore_state, snapshot_variables
 from distlaunch.strategies.predictions import concatenate_batches
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Steps
 from distlaunch.strategies.state import State
-from distlaunch.strategies.step_times import StepTimes
+from distlaunch.strategies.step_times import MEASURE_EVERY, StepTimes
 from distlaunch.strategies.variables import (
     host_value,
     logs_to_host,
@@ -55,9 +55,6 @@ from distlaunch.strategies.variables import (
 )
 
 _STEPS_PER_CHECK = 16  # steps of an evaluation between two checks for a stop request
-_MEASURE_EVERY = 7
-"""In one of so many steps, the next batch is read only when the devices have finished, to measure how long they wait
-for it. That step takes longer; the number is odd, so that it does not always hit the same step of a regular pattern."""
 _RESOURCES = (tf.resource, tf.variant)
 
 
@@ -120,7 +117,8 @@ class DTensorProgram(MeshProgram):
                 self._find_log_names(batch)
                 probe = self._train_call(batch)
             done += 1
-            if done < num_steps and done % _MEASURE_EVERY:
+            # in a measured step, the next batch is read only when the devices have finished
+            if done < num_steps and done % MEASURE_EVERY:
                 self._ahead.append(next(self._batches))  # the devices compute meanwhile
             if nonfinite is None and not np.isfinite(dtensor.unpack(probe)[0].numpy()):
                 nonfinite = done

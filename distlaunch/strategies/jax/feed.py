@@ -25,12 +25,8 @@ from distlaunch.patches.tensorflow_late import is_a
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch
 from distlaunch.strategies.mesh.row_counts import RowCounts
-from distlaunch.strategies.step_times import StepTimes
+from distlaunch.strategies.step_times import MEASURE_EVERY, StepTimes
 
-_MEASURE_EVERY = 7
-"""Number of steps from one measured step to the next. It is odd, because every second step may wait if batches come in
-pairs.
-"""
 _NUM_MEASUREMENTS = 8  # number of measurements; their mean is used for the steps that are not measured
 
 
@@ -225,7 +221,7 @@ class StepClock:
     def load_ahead(self, feed: Feed, probe: jax.Array) -> None:
         """Read the next batch; `probe` is ready when the devices have finished all steps so far."""
         # not in the first step, which compiles while two batches are read
-        measures = self._steps % _MEASURE_EVERY == _MEASURE_EVERY // 2
+        measures = self._steps % MEASURE_EVERY == MEASURE_EVERY // 2
         self._steps += 1
         if measures:
             probe.block_until_ready()
