@@ -21,7 +21,7 @@ from distlaunch.data.batches import Source, num_rows
 from distlaunch.data.differences import kind_of
 from distlaunch.data.graph_clock import now, read_timed, time_row, time_rows
 from distlaunch.data.rows import split_rows
-from distlaunch.patches import tensorflow_iterators
+from distlaunch.patches import keras_assign, tensorflow_iterators
 from distlaunch.patches.keras_branches import branch_together
 from distlaunch.patches.keras_private import layers_of, other_list
 from distlaunch.strategies.coordination import Vote
@@ -89,6 +89,7 @@ class ReplicaProgram(Program):
         whole: list[Any] = []
         if replicas.total > 1:
             check_replicas(strategy, replicas)
+            keras_assign.install()
             keras_losses.install()
             keras_replica_metrics.install()
             for place, optimizer in enumerate(self._optimizers):
