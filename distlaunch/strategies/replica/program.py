@@ -177,10 +177,20 @@ class ReplicaProgram(Program):
             # kept for the next validation with the same source, because tracing its functions takes 0.03 s or more
             number, first = (1, 0) if whole else (self._replicas.total, self._replicas.first)
             parts = split_rows(source, first_replica=first, num_local=self._replicas.local, num_replicas=number)
-            # `experimental_distribute_dataset` would split the batches itself
-            kept = source, whole, self._strategy.distribute_datasets_from_function(lambda _: parts)
+            kept = source, whole, self._per_replica(parts)
             self._distributed = kept
         return kept[2]
+
+    def _per_replica(self, parts: tf.data.Dataset) -> Any:
+        """Return a dataset whose elements contain one part for each local replica."""
+        # TensorFlow's distributed iterator fetches elements ahead to each device, in threads of its own. On CPUs, there
+        # is nothing to fetch, and a step of two workers on two cores takes 0.82 to 0.87 of the time without it.
+        on_cpu = not tf.config.list_logical_devices("GPU")
+        if on_cpu and self._replicas.local == 1:
+            return parts
+        options = tf.distribute.InputOptions(experimental_fetch_to_device=not on_cpu)
+        # `experimental_distribute_dataset` would split the batches itself
+        return self._strategy.distribute_datasets_from_function(lambda _: parts, options)
 
     # steps
 
