@@ -63,9 +63,38 @@ def test_all_get_the_sum_in_the_order_of_ranks(number: int) -> None:
             expected = vectors[0].copy()
             for vector in vectors[1:]:
                 expected += vector
-            for total in all_do(sums, lambda rank, vectors=vectors: sums[rank].exchange(vectors[rank])):
+            for (total,) in all_do(sums, lambda rank, vectors=vectors: sums[rank].exchange(vectors[rank])):
                 assert total.dtype == dtype
                 np.testing.assert_array_equal(total, expected)
+
+
+def test_arrays_are_summed_together_across_slots() -> None:
+    """The arrays fill the slots one after the other, and each total keeps its own size and is aligned."""
+    sums, draw = connected(3), np.random.default_rng(0)
+    sizes = [3, CHUNK // 4 - 1, 0, CHUNK // 4 + 5, 2, CHUNK // 2, 1]
+    arrays = [[draw.normal(size=size).astype(np.float32) for size in sizes] for _ in range(3)]
+    for totals in all_do(sums, lambda rank: sums[rank].exchange(*arrays[rank])):
+        for total, first, second, third in zip(totals, *arrays, strict=True):
+            np.testing.assert_array_equal(total, first + second + third)
+            assert total.ctypes.data % 64 == 0
+
+
+@pytest.mark.parametrize("shapes", [
+    [[]], [[2, 3]], [[], [7]], [[100, 100]], [[], [100, 100]], [[100, 100], [3], [200, 50], [2, 2]],
+    [[0], [9000]], [[8192], [8191]], [[300, 1000], [4], [1000, 300]],
+])  # fmt: skip
+def test_tensors_of_all_sizes_in_graphs(shapes: list[list[int]]) -> None:
+    """Small tensors are packed into one, and large ones are not."""
+    sums, draw = connected(2), np.random.default_rng(0)
+    values = [[np.asarray(draw.normal(size=shape), np.float32) for shape in shapes] for _ in range(2)]
+
+    def step(rank: int) -> list[np.ndarray]:
+        traced = tf.function(lambda: sums[rank].all_reduce([tf.constant(value) for value in values[rank]]))
+        return [total.numpy() for total in traced()]
+
+    for totals in all_do(sums, step):
+        for total, first, second in zip(totals, *values, strict=True):
+            np.testing.assert_array_equal(total, first + second)
 
 
 def test_the_order_of_sums_and_the_rest_in_graphs() -> None:

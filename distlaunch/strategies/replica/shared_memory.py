@@ -14,6 +14,7 @@ The memory has no name, and the sockets are in Linux's abstract namespace, so no
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
 import secrets
@@ -31,14 +32,18 @@ from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.replica.peer_sums import CollectiveSums
 
 _CHUNK_BYTES = 1 << 20
-"""Size of a slot. Longer vectors are summed in chunks, so that slots stay in the cache of the CPU."""
+"""Size of a slot. More numbers are summed in chunks, so that slots stay in the cache of the CPU."""
+_PACKED_BELOW = 1 << 13
+"""Number of elements below which tensors are packed into one."""
+_ALIGNMENT = 64
+"""Alignment in bytes of the memory of TensorFlow's tensors."""
 _SLOTS = 2
 """Number of slots of each process, used in turn: before a process writes to a slot again, all processes have met once
 more, so they have read its last contents."""
 _TIMEOUT_S = 60.0
 """Time in which the processes must connect. They have met right before."""
 _HEADER_BYTES = 64
-"""Size of the header of a slot, which has the index of the exchange and the size of the whole vector in bytes."""
+"""Size of the header of a slot, which has the index of the exchange and the size of all arrays in bytes."""
 _CREDENTIALS = struct.Struct("3i")
 """Linux's `struct ucred`: process, user and group ID."""
 _RANK = struct.Struct("<I")
@@ -118,46 +123,57 @@ class SharedMemorySums:
             other.close()
 
     def _sum(self, values: list[tf.Tensor], *, timed: bool) -> list[tf.Tensor]:
+        sizes: list[int] = [value.shape.num_elements() or 0 for value in values]
+        small = [index for index, size in enumerate(sizes) if size < _PACKED_BELOW]
         with tf.device("CPU:0"):
             flat = [tf.reshape(value, [-1]) for value in values]
-            vector = tf.concat(flat, 0) if len(flat) > 1 else flat[0]
+            # a call per array costs more than a copy of a few numbers, and less than a copy of many
+            packed = [tf.concat([flat[index] for index in small], 0)] if len(small) > 1 else []
+            alone = [index for index in range(len(values)) if not packed or index not in small]
+            operands = packed + [flat[index] for index in alone]
             # the processes must make their sums in the same order, even if no sum depends on another
             with tf.control_dependencies([self._order.read_value()]):
-                total = tf.numpy_function(self._exchange_timed if timed else self.exchange, [vector], vector.dtype)
-            with tf.control_dependencies([total]):
+                exchange = self._exchange_timed if timed else self.exchange
+                totals = tf.numpy_function(exchange, operands, [operand.dtype for operand in operands])
+            with tf.control_dependencies(totals):
                 self._order.assign_add(1)
-            total.set_shape(vector.shape)
-            sizes: Any = [value.shape.num_elements() for value in values]
-            parts = tf.split(total, sizes) if len(flat) > 1 else [total]
-            return [tf.reshape(part, value.shape) for part, value in zip(parts, values, strict=True)]
+            for total, operand in zip(totals, operands, strict=True):
+                total.set_shape(operand.shape)
+            summed = dict(zip(alone, totals[len(packed) :], strict=True))
+            if packed:
+                summed.update(zip(small, tf.split(totals[0], [sizes[index] for index in small]), strict=True))
+            return [tf.reshape(summed[index], value.shape) for index, value in enumerate(values)]
 
-    def _exchange_timed(self, vector: np.ndarray) -> np.ndarray:
+    def _exchange_timed(self, *arrays: np.ndarray) -> list[np.ndarray]:
         began = time.perf_counter()
         try:
-            return self.exchange(vector)
+            return self.exchange(*arrays)
         finally:
             self._waited_s += time.perf_counter() - began
 
-    def exchange(self, vector: np.ndarray) -> np.ndarray:
-        """Return the sum of the vectors of all processes.
+    def exchange(self, *arrays: np.ndarray) -> list[np.ndarray]:
+        """Return the sums of the arrays of all processes.
 
         Args:
-            vector: shape [numbers], with the same length and type in all processes.
+            arrays: arrays of one type, shape [numbers], with the same sizes in all processes.
 
         Raises:
             ConnectionError: another process has ended.
-            RuntimeError: another process sums a vector of another size.
+            RuntimeError: another process sums arrays of another size.
         """
-        total, length = np.empty_like(vector), _CHUNK_BYTES // vector.itemsize
-        for begin in range(0, len(vector), length):
-            own, out = vector[begin : begin + length], total[begin : begin + length]
-            slots = self._slots[self._turn % _SLOTS].view(vector.dtype)[:, : len(own)]
-            np.copyto(slots[self._rank], own)
-            self._meet(vector.nbytes)
-            np.add(slots[0], slots[1], out=out)
-            for other in slots[2:]:
-                np.add(out, other, out=out)
-        return total
+        dtype, totals = arrays[0].dtype, _aligned_like(arrays)
+        num_bytes = sum(array.nbytes for array in arrays)
+        for chunk in _chunks(tuple(array.size for array in arrays), _CHUNK_BYTES // dtype.itemsize):
+            slots = self._slots[self._turn % _SLOTS].view(dtype)
+            for index, part, place in chunk:
+                np.copyto(slots[self._rank, place], arrays[index][part])
+            self._meet(num_bytes)
+            for index, part, place in chunk:
+                out = totals[index][part]
+                np.add(slots[0, place], slots[1, place], out=out)
+                for other in slots[2:, place]:
+                    np.add(out, other, out=out)
+        return totals
 
     def _meet(self, num_bytes: int) -> None:
         """Wait until all processes have written their slots."""
@@ -170,6 +186,42 @@ class SharedMemorySums:
         if (headers != headers[self._rank]).any():
             raise RuntimeError(f"the workers sum different gradients; [exchange, bytes] of each: {headers.tolist()}")
         self._turn += 1
+
+
+@functools.lru_cache(maxsize=64)
+def _chunks(sizes: tuple[int, ...], length: int) -> list[list[tuple[int, slice, slice]]]:
+    """Divide arrays into chunks that fit a slot.
+
+    Args:
+        sizes: numbers of elements of the arrays.
+        length: number of elements that fit a slot.
+
+    Returns:
+        For each chunk, its parts: the index of an array, the part's place in the array, and its place in the slot.
+    """
+    chunks: list[list[tuple[int, slice, slice]]] = []
+    free = 0
+    for index, size in enumerate(sizes):
+        begin = 0
+        while begin < size:
+            if not free:
+                chunks.append([])
+                free = length
+            number, at = min(size - begin, free), length - free
+            chunks[-1].append((index, slice(begin, begin + number), slice(at, at + number)))
+            begin, free = begin + number, free - number
+    return chunks
+
+
+def _aligned_like(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return uninitialized arrays with the same sizes and types, aligned so that TensorFlow need not copy them."""
+    sizes = [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]
+    memory = np.empty(sum(sizes) + _ALIGNMENT, np.uint8)
+    at, found = -memory.ctypes.data % _ALIGNMENT, []
+    for array, size in zip(arrays, sizes, strict=True):
+        found.append(memory[at : at + array.nbytes].view(array.dtype))
+        at += size
+    return found
 
 
 def _can_add(value: Any) -> bool:
