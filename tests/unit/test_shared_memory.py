@@ -76,7 +76,7 @@ def test_arrays_are_summed_together_across_slots() -> None:
     for totals in all_do(sums, lambda rank: sums[rank].exchange(*arrays[rank])):
         for total, first, second, third in zip(totals, *arrays, strict=True):
             np.testing.assert_array_equal(total, first + second + third)
-            assert total.ctypes.data % 64 == 0
+            assert total.size == 0 or total.ctypes.data % 64 == 0
 
 
 @pytest.mark.parametrize("shapes", [
