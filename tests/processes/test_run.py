@@ -376,7 +376,8 @@ def test_a_script_that_handles_sigterm_decides(runner: Runner, code: int, expect
     process = runner.start("-q", name)
     runner.wait_hanging(1)
     process.send_signal(signal.SIGTERM)
-    assert end(process)[0] == expected
+    ended = end(process)
+    assert ended[0] == expected, ended
 
 
 def test_a_script_that_ignores_sigterm_is_killed(runner: Runner) -> None:
