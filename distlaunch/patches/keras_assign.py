@@ -17,8 +17,8 @@ PATCH = Patch(
         Symbol(f"{_SUMMED}.assign", "(self, value, use_locking=False, name=None, read_value=True)"),
     ),
     why="Outside of a replica's step, TensorFlow reads such a variable after it was assigned, and for a metric this is "
-    "a sum over all replicas. Keras does not use the result. For the four variables of a loss and an accuracy, a reset "
-    "takes 45 ms over two workers, and less than 1 ms without the sums.",
+    "a sum over all replicas. Keras does not use the result. For the four variables of a loss and an accuracy, the "
+    "sums of a reset take 40 ms over two workers.",
     until="Keras assigns with read_value=False.",
 )
 
