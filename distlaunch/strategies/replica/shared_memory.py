@@ -124,24 +124,22 @@ class SharedMemorySums:
 
     def _sum(self, values: list[tf.Tensor], *, timed: bool) -> list[tf.Tensor]:
         sizes: list[int] = [value.shape.num_elements() or 0 for value in values]
+        # a call per array costs more than a copy of a few numbers, and less than a copy of many
         small = [index for index, size in enumerate(sizes) if size < _PACKED_BELOW]
+        groups = [small] if small else []
+        groups += [[index] for index, size in enumerate(sizes) if size >= _PACKED_BELOW]
+        summed: dict[int, tf.Tensor] = {}
         with tf.device("CPU:0"):
             flat = [tf.reshape(value, [-1]) for value in values]
-            # a call per array costs more than a copy of a few numbers, and less than a copy of many
-            packed = [tf.concat([flat[index] for index in small], 0)] if len(small) > 1 else []
-            alone = [index for index in range(len(values)) if not packed or index not in small]
-            operands = packed + [flat[index] for index in alone]
+            arrays = [tf.concat([flat[index] for index in group], 0) for group in groups]
             # the processes must make their sums in the same order, even if no sum depends on another
             with tf.control_dependencies([self._order.read_value()]):
                 exchange = self._exchange_timed if timed else self.exchange
-                totals = tf.numpy_function(exchange, operands, [operand.dtype for operand in operands])
+                totals = tf.numpy_function(exchange, arrays, [array.dtype for array in arrays])
             with tf.control_dependencies(totals):
                 self._order.assign_add(1)
-            for total, operand in zip(totals, operands, strict=True):
-                total.set_shape(operand.shape)
-            summed = dict(zip(alone, totals[len(packed) :], strict=True))
-            if packed:
-                summed.update(zip(small, tf.split(totals[0], [sizes[index] for index in small]), strict=True))
+            for group, total in zip(groups, totals, strict=True):
+                summed.update(zip(group, tf.split(total, [sizes[index] for index in group]), strict=True))
             return [tf.reshape(summed[index], value.shape) for index, value in enumerate(values)]
 
     def _exchange_timed(self, *arrays: np.ndarray) -> list[np.ndarray]:
