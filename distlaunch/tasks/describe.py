@@ -33,7 +33,7 @@ from distlaunch.tasks.process_end import end_process
 def main() -> None:
     refuse_input()
     what, config, gpus, answer = sys.argv[1:]
-    describe = functools.partial(_data, num_gpus=int(gpus)) if what == "data" else _variables
+    describe = functools.partial(_data if what == "data" else _variables, num_gpus=int(gpus))
     code, facts = _describe(describe, config)
     if facts is not None:
         Path(answer).write_text(json.dumps(facts), encoding="utf-8")
@@ -57,7 +57,8 @@ def _describe(
         return ExitCode.FAILED, None
 
 
-def _variables(config: RunConfig, run: RunDir) -> dict[str, Any]:
+def _variables(config: RunConfig, run: RunDir, num_gpus: int) -> dict[str, Any]:
+    config = _with_mesh_of_gpus(config, num_gpus)
     if config.strategy.has_coordinator:
         in_process = config.cluster.model_copy(update={"hosting": "in_process", "ports": "auto"})
         config = config.model_copy(update={"cluster": in_process})
@@ -71,6 +72,18 @@ def _variables(config: RunConfig, run: RunDir) -> dict[str, Any]:
     when_imported(keep_in_memory)
     session = Session.build(config, run, Task("chief", 0), Process(lambda event: None, lambda: False))
     return {"variables": session.program.placement(), "mesh": session.program.mesh()}
+
+
+def _with_mesh_of_gpus(config: RunConfig, num_gpus: int) -> RunConfig:
+    """Replace a size of -1 in the mesh by the one that a run would choose, since this process hides the GPUs."""
+    from distlaunch.config.strategies.mesh import MeshSection
+    from distlaunch.strategies.mesh.strategy import mesh_sizes
+
+    section = config.strategy
+    if not (num_gpus and isinstance(section, MeshSection) and config.engine.is_here):
+        return config
+    sizes, _ = mesh_sizes(section, config.cluster.num_workers, num_gpus)
+    return config.model_copy(update={"strategy": section.model_copy(update={"mesh": sizes})})
 
 
 def _data(config: RunConfig, run: RunDir, num_gpus: int) -> dict[str, Any]:

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from real import CONFIGS, run
 
+from distlaunch.cluster.machine import Machine
+from distlaunch.config.read.load import load_config
+from distlaunch.jobs.describe import describe_variables
 from tests.documents import snippet
 
 
@@ -33,3 +36,15 @@ def test_plan_draws_the_mesh(kind: str, tmp_path: Path, monkeypatch: pytest.Monk
         for part in snippet("meshes.md", "mesh: batch 4").split("\n\n"):
             assert part.rstrip() in out
     assert not list(tmp_path.iterdir())
+
+
+def test_an_open_size_of_the_mesh_is_filled_with_the_gpus() -> None:
+    """The process that builds the model hides the GPUs, and shows the mesh of a run that uses them."""
+    pytest.importorskip("jax")
+    config = load_config(CONFIGS / "mnist_mlp_jax.yaml", ["strategy.mesh.batch=-1"]).config
+    machine = Machine.here()
+    machine.__dict__["gpus"] = tuple("012345")  # as if found
+    placed = describe_variables(config, lambda problems: problems, machine)
+    assert placed is not None
+    assert placed.mesh is not None
+    assert (placed.mesh["axes"], placed.mesh["shape"]) == (["batch", "model"], [3, 2])

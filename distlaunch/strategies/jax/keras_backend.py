@@ -22,6 +22,7 @@ from distlaunch.base.code_origins import user_line
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.data.on_host.random import Generator
 from distlaunch.patches.keras_batch_norm import accept_synchronized
+from distlaunch.patches.keras_flash_attention import without_flash_attention
 from distlaunch.patches.keras_random_on_jax import Draw, draw_with
 from distlaunch.strategies.jax import random as jax_random
 
@@ -81,8 +82,8 @@ _STEP_DRAWS: dict[str, Draw] = {"normal": _normal_in_step, "uniform": _uniform_i
 
 @contextlib.contextmanager
 def building() -> Iterator[None]:
-    """Build models in this context, with TensorFlow's random numbers and with synchronized BatchNorm."""
-    with name_foreign_calls(), tensorflow_draws(), accept_synchronized():
+    """Build models in this context, with TensorFlow's random numbers and with synchronized BatchNorm, on the host."""
+    with name_foreign_calls(), tensorflow_draws(), accept_synchronized(), without_flash_attention():
         yield
 
 
