@@ -5,7 +5,6 @@ The imports must not create any tensor, variable or device: after that, neither 
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import itertools
 import os
@@ -19,13 +18,8 @@ from distlaunch.base.protocol import WITH_TENSORFLOW
 from distlaunch.config.backend import choose_backend
 from distlaunch.patches.tensorflow_late import is_imported
 from distlaunch.tasks.framework_imports import import_frameworks
-from distlaunch.tasks.threads import num_threads
+from distlaunch.tasks.threads import num_openblas_threads, num_threads
 
-_POOLS_OF_THEIR_OWN = {"tensorflow": ("numpy",), "jax": ("numpy", "scipy.linalg")}
-"""Packages that a backend imports and that have an OpenBLAS of their own.
-
-OpenBLAS starts a thread per core when it is loaded, and survives forks.
-"""
 _TASKS = (
     "config.read.load",
     "tasks.process_end",
@@ -54,11 +48,7 @@ def main(arguments: Sequence[str]) -> str:
         Why this process must not be forked; empty if it may.
     """
     backend, *words = arguments
-    # first, so that their threads are not counted below
-    for name in _POOLS_OF_THEIR_OWN[backend]:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    threads = num_threads()
+    threads = _num_unfit_threads()
     try:
         choose_backend(backend)  # pyright: ignore[reportArgumentType]
     except ConfigError as error:
@@ -82,8 +72,13 @@ def main(arguments: Sequence[str]) -> str:
         _convert_ahead(used)
     os.register_at_fork(after_in_child=_new_random_numbers)
     # only the forking thread exists in a child: a lock held by another thread would stay locked
-    more = num_threads() - threads
+    more = _num_unfit_threads() - threads
     return f"importing has started {count(more, 'thread')}" if more > 0 else ""
+
+
+def _num_unfit_threads() -> int:
+    """Return the number of threads that a forked process would lack; OpenBLAS starts its own again."""
+    return num_threads() - num_openblas_threads()
 
 
 def _convert_ahead(groups: Sequence[Sequence[str]]) -> None:

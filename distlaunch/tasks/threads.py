@@ -10,12 +10,14 @@ import ctypes
 import os
 import re
 import threading
+from typing import Any
 
 from distlaunch.base.unlisted_threads import num_unlisted
 
-_SETTERS = ("openblas_set_num_threads", "openblas_set_num_threads64_", "scipy_openblas_set_num_threads",
-            "scipy_openblas_set_num_threads64_")  # fmt: skip
-"""Names of the setter: builds with 64-bit integers have a suffix, those in NumPy's and SciPy's wheels a prefix."""
+_FORMS = ("{}", "{}64_", "scipy_{}", "scipy_{}64_")
+"""Forms of names in OpenBLAS: a suffix for 64-bit integers, a prefix in the wheels of NumPy and SciPy."""
+_PTHREADS = 1
+"""Result of `openblas_get_parallel` for a build with a pool of threads of its own."""
 _NAMES = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 """Environment variables in OpenBLAS's own order (its README, "Setting the number of threads at runtime")."""
 
@@ -25,12 +27,37 @@ def limit_openblas_threads() -> None:
     number = next((int(text) for name in _NAMES if (text := os.environ.get(name, "")).isdecimal() and int(text)), None)
     if number is None:
         return
-    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
-        for path in set(re.findall(r"\s(/\S*openblas\S*\.so\S*)$", file.read(), re.MULTILINE)):
-            library = ctypes.CDLL(path)
-            for name in _SETTERS:
-                if (setter := getattr(library, name, None)) is not None:
-                    setter(number)
+    for library in _openblas_libraries():
+        if (setter := _function(library, "openblas_set_num_threads")) is not None:
+            setter(number)
+
+
+def num_openblas_threads() -> int:
+    """Return the number of threads in the pools of all loaded copies of OpenBLAS; call it in an unforked process.
+
+    OpenBLAS starts a pool with a thread per core when it is loaded. It ends the pool before a fork, and starts it again
+    when it is needed (`blas_thread_shutdown` as a handler of pthread_atfork(3)).
+    """
+    found = 0
+    for library in _openblas_libraries():
+        parallel = _function(library, "openblas_get_parallel")
+        number = _function(library, "openblas_get_num_threads")
+        if parallel is not None and number is not None and parallel() == _PTHREADS:
+            found += max(number() - 1, 0)  # the calling thread is one of them
+    return found
+
+
+def _openblas_libraries() -> list[ctypes.CDLL]:
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+            paths = set(re.findall(r"\s(/\S*openblas\S*\.so\S*)$", file.read(), re.MULTILINE))
+    except OSError:
+        return []
+    return [ctypes.CDLL(path) for path in paths]
+
+
+def _function(library: ctypes.CDLL, name: str) -> Any:
+    return next((found for form in _FORMS if (found := getattr(library, form.format(name), None)) is not None), None)
 
 
 _SURVIVE_FORKS = ("jemalloc_bg_thd",)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy
 import pytest
 
 from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Task
@@ -35,6 +38,35 @@ for environ in (both, {"OMP_NUM_THREADS": "2"}, {"OMP_NUM_THREADS": "x"}):
         pytest.skip("this NumPy computes with another library")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["3", "2", "2"]
+
+
+POOLS = """
+import ctypes, os, shutil, sys
+import numpy, scipy.linalg
+from distlaunch.tasks.threads import num_openblas_threads, num_threads
+print(num_threads() - 1, num_openblas_threads())
+paths = {line.split()[-1] for line in open("/proc/self/maps") if "openblas" in line}
+copy = os.path.join(sys.argv[1], "libopenblas-another.so")
+shutil.copy(sorted(paths)[0], copy)
+ctypes.CDLL(copy)
+print(num_threads() - 1, num_openblas_threads())
+"""
+
+
+def test_pools_of_all_copies_of_openblas_are_known(tmp_path: Path) -> None:
+    """Any package may contain one, as OpenCV does; their pools do not prevent a fork."""
+    pytest.importorskip("scipy")
+    if "openblas" not in subprocess.run([sys.executable, "-c", _LOADED], capture_output=True, text=True).stdout:
+        pytest.skip("this NumPy computes with another library")
+    environ = {**os.environ, "OPENBLAS_NUM_THREADS": "2"}
+    # the copy needs the libraries that are beside the original
+    folder = next(Path(numpy.__file__).parents[1].glob("numpy.libs"), tmp_path)
+    environ["LD_LIBRARY_PATH"] = os.pathsep.join([str(folder), environ.get("LD_LIBRARY_PATH", "")])
+    command = [sys.executable, "-c", POOLS, str(tmp_path)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=60, env=environ)
+    (threads, known), (more_threads, more_known) = (map(int, line.split()) for line in done.stdout.splitlines())
+    assert (threads, more_threads) == (known, more_known)
+    assert more_known == threads + 1 > 1
 
 
 _LOADED = "import numpy; print(open('/proc/self/maps').read())"
