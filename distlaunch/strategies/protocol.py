@@ -34,6 +34,7 @@ class Steps:
             the latest step, as in Keras `fit`. `mean`: contributions of each replica to a value of the global batch,
             which are summed over replicas and averaged over the epoch's steps.
         stop_at_nonfinite: whether a call of several steps ends after the first step whose loss is not finite.
+        one_by_one: whether `train.steps_per_call` is 1, so that no call makes several steps.
         sample: returns up to the given number of rows of the first batch, for strategies that test how values add up.
     """
 
@@ -42,6 +43,7 @@ class Steps:
     test: StepFunction | None
     logs: Literal["last", "mean"] = "last"
     stop_at_nonfinite: bool = True
+    one_by_one: bool = False
     sample: Callable[[int], Batch] | None = None
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from distlaunch.data.structures import flatten
 
 Loaded = tuple[Batch | None, int, int]
 """Batch, index of its first row in the global batch, and number of rows of the global batch."""
+_QUICK_S = 0.0005
+_MOST_SLOW = 3
 
 
 def rows_of_process(source: Source, *, first: int, number: int, of: int) -> Iterator[Loaded]:
@@ -43,4 +46,22 @@ def rows_of_process(source: Source, *, first: int, number: int, of: int) -> Iter
         num_bytes = sum(leaf.nbytes for leaf in flatten(loaded[0])) if loaded[0] is not None else 0
         return min(max(calls, MOST_BATCHES), MOST_BYTES // max(num_bytes, 1))
 
-    yield from map_ahead(load, enumerate(source.elements), calls, ahead)
+    elements = enumerate(source.elements)
+    if not source.threads:
+        yield from _while_quick(load, elements)
+    yield from map_ahead(load, elements, calls, ahead)
+
+
+def _while_quick(load: Callable[[tuple[int, Any]], Loaded], elements: Iterator[tuple[int, Any]]) -> Iterator[Loaded]:
+    """Load batches in this thread, until it has taken long several times in a row.
+
+    Handing a batch from one thread to another takes about as long as gathering its rows from arrays in memory.
+    """
+    slow = 0
+    for element in elements:
+        began = time.perf_counter()
+        loaded = load(element)
+        slow = slow + 1 if time.perf_counter() - began > _QUICK_S else 0
+        yield loaded
+        if slow == _MOST_SLOW:
+            return

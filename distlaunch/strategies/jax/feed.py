@@ -8,8 +8,9 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,7 +20,7 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.data.batches import Batch, Source
 from distlaunch.data.on_host import rows as on_host
 from distlaunch.data.rows import rows_of_process
-from distlaunch.data.structures import ArraySpec, map_structure
+from distlaunch.data.structures import ArraySpec, flatten, map_structure
 from distlaunch.patches.jax_partitioning import Kernels, Uncertain
 from distlaunch.patches.tensorflow_late import is_a
 from distlaunch.strategies.coordination import Peers
@@ -69,6 +70,41 @@ class Placement:
 
         return self._map(put_leaf, batch)
 
+    def put_stacked(self, batches: Sequence[Batch], slots: int, start: int, total: int) -> Batch:
+        """Put batches of the same shapes on the devices, as arrays of shape [slots, rows, ...]; see `put`.
+
+        If there are more slots than batches, the others hold any values.
+        """
+
+        def stack(*leaves: np.ndarray) -> np.ndarray:
+            rows = np.empty((slots, *leaves[0].shape), leaves[0].dtype)
+            np.stack(leaves, out=rows[: len(leaves)])
+            return rows
+
+        def put_leaf(rows: np.ndarray, axes: Axes) -> jax.Array:
+            shape = (total, *rows.shape[2:])
+            spec = PartitionSpec(None, *self._sharding(shape, axes).spec)
+            return _from_parts(rows, start, (slots, *shape), NamedSharding(self._mesh, spec), dimension=1)
+
+        return self._map(put_leaf, map_structure(stack, *batches))
+
+    def constrained(self, batch: Batch) -> Batch:
+        """Return a traced batch with the sharding that `put` gives it."""
+
+        def constrain(leaf: Any, axes: Axes) -> Any:
+            return jax.lax.with_sharding_constraint(leaf, self._sharding(leaf.shape, axes))
+
+        return self._map(constrain, batch)
+
+    def spec(self, batch: Batch, total: int) -> Batch:
+        """Return the types and shardings of a batch after `put`."""
+
+        def spec_of(leaf: np.ndarray, axes: Axes) -> jax.ShapeDtypeStruct:
+            shape = (total, *leaf.shape[1:])
+            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=self._sharding(shape, axes))
+
+        return self._map(spec_of, batch)
+
     def put_process_local(self, batch: Batch, counts: RowCounts) -> Batch:
         """Put process-local rows on the devices; see `put`."""
         return counts.place(batch, self.put, lambda leaf: np.asarray(self._gather(leaf)), lambda array: array)
@@ -117,23 +153,60 @@ def place(value: Any, sharding: NamedSharding) -> jax.Array:
     return _from_parts(whole, 0, whole.shape, sharding)
 
 
-def _from_parts(rows: np.ndarray, start: int, shape: tuple[int, ...], sharding: NamedSharding) -> jax.Array:
+def _from_parts(
+    rows: np.ndarray, start: int, shape: tuple[int, ...], sharding: NamedSharding, dimension: int = 0
+) -> jax.Array:
     """Return an array on the devices of all processes.
 
     Args:
         rows: all rows that the devices of this process need.
         start: index of the first of these rows in the array.
         shape: shape of the array.
+        dimension: the dimension that counts the rows.
     """
 
     def part(index: Any) -> np.ndarray:
         # a scalar has no dimensions to slice
         if not index:
             return rows
-        first, stop, _ = index[0].indices(shape[0])
-        return rows[(slice(first - start, stop - start), *index[1:])]
+        first, stop, _ = index[dimension].indices(shape[dimension])
+        return rows[(*index[:dimension], slice(first - start, stop - start), *index[dimension + 1 :])]
 
     return jax.make_array_from_callback(shape, sharding, part)
+
+
+class Group(NamedTuple):
+    """Some of the batches that are stacked on the devices, or a single batch that is not stacked.
+
+    Attributes:
+        batches: arrays of shape [slots, rows, ...]; [rows, ...] if not stacked.
+        first: index of the first batch in the stack.
+        number: number of batches.
+    """
+
+    batches: Batch
+    first: int
+    number: int
+    is_stacked: bool
+
+
+class _Part(NamedTuple):
+    """This process's rows of a batch on the host; `batch` is None at the end of a pass."""
+
+    batch: Batch | None
+    start: int
+    total: int
+
+
+@dataclass
+class _Loaded:
+    """Batches on the devices; `number` is 0 at the end of a pass."""
+
+    batches: Batch
+    number: int
+    rows: int
+    is_stacked: bool = False
+    used: int = 0
 
 
 class Feed:
@@ -147,30 +220,92 @@ class Feed:
     def __init__(self, source: Source, placement: Placement, peers: Peers) -> None:
         self._parts = iter(placement.rows_of_process(source))
         self._placement, self._peers, self._is_process_local = placement, peers, source.is_process_local
-        self._loaded: list[tuple[Batch | None, int]] = []
+        self._is_in_memory = source.on_host and not source.threads
+        self._ahead: deque[_Part] = deque()
+        self._loaded: _Loaded | None = None
+        self._slots, self._stacked_shapes = 1, None
         self.waited_s = 0.0
         self.rows = 0
 
-    def take(self) -> Batch | None:
-        """Return the next batch; None at the end of a pass of unknown length."""
-        self.load_ahead()
-        batch, rows = self._loaded.pop()
-        self.rows += rows
-        return batch
+    def next_spec(self) -> Batch | None:
+        """Return the types of the next batch, and read it; None at the end of a pass, or if rows are process-local."""
+        if self._is_process_local:
+            return None
+        if not self._ahead:
+            self._ahead.append(self._read())
+        part = self._ahead[0]
+        return None if part.batch is None else self._placement.spec(part.batch, part.total)
 
-    def load_ahead(self) -> None:
-        """Start to copy the next batch to the devices, unless it has been started already."""
-        if not self._loaded:
-            began = time.perf_counter()
-            batch, start, total = next(self._parts)
-            self.waited_s += time.perf_counter() - began
-            if self._is_process_local:
-                counts = RowCounts.gather(self._peers, int(total), self._placement.parts_here)
-                put = self._placement.put_process_local(to_jax_arrays(batch), counts) if counts.total else None
-                self._loaded.append((put, counts.total))
-                return
-            rows = int(total)
-            self._loaded.append((self._placement.put(to_jax_arrays(batch), int(start), rows) if rows else None, rows))
+    def stack(self, slots: int, spec: Batch) -> None:
+        """Stack batches of these shapes from now on, in so many slots."""
+        self._slots, self._stacked_shapes = slots, [leaf.shape for leaf in flatten(spec)]
+
+    def take(self) -> Batch | None:
+        """Return the next batch, of a feed that does not stack; None at the end of a pass of unknown length."""
+        group = self.take_group(1)
+        return None if group is None else group.batches
+
+    def take_group(self, most: int) -> Group | None:
+        """Return the next batches, at most so many; None at the end of a pass of unknown length."""
+        self.load_ahead(most)
+        loaded = self._loaded
+        assert loaded is not None, "set by load_ahead"
+        number = min(most, loaded.number - loaded.used)
+        group = Group(loaded.batches, loaded.used, number, loaded.is_stacked)
+        loaded.used += number
+        self.rows += number * loaded.rows
+        if loaded.used == loaded.number:
+            self._loaded = None
+        return group if number else None
+
+    def load_ahead(self, most: int = 1) -> int:
+        """Start to copy the next batches to the devices, unless some are left; return the number of new ones.
+
+        Args:
+            most: number of batches that are needed next; of data in memory, as many as fit the stack are copied.
+        """
+        if self._loaded is not None:
+            return 0
+        parts = [self._read()]
+        is_stacked = self._slots > 1 and self._fits(parts[0])
+        wanted = (self._slots if self._is_in_memory else min(most, self._slots)) if is_stacked else 1
+        while len(parts) < wanted:
+            part = self._read()
+            if not self._fits(part):
+                self._ahead.append(part)
+                break
+            parts.append(part)
+        self._loaded = self._put_stacked(parts) if is_stacked else self._put(parts[0])
+        return self._loaded.number
+
+    def _read(self) -> _Part:
+        if self._ahead:
+            return self._ahead.popleft()
+        began = time.perf_counter()
+        batch, start, total = next(self._parts)
+        self.waited_s += time.perf_counter() - began
+        # an end may have text, which cannot be converted
+        is_end = batch is None or not (self._is_process_local or total)
+        return _Part(None if is_end else to_jax_arrays(batch), int(start), int(total))
+
+    def _fits(self, part: _Part) -> bool:
+        if part.batch is None:
+            return False
+        return [(part.total, *leaf.shape[1:]) for leaf in flatten(part.batch)] == self._stacked_shapes
+
+    def _put(self, part: _Part) -> _Loaded:
+        if self._is_process_local:
+            counts = RowCounts.gather(self._peers, part.total, self._placement.parts_here)
+            put = self._placement.put_process_local(part.batch, counts) if counts.total else None
+            return _Loaded(put, 1 if counts.total else 0, counts.total)
+        if part.batch is None:
+            return _Loaded(None, 0, 0)
+        return _Loaded(self._placement.put(part.batch, part.start, part.total), 1, part.total)
+
+    def _put_stacked(self, parts: Sequence[_Part]) -> _Loaded:
+        _, start, total = parts[0]
+        batches = self._placement.put_stacked([part.batch for part in parts], self._slots, start, total)
+        return _Loaded(batches, len(parts), total, is_stacked=True)
 
 
 def to_jax_arrays(batch: Batch) -> Batch:
@@ -209,34 +344,36 @@ class StepClock:
     """
 
     def __init__(self) -> None:
-        self._steps = 0
+        self._calls = 0
         self._measured: deque[float] = deque(maxlen=_NUM_MEASUREMENTS)
-        self._ends: list[float] = []
+        self._ends: list[tuple[float, int]] = []
         self._rows = 0
 
     def begin(self, feed: Feed) -> None:
         """Start a call."""
-        self._ends, self._rows = [time.perf_counter()], feed.rows
+        self._ends, self._rows = [(time.perf_counter(), 0)], feed.rows
 
-    def load_ahead(self, feed: Feed, probe: jax.Array) -> None:
-        """Read the next batch; `probe` is ready when the devices have finished all steps so far."""
-        # not in the first step, which compiles while two batches are read
-        measures = self._steps % MEASURE_EVERY == MEASURE_EVERY // 2
-        self._steps += 1
+    def load_ahead(self, feed: Feed, probe: jax.Array, most: int) -> None:
+        """Read the next batches, at most so many; `probe` is ready when the devices have finished all steps so far."""
+        # not after the first steps, which are compiled while two batches are read
+        measures = self._calls % MEASURE_EVERY == MEASURE_EVERY // 2
+        self._calls += 1
         if measures:
             probe.block_until_ready()
         before = feed.waited_s
-        feed.load_ahead()
-        if measures:
-            self._measured.append(feed.waited_s - before)
+        number = feed.load_ahead(most)
+        if measures and number:
+            self._measured.append((feed.waited_s - before) / number)
 
-    def step_ended(self) -> None:
-        """Record the end of one more step of the call."""
-        self._ends.append(time.perf_counter())
+    def steps_ended(self, number: int) -> None:
+        """Record the end of some more steps of the call."""
+        self._ends.append((time.perf_counter(), number))
 
     def times(self, feed: Feed, num_processes: int) -> StepTimes:
         """Return the times of the call."""
-        seconds = tuple(end - began for began, end in itertools.pairwise(self._ends))
+        # only the end of a group of steps is known, so its steps count as equally long
+        groups = [((end - began) / number, number) for (began, _), (end, number) in itertools.pairwise(self._ends)]
+        seconds = tuple(itertools.chain.from_iterable(itertools.repeat(each, number) for each, number in groups))
         mean = sum(self._measured) / len(self._measured) if self._measured else 0.0
         # the mean comes from other steps, so it is limited to the duration of this call
         return StepTimes(seconds, min(mean * len(seconds), sum(seconds)), (feed.rows - self._rows) / num_processes)

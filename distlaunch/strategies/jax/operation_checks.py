@@ -34,7 +34,8 @@ from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.jax.feed import place
 from distlaunch.strategies.mesh.layout import Axes, dividing_axes
 
-_CONVOLUTION = "conv_general_dilated"
+CONVOLUTION = "conv_general_dilated"
+"""Name of the primitive."""
 _WINDOWS = ("reduce_window_max", "reduce_window_min", "reduce_window_sum")
 _TOLERANCE = 1e-3
 """Allowed deviation, relative to the largest value.
@@ -88,14 +89,14 @@ class OperationChecks:
     def operations(self, step: ClosedJaxpr) -> list[Operation]:
         """Return the convolutions and reductions over windows in a step's forward pass, without repetitions."""
         found: dict[str, Operation] = {}
-        for equation, where in _equations(step.jaxpr, ""):
+        for equation, where in equations(step.jaxpr):
             name = equation.primitive.name
             if "transpose(" in where or not all(
                 jnp.issubdtype(one.aval.dtype, jnp.floating) for one in equation.invars
             ):
                 continue
             made: Iterable[Operation] = ()
-            if name == _CONVOLUTION and equation.params["batch_group_count"] == 1:
+            if name == CONVOLUTION and equation.params["batch_group_count"] == 1:
                 made = self._convolutions(equation, _layer(where))
             elif name in _WINDOWS:
                 made = (self._window(equation, _layer(where)),)
@@ -268,7 +269,7 @@ def _operation(
     )
 
 
-def _equations(jaxpr: Jaxpr, where: str) -> Iterator[tuple[Any, str]]:
+def equations(jaxpr: Jaxpr, where: str = "") -> Iterator[tuple[Any, str]]:
     """Yield all equations, including nested ones, each with the names of the enclosing scopes."""
     for equation in jaxpr.eqns:
         inner = f"{where}/{equation.source_info.name_stack}"
@@ -276,7 +277,7 @@ def _equations(jaxpr: Jaxpr, where: str) -> Iterator[tuple[Any, str]]:
         for value in equation.params.values():
             for part in value if isinstance(value, (tuple, list)) else (value,):
                 if isinstance(part, (ClosedJaxpr, Jaxpr)):
-                    yield from _equations(part.jaxpr if isinstance(part, ClosedJaxpr) else part, inner)
+                    yield from equations(part.jaxpr if isinstance(part, ClosedJaxpr) else part, inner)
 
 
 def _layer(where: str) -> str:

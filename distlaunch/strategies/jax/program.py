@@ -1,5 +1,7 @@
 """Training and evaluation on a mesh of JAX devices: functional steps, compiled once for each shape of batch.
 
+Several steps are made in one call where that is faster; see `step_loop`.
+
 A last batch that is smaller than the others is not padded. It is compiled for its own shape. XLA splits it unevenly or,
 on meshes of several axes, computes it whole on every device. Padding rows with weight zero would count in unweighted
 metrics, in BatchNorm's statistics and in losses that a layer adds, and would change dropout masks.
@@ -7,10 +9,11 @@ metrics, in BatchNorm's statistics and in losses that a layer adds, and would ch
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +27,10 @@ from distlaunch.patches.jax_partitioning import computed_exactly
 from distlaunch.strategies.coordination import Peers, Vote
 from distlaunch.strategies.final_weights import set_final_weights
 from distlaunch.strategies.finite import loss_probe
-from distlaunch.strategies.jax.feed import Feed, Placement, StepClock, place
+from distlaunch.strategies.jax.feed import Feed, Group, Placement, StepClock, place, to_jax_arrays
 from distlaunch.strategies.jax.keras_backend import draw_like_tensorflow
 from distlaunch.strategies.jax.operation_checks import OperationChecks
+from distlaunch.strategies.jax.step_loop import Step, choose_slots, looped, stacked_spec
 from distlaunch.strategies.jax.values import Values
 from distlaunch.strategies.local_model import LocalModel
 from distlaunch.strategies.mesh.functional_step import (
@@ -44,7 +48,7 @@ from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Steps
 from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import logs_to_host, metric_results
 
-_IN_FLIGHT = 2  # steps that may be in progress: more than one keeps the devices busy, and a small number limits memory
+_IN_FLIGHT = 2  # calls that may be in progress: more than one keeps the devices busy, and a small number limits memory
 _STEPS_PER_CHECK = 16  # steps of an evaluation between two checks for a stop request
 
 
@@ -67,6 +71,11 @@ class JaxProgram(MeshProgram):
         self._feed: Feed | None = None
         self._clock = StepClock()
         self._train_call: Callable[..., Any] | None = None
+        self._loop_call: Callable[..., Any] | None = None
+        """Makes the steps of stacked batches; None if each step is a call of its own."""
+        self.num_slots, self._stacked = 1, None
+        """Number of batches that are stacked, and their types."""
+        self._true = place(np.array(True), self._whole)
         self._test_call: Callable[..., Any] | None = None
         self._result = jax.jit(self._metrics_result, out_shardings=self._whole)
 
@@ -74,37 +83,59 @@ class JaxProgram(MeshProgram):
 
     def set_train_data(self, source: Source) -> None:
         self._feed, self._source = Feed(source, self._placement, self._peers), source
+        if self._loop_call is not None:
+            self._feed.stack(self.num_slots, self._stacked)
 
     def run_steps(self, num_steps: int, vote: Vote) -> CallResult:
         feed, source = self._feed, self._source
         assert feed is not None, "set_train_data comes first"
         assert source is not None
-        state, done, running, notes = self._values.read(), 0, deque(), []
-        nonfinite, ended = None, False
+        state, done, notes = self._values.read(), 0, []
+        running: deque[_Running] = deque()
+        nonfinite, ended, goes_on = None, False, self._true
         self._clock.begin(feed)
         while done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite):
-            batch = feed.take()
+            if self._train_call is None and (spec := feed.next_spec()) is not None:
+                notes = self._prepare_training(state, spec)
+                if self._loop_call is not None:
+                    feed.stack(self.num_slots, self._stacked)
+            group = feed.take_group(num_steps - done)
             at = self._steps_in_epoch + done
-            if ended := self._peers.has_data_ended(source, ended=batch is None, steps=at):
+            if ended := self._peers.has_data_ended(source, ended=group is None, steps=at):
                 break
-            if self._train_call is None:
-                self._train_call, notes = self._checked_train_call(state, batch)
-            state, self._sums, probe = self._train_call(state, self._sums, batch)
-            self._clock.load_ahead(feed, probe)
-            done += 1
-            running.append((done, probe))
+            assert group is not None, "the data has not ended"
+            if group.is_stacked:
+                assert self._loop_call is not None, "batches are stacked for it"
+                places = group.first, group.first + group.number
+                state, self._sums, probe, goes_on = self._loop_call(state, self._sums, goes_on, group.batches, *places)
+            else:
+                if self._train_call is None:  # the rows are process-local
+                    notes = self._prepare_training(state, group.batches)
+                assert self._train_call is not None, "set just now"
+                state, self._sums, probe = self._train_call(state, self._sums, group.batches)
+            running.append(_Running(done, group, probe))
+            done += group.number
+            self._clock.load_ahead(feed, probe, num_steps - done or num_steps)
             if len(running) > _IN_FLIGHT:
-                nonfinite = nonfinite or _step_if_nonfinite(*running.popleft())
-                self._clock.step_ended()
+                nonfinite = nonfinite or self._await(running.popleft())
         # necessary, because the variables' previous values were donated to the first step
         self._values.assign(state)
-        self._steps_in_epoch += done
         agreed = self._peers.agree(vote)  # while the devices compute
-        for step, probe in running:
-            nonfinite = nonfinite or _step_if_nonfinite(step, probe)
-            self._clock.step_ended()
+        for each in running:
+            nonfinite = nonfinite or self._await(each)
+        if nonfinite and self._steps.stop_at_nonfinite and self._loop_call is not None:
+            done = nonfinite  # the loop made no further steps
+        self._steps_in_epoch += done
         times = self._clock.times(feed, self._peers.number)
         return CallResult(done, ended, self._train_logs(state), agreed, nonfinite, times, notes)
+
+    def _await(self, running: _Running) -> int | None:
+        """Wait for steps, and return the number of the first one whose losses are not finite, or None."""
+        group = running.group
+        probes = np.atleast_1d(np.asarray(running.probe))[group.first : group.first + group.number]
+        self._clock.steps_ended(group.number)
+        wrong = np.flatnonzero(~np.isfinite(probes))
+        return running.before + int(wrong[0]) + 1 if wrong.size else None
 
     def evaluate(
         self,
@@ -162,32 +193,76 @@ class JaxProgram(MeshProgram):
         self._model.reset_metrics()
         self._sums = self._zeros(self._sums)
 
-    def _checked_train_call(self, state: TrainState, batch: Any) -> tuple[Callable[..., Any], list[str]]:
-        """Return the step and notes for the user, after a check of the step's operations on this mesh.
+    def _prepare_training(self, state: TrainState, batch: Any) -> list[str]:
+        """Make the calls that train; return notes for the user, after a check of the step's operations on this mesh.
+
+        Args:
+            batch: the first batch, or its types.
 
         Raises:
             ConfigError: an operation is computed incorrectly, and there is no other way to compute it.
         """
-        call = self._make_train_call(state, batch)
+        step, compiled_ahead = self._make_train_calls(state, batch)
         if self._mesh.size == 1:
-            return call, []
-        step = call.trace(state, self._sums, batch)
+            return []
         checks = OperationChecks(self._mesh, self._placement.axes, self._values.kernel_layouts(), self._peers)
         operations = checks.operations(step.jaxpr)
         if not operations:
-            return call, []
+            return []
         remedies = self._placement.remedies_for(batch), self._placement.all_remedies
         with ThreadPoolExecutor(1) as pool:
             checked = pool.submit(checks.check, operations, *remedies)
-            step.lower().compile()  # the first call reuses it
+            compiled_ahead.lower().compile()  # the first call reuses it
         if not (wrong := checked.result()):
-            return call, []
+            return []
         self._placement.apply_all_remedies()
+        self._make_train_calls(state, batch)
         layers = listed([f"'{each.layer}'" for each in wrong])
-        note = f"JAX {jax.__version__} computes {layers} incorrectly on this mesh, so another method is used"
-        return self._make_train_call(state, batch), [note]
+        return [f"JAX {jax.__version__} computes {layers} incorrectly on this mesh, so another method is used"]
 
-    def _make_train_call(self, state: TrainState, batch: Any) -> Any:
+    def _make_train_calls(self, state: TrainState, batch: Any) -> tuple[Any, Any]:
+        """Make the call of one step and, where they are faster, calls of several steps.
+
+        Returns:
+            The traced call of one step, and the traced call that is needed first.
+        """
+        call = self._train_call_function(state, batch)
+        shardings = (self._values.shardings, self._whole, self._whole)
+        # donated, so that the new state reuses the memory of the old state
+        self._train_call = jax.jit(call, donate_argnums=(0, 1), out_shardings=shardings)
+        self._loop_call = None
+        traced = self._train_call.trace(state, self._sums, batch)
+        full = self._full_batch_spec()
+        if full is None:
+            return traced, traced
+        platform = self._mesh.devices.flat[0].platform
+        self.num_slots, self._stacked = choose_slots(traced, state, self._sums, full, platform), full
+        if self.num_slots == 1:
+            return traced, traced
+        # the same function, so that JAX does not trace the step again
+        step = jax.jit(call, out_shardings=shardings)
+        loop = looped(step, self._placement.constrained, stops=self._steps.stop_at_nonfinite)
+        self._loop_call = jax.jit(loop, donate_argnums=(0, 1), out_shardings=(*shardings, self._whole))
+        if [leaf.shape for leaf in jax.tree.leaves(batch)] != [leaf.shape for leaf in jax.tree.leaves(full)]:
+            return traced, traced
+        stacked = jax.tree.map(functools.partial(stacked_spec, slots=self.num_slots), batch)
+        return traced, self._loop_call.trace(state, self._sums, self._true, stacked, 0, 1)
+
+    def _full_batch_spec(self) -> Any:
+        """Return the types of a global batch with all its rows; None if batches are not stacked.
+
+        Only such batches are stacked. So the shape of a batch decides how its step is computed, also after a resume.
+        """
+        source = self._source
+        assert source is not None, "set_train_data comes first"
+        must_agree = self._peers.number > 1 and source.ends  # on the end of the data, before each step
+        if self._steps.one_by_one or must_agree or source.is_process_local:
+            return None
+        if self._steps.sample is None or source.global_batch is None:
+            return None
+        return self._placement.spec(to_jax_arrays(self._steps.sample(1)), source.global_batch)
+
+    def _train_call_function(self, state: TrainState, batch: Any) -> Step:
         step, average = draw_like_tensorflow(self._steps.train), self._steps.logs == "mean"
         # `eval_shape` finds the names without compiling or computing anything
         names = extra_log_names(self._steps, lambda: jax.eval_shape(self._steps.train, state, batch)[0])
@@ -201,9 +276,7 @@ class JaxProgram(MeshProgram):
             sums = {name: sums[name] + value for name, value in values.items()} if average else values
             return state, sums, loss_probe(logs)
 
-        shardings = (self._values.shardings, self._whole, self._whole)
-        # donated, so that the new state reuses the memory of the old state
-        return jax.jit(call, donate_argnums=(0, 1), out_shardings=shardings)
+        return call
 
     def _make_test_call(self) -> Callable[..., Any]:
         assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
@@ -258,10 +331,14 @@ class JaxProgram(MeshProgram):
         self._values.assign(self._values.read())
 
 
-def _step_if_nonfinite(step: int, probe: jax.Array) -> int | None:
-    """Wait for a step, and return its number if its losses are not finite, else None.
+class _Running(NamedTuple):
+    """Steps that the devices may not have finished.
 
-    Args:
-        probe: result of `loss_probe` for the step.
+    Attributes:
+        before: number of steps of the call before them.
+        probe: result of `loss_probe`, for each slot if the batches are stacked.
     """
-    return None if np.isfinite(np.asarray(probe)) else step
+
+    before: int
+    group: Group
+    probe: jax.Array

@@ -54,7 +54,8 @@ def make_steps(config: RunConfig, model: keras.Model, first_rows: Callable[[int]
     steps = _steps(config, model)
     test = steps.test if can_be_tested(model) else None
     sample = first_rows and (lambda rows: first_rows(min(rows, config.data.batch)))
-    return dataclasses.replace(steps, test=test, stop_at_nonfinite=config.train.on_nonfinite == "fail", sample=sample)
+    stops, one_by_one = config.train.on_nonfinite == "fail", config.train.steps_per_call == 1
+    return dataclasses.replace(steps, test=test, stop_at_nonfinite=stops, one_by_one=one_by_one, sample=sample)
 
 
 def _steps(config: RunConfig, model: keras.Model) -> Steps:

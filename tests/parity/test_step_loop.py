@@ -1,0 +1,167 @@
+"""Several steps of strategy `jax` in one call: equal results however steps are grouped, and an exact stop.
+
+As a script: trains sessions in calls of given lengths, and prints what each has computed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.warm import run_module
+
+HERE = "tests.parity.test_step_loop"
+CROSS_ENTROPY = {"name": "SparseCategoricalCrossentropy", "args": {"from_logits": True}}
+EXAMPLES, BATCH = 100, 12
+STEPS = 2 * -(-EXAMPLES // BATCH)  # two epochs, each with a last batch of 4
+LENGTHS = {"together": [STEPS], "one by one": [1] * STEPS, "mixed": [1, 5, 2, 1, 1, 4, 4]}
+NAN_STEP = 7
+
+
+@cache
+def results() -> dict[str, Any]:
+    pytest.importorskip("jax")
+    return json.loads(run_module(HERE, [], backend="jax").splitlines()[-1])
+
+
+@pytest.mark.parametrize("mesh", ["1", "4x2"])
+def test_grouping_changes_no_bit(mesh: str) -> None:
+    runs = [results()[f"{mesh} {name}"] for name in LENGTHS]
+    assert all(run["steps"] == STEPS for run in runs)
+    assert all(run["slots"] > 1 for run in runs)
+    # in this order: two calls of full batches and one of a smaller batch per epoch need at least 3 calls
+    assert runs[0]["weights"] == runs[1]["weights"] == runs[2]["weights"]
+    assert runs[0]["logs"] == runs[1]["logs"] == runs[2]["logs"]
+
+
+def test_calls_of_one_step_have_the_same_numbers() -> None:
+    one, loop = results()["1 without loop"], results()["1 together"]
+    assert one["slots"] == 1
+    assert one["logs"] == pytest.approx(loop["logs"], rel=1e-6)
+
+
+def test_no_step_follows_a_loss_that_is_not_finite() -> None:
+    found, until = results()["nan"], results()["until nan"]
+    assert (found["steps"], found["nonfinite"]) == (NAN_STEP, NAN_STEP)
+    # the optimizer counts its steps
+    assert found["iterations"] == until["iterations"] == NAN_STEP
+
+
+def test_training_goes_on_after_a_loss_that_is_not_finite_if_it_may() -> None:
+    found = results()["nan, warn"]
+    assert (found["steps"], found["nonfinite"], found["iterations"]) == (8, NAN_STEP, 8)
+
+
+@pytest.mark.parametrize("model", ["convolution", "growing"])
+def test_steps_that_a_loop_cannot_make_are_calls_of_their_own(model: str) -> None:
+    """XLA's convolutions are slow in loops on CPUs; a step of the user may return a state of another type."""
+    found = results()[model]
+    assert (found["slots"], found["steps"]) == (1, 3)
+
+
+def dense():
+    import keras
+
+    layers = keras.layers
+    return keras.Sequential([
+        layers.Input((16,)), layers.Dense(16, activation="relu"), layers.BatchNormalization(), layers.Dropout(0.3),
+        layers.Dense(4),
+    ])  # fmt: skip
+
+
+def convolution():
+    import keras
+
+    layers = keras.layers
+    return keras.Sequential([
+        layers.Input((16,)), layers.Reshape((16, 1)), layers.Conv1D(2, 3), layers.Flatten(), layers.Dense(4)
+    ])  # fmt: skip
+
+
+def growing():
+    """Return a model whose own step returns its metrics' state in another type."""
+    import keras
+    from keras import ops
+
+    class Growing(keras.Sequential):
+        def train_step(self, state, data):
+            logs, (trainable, others, slots, metrics) = super().train_step(state, data)
+            return logs, (trainable, others, slots, [ops.cast(value, "float16") for value in metrics])
+
+    return Growing([keras.layers.Input((16,)), keras.layers.Dense(4)])
+
+
+def data(nan: bool = False):
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(EXAMPLES, 16)).astype(np.float32), random.integers(0, 4, EXAMPLES).astype(np.int32)
+    if nan:
+        x[(NAN_STEP - 1) * BATCH] = np.nan
+    return x, y
+
+
+def train(model: str, lengths: list[int], mesh: dict[str, Any], *, nan: bool = False, **keys: Any) -> dict[str, Any]:
+    import hashlib
+
+    from distlaunch.base.process import Process
+    from distlaunch.base.run_dir import RunDir
+    from distlaunch.cluster.spec import Task
+    from distlaunch.config.run import RunConfig
+    from distlaunch.strategies.coordination import Vote
+    from distlaunch.training.session import Session
+
+    config = RunConfig.model_validate({
+        "model": {"function": f"{__file__}:{model}"},
+        "data": {"function": f"{__file__}:data", "args": {"nan": nan}, "global_batch": BATCH, "shuffle": not nan},
+        "compile": {"optimizer": "adam", "loss": CROSS_ENTROPY, "metrics": ["accuracy"]},
+        "validation": None,
+        "strategy": {"kind": "jax", **mesh},
+        "train": keys,
+    })  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        process = Process(lambda event: None, lambda: False)
+        session: Any = Session.build(config, RunDir(folder), Task("worker", 0), process)
+        session.program.set_train_data(session.train.training_source(0, 0, ends_visible=False))
+        steps, nonfinite = 0, None
+        for length in lengths:
+            result = session.program.run_steps(length, Vote())
+            nonfinite = nonfinite or (result.nonfinite and steps + result.nonfinite)
+            steps += result.steps
+        state = session.program.snapshot()
+        digests = {name: hashlib.sha256(value.tobytes()).hexdigest() for name, value in sorted(state.items())}
+        return {
+            "steps": steps, "nonfinite": nonfinite, "weights": digests, "slots": session.program.num_slots,
+            "iterations": int(session.model.optimizer.iterations),
+            "logs": {name: float(value) for name, value in result.logs.items()},
+        }  # fmt: skip
+
+
+def main() -> None:
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", 8)
+    one = {"mesh": {"batch": 1}}
+    several = {"mesh": {"batch": 4, "model": 2}, "layout": "auto"}
+    found = {
+        f"{name} {lengths}": train("dense", LENGTHS[lengths], mesh)
+        for name, mesh in (("1", one), ("4x2", several))
+        for lengths in LENGTHS
+    }
+    found["1 without loop"] = train("dense", LENGTHS["together"], one, steps_per_call=1)
+    found["nan"] = train("dense", [8], one, nan=True)
+    found["until nan"] = train("dense", [NAN_STEP], one, nan=True)
+    found["nan, warn"] = train("dense", [8], one, nan=True, on_nonfinite="warn")
+    found["convolution"] = train("convolution", [3], one)
+    found["growing"] = train("growing", [3], one)
+    print(json.dumps(found))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
