@@ -21,6 +21,7 @@ EXAMPLES, BATCH = 100, 12
 STEPS = 2 * -(-EXAMPLES // BATCH)  # two epochs, each with a last batch of 4
 LENGTHS = {"together": [STEPS], "one by one": [1] * STEPS, "mixed": [1, 5, 2, 1, 1, 4, 4]}
 NAN_STEP = 7
+BROKEN = 41
 
 
 @cache
@@ -55,6 +56,12 @@ def test_no_step_follows_a_loss_that_is_not_finite() -> None:
 def test_training_goes_on_after_a_loss_that_is_not_finite_if_it_may() -> None:
     found = results()["nan, warn"]
     assert (found["steps"], found["nonfinite"], found["iterations"]) == (8, NAN_STEP, 8)
+
+
+def test_a_batch_that_cannot_be_read_fails_after_the_steps_before_it() -> None:
+    found = results()["broken"]
+    assert f"example {BROKEN}" in found["error"]
+    assert found["steps"] == BROKEN // BATCH
 
 
 @pytest.mark.parametrize("model", ["convolution", "growing"])
@@ -96,19 +103,35 @@ def growing():
     return Growing([keras.layers.Input((16,)), keras.layers.Dense(4)])
 
 
-def data(nan: bool = False):
+def data(nan: bool = False, broken: bool = False):
     import numpy as np
 
     random = np.random.default_rng(0)
     x, y = random.normal(size=(EXAMPLES, 16)).astype(np.float32), random.integers(0, 4, EXAMPLES).astype(np.int32)
     if nan:
         x[(NAN_STEP - 1) * BATCH] = np.nan
-    return x, y
+    return Items(x, y) if broken else (x, y)
 
 
-def train(model: str, lengths: list[int], mesh: dict[str, Any], *, nan: bool = False, **keys: Any) -> dict[str, Any]:
+class Items:
+    def __init__(self, x, y) -> None:
+        self._x, self._y = x, y
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def __getitem__(self, index):
+        if index == BROKEN:
+            raise ValueError("broken")
+        return self._x[index], self._y[index]
+
+
+def train(
+    model: str, lengths: list[int], mesh: dict[str, Any], args: dict[str, bool] | None = None, **keys: Any
+) -> dict[str, Any]:
     import hashlib
 
+    from distlaunch.base.errors import DistlaunchError
     from distlaunch.base.process import Process
     from distlaunch.base.run_dir import RunDir
     from distlaunch.cluster.spec import Task
@@ -118,7 +141,7 @@ def train(model: str, lengths: list[int], mesh: dict[str, Any], *, nan: bool = F
 
     config = RunConfig.model_validate({
         "model": {"function": f"{__file__}:{model}"},
-        "data": {"function": f"{__file__}:data", "args": {"nan": nan}, "global_batch": BATCH, "shuffle": not nan},
+        "data": {"function": f"{__file__}:data", "args": args or {}, "global_batch": BATCH, "shuffle": not args},
         "compile": {"optimizer": "adam", "loss": CROSS_ENTROPY, "metrics": ["accuracy"]},
         "validation": None,
         "strategy": {"kind": "jax", **mesh},
@@ -130,7 +153,10 @@ def train(model: str, lengths: list[int], mesh: dict[str, Any], *, nan: bool = F
         session.program.set_train_data(session.train.training_source(0, 0, ends_visible=False))
         steps, nonfinite = 0, None
         for length in lengths:
-            result = session.program.run_steps(length, Vote())
+            try:
+                result = session.program.run_steps(length, Vote())
+            except DistlaunchError as error:
+                return {"steps": steps, "error": str(error)}
             nonfinite = nonfinite or (result.nonfinite and steps + result.nonfinite)
             steps += result.steps
         state = session.program.snapshot()
@@ -154,9 +180,10 @@ def main() -> None:
         for lengths in LENGTHS
     }
     found["1 without loop"] = train("dense", LENGTHS["together"], one, steps_per_call=1)
-    found["nan"] = train("dense", [8], one, nan=True)
-    found["until nan"] = train("dense", [NAN_STEP], one, nan=True)
-    found["nan, warn"] = train("dense", [8], one, nan=True, on_nonfinite="warn")
+    found["nan"] = train("dense", [8], one, {"nan": True})
+    found["until nan"] = train("dense", [NAN_STEP], one, {"nan": True})
+    found["nan, warn"] = train("dense", [8], one, {"nan": True}, on_nonfinite="warn")
+    found["broken"] = train("dense", [BROKEN // BATCH, 1], one, {"broken": True})
     found["convolution"] = train("convolution", [3], one)
     found["growing"] = train("growing", [3], one)
     print(json.dumps(found))

@@ -222,6 +222,7 @@ class Feed:
         self._placement, self._peers, self._is_process_local = placement, peers, source.is_process_local
         self._is_in_memory = source.on_host and not source.threads
         self._ahead: deque[_Part] = deque()
+        self._failure: Exception | None = None
         self._loaded: _Loaded | None = None
         self._slots, self._stacked_shapes = 1, None
         self.waited_s = 0.0
@@ -246,10 +247,16 @@ class Feed:
         return None if group is None else group.batches
 
     def take_group(self, most: int) -> Group | None:
-        """Return the next batches, at most so many; None at the end of a pass of unknown length."""
+        """Return the next batches, at most so many; None at the end of a pass of unknown length.
+
+        Raises:
+            Exception: the next batch cannot be read.
+        """
         self.load_ahead(most)
         loaded = self._loaded
-        assert loaded is not None, "set by load_ahead"
+        if loaded is None:
+            assert self._failure is not None, "otherwise there is a batch, or an end"
+            raise self._failure
         number = min(most, loaded.number - loaded.used)
         group = Group(loaded.batches, loaded.used, number, loaded.is_stacked)
         loaded.used += number
@@ -266,21 +273,30 @@ class Feed:
         """
         if self._loaded is not None:
             return 0
-        parts = [self._read()]
-        is_stacked = self._slots > 1 and self._fits(parts[0])
-        wanted = (self._slots if self._is_in_memory else min(most, self._slots)) if is_stacked else 1
+        parts: list[_Part] = []
+        is_stacked, wanted = False, 1
         while len(parts) < wanted:
-            part = self._read()
-            if not self._fits(part):
+            try:
+                part = self._read()
+            except Exception as error:  # raised when the batch is taken, after the steps of the batches before it
+                self._failure = error
+                break
+            if parts and not self._fits(part):
                 self._ahead.append(part)
                 break
+            if not parts and (is_stacked := self._slots > 1 and self._fits(part)):
+                wanted = self._slots if self._is_in_memory else min(most, self._slots)
             parts.append(part)
+        if not parts:
+            return 0
         self._loaded = self._put_stacked(parts) if is_stacked else self._put(parts[0])
         return self._loaded.number
 
     def _read(self) -> _Part:
         if self._ahead:
             return self._ahead.popleft()
+        if self._failure is not None:
+            raise self._failure
         began = time.perf_counter()
         batch, start, total = next(self._parts)
         self.waited_s += time.perf_counter() - began
