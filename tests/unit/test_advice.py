@@ -31,6 +31,8 @@ NOT_OURS = (
     'Traceback (most recent call last):\n  File "/x/site-packages/keras/src/ops.py", line 9, in add\n    x\nE: no'
 )
 RESUME = Advice()
+LESS_MEMORY = Advice("use less memory (a smaller data.global_batch, more workers)")
+JAX_ERROR = "JaxRuntimeError"
 
 
 def error(kind: str = "TypeError", traceback: str = TRACEBACK, **more: Any) -> TaskError:
@@ -47,6 +49,13 @@ def error(kind: str = "TypeError", traceback: str = TRACEBACK, **more: Any) -> T
         (error("CheckpointError", user_error=True), 3, Advice(resume=False)),
         (error("CheckpointWriteError", user_error=True), 3, Advice("make room")),
         (error("DataError", user_error=True), 3, Advice("correct the data")),
+        (error("ResourceExhaustedError"), 3, LESS_MEMORY),
+        (
+            TaskError(f"{JAX_ERROR}: RESOURCE_EXHAUSTED: Out of memory allocating 400 bytes.", kind=JAX_ERROR),
+            3,
+            LESS_MEMORY,
+        ),
+        (TaskError(f"{JAX_ERROR}: INVALID_ARGUMENT: no", kind=JAX_ERROR), 3, Advice("fix the error above")),
         (error("UsageError", user_error=True), 3, Advice("fix that")),
         (None, -signal.SIGKILL, RESUME),
         (None, -signal.SIGTERM, RESUME),

@@ -50,15 +50,18 @@ class Advice:
     resume: bool = True
 
 
+_LESS_MEMORY = Advice("use less memory (a smaller data.global_batch, more workers)")
 _ADVICE_BY_EXCEPTION = {
     "NonFiniteError": Advice("choose other values (add `--set compile.optimizer.args.learning_rate=...`, for example)"),
     "DataError": Advice("correct the data"),
     "CheckpointError": Advice(resume=False),  # its message says what to do
     "CheckpointWriteError": Advice("make room"),
     "ExportError": Advice("fix what keeps the model from being exported"),
-    "MemoryError": Advice("use less memory (a smaller data.global_batch, more workers)"),
-    "ResourceExhaustedError": Advice("use less memory (a smaller data.global_batch, more workers)"),
+    "MemoryError": _LESS_MEMORY,
+    "ResourceExhaustedError": _LESS_MEMORY,
 }
+_JAX_HAS_NO_MEMORY = re.compile(r"JaxRuntimeError: RESOURCE_EXHAUSTED: ")
+"""Beginning of JAX's error if a device has too little memory; all errors of its runtime have the same type."""
 
 
 _PACKAGES = {
@@ -104,7 +107,7 @@ def advise(
     if error is not None and not error.consequence:
         return _after_error(error, hosts=hosts)
     if code == -signal.SIGKILL and oom:
-        return _ADVICE_BY_EXCEPTION["MemoryError"]
+        return _LESS_MEMORY
     return Advice()
 
 
@@ -113,6 +116,8 @@ def _after_error(error: TaskError, *, hosts: bool) -> Advice:
         return Advice()
     if error.kind in _ADVICE_BY_EXCEPTION:
         return _ADVICE_BY_EXCEPTION[error.kind]
+    if _JAX_HAS_NO_MEMORY.match(error.summary):
+        return _LESS_MEMORY
     if error.user_error:
         # such as `/home/u/st.py:49: breakpoint(): a task has no terminal`
         named = re.match(r"(\S[^:]*\.py):(\d+): ", error.summary)
