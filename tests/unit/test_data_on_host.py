@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -207,3 +208,20 @@ def test_results_come_in_order_and_errors_rise() -> None:
     assert list(map_ahead(lambda n: n * n, range(20), 4, lambda _: 3)) == [n * n for n in range(20)]
     with pytest.raises(ZeroDivisionError):
         list(map_ahead(lambda n: 1 / n, [2, 1, 0, 1], 2, lambda _: 2))
+
+
+@pytest.mark.parametrize(("quick_s", "in_threads"), [(-1.0, [False, False, False, True, True]), (60.0, [False] * 5)])
+def test_only_slow_batches_are_loaded_in_threads(
+    quick_s: float, in_threads: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_host, "_QUICK_S", quick_s)
+    threads: list[threading.Thread] = []
+
+    def load(rows: np.ndarray, *, at_once: int) -> np.ndarray:
+        threads.append(threading.current_thread())
+        return rows + at_once
+
+    source = Source([np.array([number]) for number in range(5)], load, on_host=True)
+    loaded = [batch for batch, _, _ in on_host.rows_of_process(source, first=0, number=1, of=1)]
+    assert np.concatenate(loaded).tolist() == [1, 2, 3, 4, 5]
+    assert [thread is not threading.main_thread() for thread in threads] == in_threads
