@@ -275,42 +275,47 @@ def in_turns(lists: Sequence[Sequence[_T]], step_s: Sequence[float]) -> list[_T]
 def _changes(
     config: RunConfig, hardware: Hardware, num_gpus: int, workers_per_host: int
 ) -> Iterator[Change | NotTried]:
-    strategy, cluster = config.strategy, config.cluster
-    is_tensorflow = strategy.runs_tensorflow
-    parts = strategy.num_parts(cluster, num_gpus)
-    # XLA
-    compiles = config.compile is not None and config.compile.jit_compile is True
-    if not is_tensorflow:
-        yield NotTried("XLA", "no effect: JAX always uses it")
-    elif strategy.refuses_jit_compile or parts != 1:
-        yield NotTried("XLA", "no effect: jit_compile is for a single replica")
-    elif compiles:
-        yield Change("no XLA", {("compile", "jit_compile"): False})
-    else:
-        yield Change("XLA", {("compile", "jit_compile"): True})
-    # oneDNN
-    onednn = kept_variables(hardware).get(ONEDNN, "").lower()
-    if not is_tensorflow:
-        yield NotTried("oneDNN", "no effect on JAX")
-    elif num_gpus:
-        yield NotTried("oneDNN", "no effect on GPUs")
-    elif onednn in ("1", "true"):
-        yield Change("oneDNN off", environ={ONEDNN: "0"})
-    elif onednn:
-        yield Change("oneDNN on", environ={ONEDNN: "1"})
-    else:
-        yield NotTried("oneDNN", "TensorFlow's builds for this system do not offer it")
+    # a budget may end before the last ones: on CPUs, threads and longer calls have helped most often
     yield from _thread_changes(hardware, num_gpus, workers_per_host)
-    # steps per call
-    length = config.train.steps_per_call
-    if config.train.callbacks:
+    lengths = () if config.train.callbacks else ("auto", _LONGER_CALL, 1)
+    calls = [
+        Change(f"steps_per_call {other}", {("train", "steps_per_call"): other})
+        for other in lengths
+        if other != config.train.steps_per_call
+    ]
+    if not lengths:
         yield NotTried("steps per call", "the callbacks of the config, which do not run here, may need each step")
-    else:
-        for other in ("auto", 1, _LONGER_CALL):
-            if other != length:
-                yield Change(f"steps_per_call {other}", {("train", "steps_per_call"): other})
+    yield from calls[:1]
+    yield _xla_change(config, num_gpus)
+    yield _onednn_change(config, hardware, num_gpus)
+    yield from calls[1:]
     if config.precision in (None, "float32"):
         yield Change(f"{SIXTEEN_BITS} (16 bits)", {("precision",): SIXTEEN_BITS}, is_16_bit=True)
+
+
+def _xla_change(config: RunConfig, num_gpus: int) -> Change | NotTried:
+    strategy = config.strategy
+    if not strategy.runs_tensorflow:
+        return NotTried("XLA", "no effect: JAX always uses it")
+    if strategy.refuses_jit_compile or strategy.num_parts(config.cluster, num_gpus) != 1:
+        return NotTried("XLA", "no effect: jit_compile is for a single replica")
+    compiles = config.compile is not None and config.compile.jit_compile is True
+    return Change("no XLA" if compiles else "XLA", {("compile", "jit_compile"): not compiles})
+
+
+def _onednn_change(config: RunConfig, hardware: Hardware, num_gpus: int) -> Change | NotTried:
+    if not config.strategy.runs_tensorflow:
+        return NotTried("oneDNN", "no effect on JAX")
+    if num_gpus:
+        return NotTried("oneDNN", "no effect on GPUs")
+    now = kept_variables(hardware).get(ONEDNN, "").lower()
+    if not now:
+        return NotTried("oneDNN", "TensorFlow's builds for this system do not offer it")
+    return (
+        Change("oneDNN off", environ={ONEDNN: "0"})
+        if now in ("1", "true")
+        else Change("oneDNN on", environ={ONEDNN: "1"})
+    )
 
 
 def _thread_changes(hardware: Hardware, num_gpus: int, num_tasks: int) -> Iterator[Change | NotTried]:

@@ -261,6 +261,11 @@ class _Tuning:
         self._note(f"one device{where}, {RECORDED_STEPS} steps: the reference and its rounding noise")
         if not site.hosts:
             self._import_ahead(each for each in strategies(config, site) if isinstance(each, Candidate))
+            # the first setting that needs a process of its own
+            own = untuned(counted)
+            self._import_ahead(
+                [each for each in settings(own, site) if isinstance(each, Candidate) and each.environ][:1]
+            )
         order = TrialOrder(RECORDED_STEPS)
         runner = TrialRunner(
             dataclasses.replace(self._choice, context=context), order, self._folder, self._signals,
@@ -293,7 +298,7 @@ class _Tuning:
             self._num_noted = number
 
     def _import_ahead(self, candidates: Iterable[Candidate]) -> None:
-        """Let the processes of other backends import while the reference is trained."""
+        """Let processes of other backends or with other variables import while the reference is trained."""
         for candidate in {each.config.strategy.backend: each for each in candidates if self._is_named(each)}.values():
             context = self._contexts.take(candidate.environ)
             import_ahead(candidate.trial_config, RunDir(self._folder), "verify", context)
