@@ -238,15 +238,18 @@ def _identity(config: RunConfig, num_gpus: int) -> tuple[Any, ...]:
     return str(rest), parts, config.strategy.processes(config.cluster)
 
 
-def settings(candidate: Candidate, site: Site) -> Iterator[Candidate | NotTried]:
+def settings(candidate: Candidate, site: Site, *, convolves: bool = False) -> Iterator[Candidate | NotTried]:
     """Yield a candidate with each single setting changed, the most promising first.
 
     A setting has the same value on all hosts.
+
+    Args:
+        convolves: whether the model has convolutions.
     """
     own = candidate.config
     counted = own if candidate.cluster is not None else own.with_workers(site.num_workers)
     num_gpus = site.num_gpus_for(counted)
-    for found in _changes(counted, site.hardware, num_gpus, site.workers_per_host(counted)):
+    for found in _changes(counted, site.hardware, num_gpus, site.workers_per_host(counted), convolves=convolves):
         if isinstance(found, Change):
             changed = candidate.with_change(found)
             problems = cross_check(changed.config, num_gpus)
@@ -273,21 +276,21 @@ def in_turns(lists: Sequence[Sequence[_T]], step_s: Sequence[float]) -> list[_T]
 
 
 def _changes(
-    config: RunConfig, hardware: Hardware, num_gpus: int, workers_per_host: int
+    config: RunConfig, hardware: Hardware, num_gpus: int, workers_per_host: int, *, convolves: bool
 ) -> Iterator[Change | NotTried]:
-    # a budget may end before the last ones: on CPUs, threads and longer calls have helped most often
+    # a budget may end before the last ones
     yield from _thread_changes(hardware, num_gpus, workers_per_host)
     lengths = () if config.train.callbacks else ("auto", _LONGER_CALL, 1)
-    calls = [
+    if not lengths:
+        yield NotTried("steps per call", "the callbacks of the config, which do not run here, may need each step")
+    calls: list[Change | NotTried] = [
         Change(f"steps_per_call {other}", {("train", "steps_per_call"): other})
         for other in lengths
         if other != config.train.steps_per_call
     ]
-    if not lengths:
-        yield NotTried("steps per call", "the callbacks of the config, which do not run here, may need each step")
-    yield from calls[:1]
-    yield _xla_change(config, num_gpus)
-    yield _onednn_change(config, hardware, num_gpus)
+    xla, onednn = _xla_change(config, num_gpus), _onednn_change(config, hardware, num_gpus)
+    # XLA helps models without convolutions, and doubles the steps of others on CPUs
+    yield from (*calls[:1], onednn, xla) if convolves and not num_gpus else (xla, *calls[:1], onednn)
     yield from calls[1:]
     if config.precision in (None, "float32"):
         yield Change(f"{SIXTEEN_BITS} (16 bits)", {("precision",): SIXTEEN_BITS}, is_16_bit=True)

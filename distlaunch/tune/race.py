@@ -85,6 +85,11 @@ class Race:
         self.running.append(name)
         self.rounds[name] = []
 
+    def leave(self, name: str) -> None:
+        """Drop a candidate."""
+        self.running.remove(name)
+        self._drop(name, len(self.rounds[name]))
+
     def run(self, num_rounds: int, until: float, *, at_least: int = 1) -> None:
         """Measure all candidates in up to `num_rounds` rounds until a time, but at least in `at_least` rounds."""
         for number in range(num_rounds):
@@ -105,8 +110,7 @@ class Race:
             self.run(ROUNDS_PER_STAGE, until, at_least=0 if is_known else 1)
             ranked = [name for name in self.ranking() if name in candidates and name in self.running]
             for name in ranked[max(keep, (len(ranked) + 1) // 2) :]:
-                self.running.remove(name)
-                self._drop(name, len(self.rounds[name]))
+                self.leave(name)
 
     def _droppable(self) -> list[str]:
         return [name for name in self.running if name not in self._protected]

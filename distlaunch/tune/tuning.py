@@ -51,7 +51,7 @@ RECORDED_STEPS = 10
 """Steps that are compared with the untuned config, one by one."""
 _FEWEST_STARTS, _MOST_STARTS, _CORES_PER_START = 2, 8, 4
 """Limits on the number of candidates that start at the same time. More would only wait for each other."""
-_STRATEGIES, _BEST_STRATEGIES, _SETTINGS, _BEST_SETTINGS, _COMBINATIONS, _FINALS = 0.35, 0.45, 0.7, 0.76, 0.82, 0.87
+_STRATEGIES, _BEST_STRATEGIES, _SETTINGS, _BEST_SETTINGS, _COMBINATIONS, _FINALS = 0.33, 0.42, 0.78, 0.82, 0.87, 0.91
 """Each part of the search ends at one of these fractions of the time that is left once the untuned config is ready. The
 last rounds take the rest."""
 _BEST = 2
@@ -281,9 +281,13 @@ class _Tuning:
         self._searching_from = time.monotonic()
         self._start(self._wanted(strategies(config, site)), self._time_of(_STRATEGIES))
         self._race.halve(_BEST, self._time_of(_BEST_STRATEGIES))
+        if not all(self._race.rounds[name] for name in self._race.running):
+            self._race.run(1, self._time_of(_BEST_STRATEGIES))  # there were too few to drop any
         # the untuned config may be among the best strategies
         ranked = self._race.ranking() or self._race.running  # nothing is measured if the untuned config is alone
         best = [self._rows[name].candidate for name in ranked if not self._differs(name)][:_BEST]
+        for name in [each for each in self._race.running if self._differs(each)]:
+            self._race.leave(name)  # it cannot win, and its rounds would take time from the others
         self._start(self._wanted(self._settings_of(best)), self._time_of(_SETTINGS))
         self._race.run(_FEWEST_ROUNDS, self._time_of(_BEST_SETTINGS))
         self._start(self._wanted(self._combinations(best)), self._time_of(_COMBINATIONS))
@@ -324,7 +328,9 @@ class _Tuning:
 
     def _settings_of(self, best: Sequence[Candidate]) -> list[Candidate | NotTried]:
         """Return the best strategies with changed settings, in the order in which to try them."""
-        lists = [list(settings(candidate, self._site)) for candidate in best]
+        assert self._reference is not None, "the reference is trained first"
+        convolves = bool(self._reference.facts.convolutions)
+        lists = [list(settings(candidate, self._site, convolves=convolves)) for candidate in best]
         spreads = [self._rows[candidate.name].spread for candidate in best]
         return in_turns(lists, [spread.median for spread in spreads if spread is not None])
 

@@ -74,18 +74,22 @@ def test_a_strategy_that_does_not_fit_is_listed_with_the_reason() -> None:
     assert names == {"dtensor, batch 2", "dtensor, batch 4"}
 
 
-def changes(found: RunConfig, hardware: Hardware = CPU, gpus: int = 0) -> tuple[list[str], dict[str, str]]:
+def changes(
+    found: RunConfig, hardware: Hardware = CPU, gpus: int = 0, *, convolves: bool = False
+) -> tuple[list[str], dict[str, str]]:
     """Return the names of the changes that are tried, and the reasons of the others."""
-    all_of = list(settings(untuned(found), here(4, gpus, hardware)))
+    all_of = list(settings(untuned(found), here(4, gpus, hardware), convolves=convolves))
     names = [each.changes[-1].label for each in all_of if isinstance(each, Candidate)]
     return names, {each.name.removeprefix("untuned, "): each.reason for each in all_of if isinstance(each, NotTried)}
 
 
 def test_settings_that_have_an_effect() -> None:
     names, reasons = changes(config())
-    assert names == ["1 thread", "2 threads", "steps_per_call 16", "XLA", "oneDNN off", "steps_per_call 1",
+    assert names == ["1 thread", "2 threads", "XLA", "steps_per_call 16", "oneDNN off", "steps_per_call 1",
                      "mixed_bfloat16 (16 bits)"]  # fmt: skip
     assert not reasons
+    names, _ = changes(config(), convolves=True)
+    assert names.index("XLA") > names.index("oneDNN off"), "XLA is slow for convolutions on CPUs"
     names, reasons = changes(config(strategy={"kind": "mirrored", "replicas": 2}))
     assert "XLA" not in names
     assert reasons["XLA"].startswith("no effect")
@@ -101,7 +105,7 @@ def test_settings_start_from_those_of_the_config_and_the_environment() -> None:
     own = config(compile={"optimizer": "sgd", "loss": "mse", "jit_compile": True}, precision="mixed_bfloat16",
                  train={"steps_per_call": 16})  # fmt: skip
     names, _ = changes(own, CPU._replace(environ={ONEDNN: "0", "OMP_NUM_THREADS": "2"}))
-    assert names == ["steps_per_call auto", "no XLA", "oneDNN on", "steps_per_call 1"]
+    assert names == ["no XLA", "steps_per_call auto", "oneDNN on", "steps_per_call 1"]
     names, reasons = changes(config(train={"callbacks": [{"name": "TerminateOnNaN"}]}))
     assert "callbacks" in reasons["steps per call"]
 

@@ -83,6 +83,7 @@ class ModelFacts:
         batch_norm: Keras layers that normalize with the statistics of the rows of their replica.
         own_batch_norm: layers of the user's classes that do the same, recognized by the names of the classes.
         embeddings: trained Embedding layers, whose gradients are sparse on one TensorFlow device.
+        convolutions: convolutional layers, which XLA computes slowly on CPUs.
         random: layers that draw random numbers in training.
         own_step: the user's step function or model method that trains instead of Keras's.
         random_ops: operations of the data pipeline that draw different numbers in each process.
@@ -97,6 +98,7 @@ class ModelFacts:
     random: Sequence[str] = ()
     own_batch_norm: Sequence[str] = ()
     embeddings: Sequence[str] = ()
+    convolutions: Sequence[str] = ()
     own_step: str = ""
     random_ops: Sequence[str] = ()
     own_losses: float = 0.0

@@ -29,6 +29,12 @@ from distlaunch.training.batch_norm import replica_batch_norms
 
 _SHARDING_OP = "ShardDataset"
 _RATES = ("rate", "dropout", "recurrent_dropout", "stddev")
+_CONVOLUTIONS = (
+    keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D,
+    keras.layers.Conv1DTranspose, keras.layers.Conv2DTranspose, keras.layers.Conv3DTranspose,
+    keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D,
+    keras.layers.SeparableConv1D, keras.layers.SeparableConv2D,
+)  # fmt: skip
 _HALVES_TOLERANCE = 1e-3
 """Absolute and relative tolerance between a batch and its halves; rounding causes smaller deviations only."""
 
@@ -39,6 +45,7 @@ def facts_of(config: RunConfig, model: keras.Model, source: Source) -> ModelFact
         batch_norm=replica_batch_norms(model),
         own_batch_norm=sorted({type(part).__name__ for part in parts_of(model) if _seems_batch_norm(part)}),
         embeddings=[layer.name for layer in layers_of(model) if _is_embedding(layer)],
+        convolutions=[layer.name for layer in layers_of(model) if isinstance(layer, _CONVOLUTIONS)],
         random=[layer.name for layer in layers_of(model) if draws_random_numbers(layer)],
         own_step=_overridden_step(config, model),
         random_ops=sorted(_pipeline_ops(source) & RANDOM_OPS),
