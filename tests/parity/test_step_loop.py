@@ -5,6 +5,7 @@ As a script: trains sessions in calls of given lengths, and prints what each has
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import tempfile
@@ -62,6 +63,12 @@ def test_a_batch_that_cannot_be_read_fails_after_the_steps_before_it() -> None:
     found = results()["broken"]
     assert f"example {BROKEN}" in found["error"]
     assert found["steps"] == BROKEN // BATCH
+
+
+def test_only_batches_that_come_at_once_are_read_before_they_are_needed() -> None:
+    # all full batches of the first epoch, and the smaller one that ends the stack
+    assert results()["quick"]["loads"] == -(-EXAMPLES // BATCH)
+    assert results()["slow"]["loads"] == 2
 
 
 @pytest.mark.parametrize("model", ["convolution", "growing"])
@@ -150,7 +157,13 @@ def train(
     with tempfile.TemporaryDirectory() as folder:
         process = Process(lambda event: None, lambda: False)
         session: Any = Session.build(config, RunDir(folder), Task("worker", 0), process)
-        session.program.set_train_data(session.train.training_source(0, 0, ends_visible=False))
+        source, loads = session.train.training_source(0, 0, ends_visible=False), []
+
+        def load(rows, *, at_once):
+            loads.append(rows)
+            return source.load(rows, at_once=at_once)
+
+        session.program.set_train_data(dataclasses.replace(source, load=load))
         steps, nonfinite = 0, None
         for length in lengths:
             try:
@@ -163,13 +176,15 @@ def train(
         digests = {name: hashlib.sha256(value.tobytes()).hexdigest() for name, value in sorted(state.items())}
         return {
             "steps": steps, "nonfinite": nonfinite, "weights": digests, "slots": session.program.num_slots,
-            "iterations": int(session.model.optimizer.iterations),
+            "iterations": int(session.model.optimizer.iterations), "loads": len(loads),
             "logs": {name: float(value) for name, value in result.logs.items()},
         }  # fmt: skip
 
 
 def main() -> None:
     import jax
+
+    from distlaunch.data.on_host import rows as on_host
 
     jax.config.update("jax_num_cpu_devices", 8)
     one = {"mesh": {"batch": 1}}
@@ -183,9 +198,12 @@ def main() -> None:
     found["nan"] = train("dense", [8], one, {"nan": True})
     found["until nan"] = train("dense", [NAN_STEP], one, {"nan": True})
     found["nan, warn"] = train("dense", [8], one, {"nan": True}, on_nonfinite="warn")
+    found["quick"] = train("dense", [1], one)
     found["broken"] = train("dense", [BROKEN // BATCH, 1], one, {"broken": True})
     found["convolution"] = train("convolution", [3], one)
     found["growing"] = train("growing", [3], one)
+    on_host.QUICK_S = -1.0  # every batch counts as slow
+    found["slow"] = train("dense", [1], one)
     print(json.dumps(found))
     sys.stdout.flush()
 

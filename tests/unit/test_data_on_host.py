@@ -214,7 +214,7 @@ def test_results_come_in_order_and_errors_rise() -> None:
 def test_only_slow_batches_are_loaded_in_threads(
     quick_s: float, in_threads: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(on_host, "_QUICK_S", quick_s)
+    monkeypatch.setattr(on_host, "QUICK_S", quick_s)
     threads: list[threading.Thread] = []
 
     def load(rows: np.ndarray, *, at_once: int) -> np.ndarray:

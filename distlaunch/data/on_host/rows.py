@@ -15,7 +15,8 @@ from distlaunch.data.structures import flatten
 
 Loaded = tuple[Batch | None, int, int]
 """Batch, index of its first row in the global batch, and number of rows of the global batch."""
-_QUICK_S = 0.0005
+QUICK_S = 0.0005
+"""A batch that takes no longer than these seconds is as good as in memory."""
 _MOST_SLOW = 3
 
 
@@ -61,7 +62,7 @@ def _while_quick(load: Callable[[tuple[int, Any]], Loaded], elements: Iterator[t
     for element in elements:
         began = time.perf_counter()
         loaded = load(element)
-        slow = slow + 1 if time.perf_counter() - began > _QUICK_S else 0
+        slow = slow + 1 if time.perf_counter() - began > QUICK_S else 0
         yield loaded
         if slow == _MOST_SLOW:
             return

@@ -220,7 +220,6 @@ class Feed:
     def __init__(self, source: Source, placement: Placement, peers: Peers) -> None:
         self._parts = iter(placement.rows_of_process(source))
         self._placement, self._peers, self._is_process_local = placement, peers, source.is_process_local
-        self._is_in_memory = source.on_host and not source.threads
         self._ahead: deque[_Part] = deque()
         self._failure: Exception | None = None
         self._loaded: _Loaded | None = None
@@ -269,13 +268,14 @@ class Feed:
         """Start to copy the next batches to the devices, unless some are left; return the number of new ones.
 
         Args:
-            most: number of batches that are needed next; of data in memory, as many as fit the stack are copied.
+            most: number of batches that are needed next; more are copied while they come at once and fit the stack.
         """
         if self._loaded is not None:
             return 0
         parts: list[_Part] = []
         is_stacked, wanted = False, 1
         while len(parts) < wanted:
+            waited_s = self.waited_s
             try:
                 part = self._read()
             except Exception as error:  # raised when the batch is taken, after the steps of the batches before it
@@ -285,8 +285,10 @@ class Feed:
                 self._ahead.append(part)
                 break
             if not parts and (is_stacked := self._slots > 1 and self._fits(part)):
-                wanted = self._slots if self._is_in_memory else min(most, self._slots)
+                wanted = min(most, self._slots)
             parts.append(part)
+            if is_stacked and len(parts) == wanted < self._slots and self.waited_s - waited_s <= on_host.QUICK_S:
+                wanted += 1
         if not parts:
             return 0
         self._loaded = self._put_stacked(parts) if is_stacked else self._put(parts[0])

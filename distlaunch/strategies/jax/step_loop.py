@@ -26,9 +26,6 @@ _MOST_BYTES = 8_000_000
 """Size of stacked batches. With larger batches, a step takes so long that a call of its own costs little."""
 _LARGE_STATE = 1_000_000_000
 """Bytes of a state whose steps take long too. A loop might need memory for a second copy."""
-_SLOW_IN_LOOPS_ON_CPU = CONVOLUTION
-"""XLA computes convolutions on CPUs with other, slower code within a loop: measured, a step takes 3 to 4 times as long
-(JAX 0.10, two cores)."""
 
 
 def choose_slots(step: Any, state: TrainState, sums: dict[str, Any], batch: Batch, platform: str) -> int:
@@ -43,8 +40,8 @@ def choose_slots(step: Any, state: TrainState, sums: dict[str, Any], batch: Batc
     jaxpr = step.jaxpr
     if jaxpr.effects or _bytes(state) > _LARGE_STATE or not _has_types_of(step.out_info[:2], (state, sums)):
         return 1
-    names = {equation.primitive.name for equation, _ in equations(jaxpr.jaxpr)}
-    if platform == "cpu" and _SLOW_IN_LOOPS_ON_CPU in names:
+    # within a loop, XLA computes convolutions on CPUs with other code, which takes 3 to 4 times as long (JAX 0.10)
+    if platform == "cpu" and any(equation.primitive.name == CONVOLUTION for equation, _ in equations(jaxpr.jaxpr)):
         return 1
     return max(1, min(MOST_SLOTS, _MOST_BYTES // max(_bytes(batch), 1)))
 
