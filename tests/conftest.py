@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from distlaunch.base.compat import Range, installed
+from distlaunch.cluster.machine import Machine
+from distlaunch.cluster.settings import kept_variables
 
 # what of the machine's speed must not decide: deadlines, and how fast examples are drawn
 _EVEN_IF_SLOW = settings(
@@ -68,6 +71,28 @@ def is_cold() -> bool:
     return _COLD in os.environ
 
 
+@contextlib.contextmanager
+def _tensorflow_as_in_tasks() -> Iterator[None]:
+    """Let TensorFlow round in this process as in the tasks of a launcher, if it is imported within this context.
+
+    It reads these variables once. Otherwise, on a CPU for which it leaves oneDNN off, the references of the parity
+    tests would compute convolutions with another library than the jobs that are compared with them.
+    """
+    own = {n: value for n, value in kept_variables(Machine.here().hardware).items() if n not in os.environ}
+    os.environ.update(own)
+    try:
+        yield
+    finally:
+        for name in own:
+            del os.environ[name]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    with _tensorflow_as_in_tasks():  # many modules of tests import it
+        return (yield)
+
+
 # tracing makes millions of objects that live on: collected at Python's usual 700, they are looked at again and again
 gc.set_threshold(50_000, 20, 100)
 
@@ -97,6 +122,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 @pytest.fixture(scope="session")
 def virtual_devices() -> None:
     """Eight CPU devices. They must exist before TensorFlow's first operation, so all tests that run one need this."""
-    from distlaunch.strategies.devices import virtual_cpus
+    with _tensorflow_as_in_tasks():
+        from distlaunch.strategies.devices import virtual_cpus
 
-    virtual_cpus(8)
+        virtual_cpus(8)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from distlaunch.cluster.machine import Machine
 from distlaunch.config.strategies import MODELS
 from distlaunch.config.strategies import MODELS as KINDS
 from tests.once import once
@@ -35,23 +34,11 @@ FULL: dict[str, Callable[[], list[Point]]] = {"test_full": full, "test_full_mixe
 """Points of the tests that `-m full_grid` runs; made only then, since making them takes as long as many tests."""
 
 
-UNEXPLAINED = "cnn, parameter_server, 1, custom, momentum, 3 in the last batch, class weights, L2"
-"""On an AMD CPU without AVX512, the final weights of this point differ by 3.0e-4 within the whole suite, each time by
-the same number. Its losses are equal up to the fourth step before the end, and then differ by 9e-9, 5e-8 and 3e-7. It
-passes alone, and with all other points of the grid. The cause is not known."""
-
-
 def params(points: list[Point]) -> list[Any]:
     # chosen in the order of what each adds: the first seventh has almost half of all pairs
     in_ci = len(points) // 7
     marks: list[list[pytest.MarkDecorator]] = [[]] * in_ci + [[pytest.mark.slow]] * (len(points) - in_ci)
-    may_fail = pytest.mark.xfail(
-        "avx512_vnni" not in Machine.here().hardware.features, reason="rounds otherwise, see UNEXPLAINED"
-    )
-    return [
-        pytest.param(at, marks=[*mark, may_fail] if name_of(at) == UNEXPLAINED else mark, id=name_of(at))
-        for at, mark in zip(points, marks, strict=True)
-    ]
+    return [pytest.param(at, marks=mark, id=name_of(at)) for at, mark in zip(points, marks, strict=True)]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

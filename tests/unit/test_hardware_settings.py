@@ -349,6 +349,14 @@ def test_scripts_get_settings_too(chief: bool, ps: int, share: str) -> None:
     assert set(_of_each(plan, ONEDNN).values()) == {"1"}
 
 
+def test_references_of_tests_round_as_tasks_do(virtual_devices: None) -> None:
+    from tensorflow.python.util import _pywrap_util_port
+
+    if (value := kept_variables(Machine.here().hardware).get(ONEDNN)) is None:
+        pytest.skip("TensorFlow has no oneDNN for this processor")
+    assert _pywrap_util_port.IsMklEnabled() == (value == "1")
+
+
 @pytest.mark.parametrize(
     ("package", "library", "word"),
     [
