@@ -351,7 +351,7 @@ class RunDir:
     def live_submission(self) -> Submission | None:
         """Return the last submitted job, or None if there is none or it has ended for good."""
         job = self.submission()
-        return job if job is not None and self.may_be_queued() else None
+        return job if job is not None and self.may_run_again() else None
 
     def write_submission(self, submission: Submission) -> None:
         self.write_json(self._submission, submission.to_plain())
@@ -363,7 +363,7 @@ class RunDir:
         except (OSError, ValueError):
             return None
 
-    def may_be_queued(self) -> bool:
+    def may_run_again(self) -> bool:
         """Return True unless the submitted job has reported that it ended for good. The run must have a job."""
         # a job that was stopped or has failed temporarily may be requeued
         return self.job_exit_code() in (None, ExitCode.PREEMPTED, ExitCode.TEMPORARY)

@@ -42,7 +42,7 @@ def command(
     from distlaunch.jobs import job
     from distlaunch.jobs.choose_run import JobRequest
     from distlaunch.jobs.describe import describe_data, describe_variables
-    from distlaunch.plan.train import exposure_of, plan_json, render_plan
+    from distlaunch.plan.train import describe_plan_ports, plan_json, render_plan
     from distlaunch.ui.data_overview import data_lines
     from distlaunch.ui.placement import placement_sections
     from distlaunch.ui.plain import echo
@@ -63,7 +63,7 @@ def command(
     placed = describe_variables(choice.config, choice.locate, machine) if variables else None
     data = describe_data(choice.config, choice.locate, machine) if with_data else None
     if as_json:
-        click.echo(plan_json(plan, placed, data, choice.note, exposure_of(plan, choice.config)))
+        click.echo(plan_json(plan, placed, data, choice.note, describe_plan_ports(plan, choice.config)))
         return
     echo(render_plan(plan, choice.config))
     if placed is not None:

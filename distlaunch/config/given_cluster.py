@@ -19,7 +19,7 @@ def joined_cluster(config: RunConfig, machine: Machine) -> tuple[ClusterSpec, Ta
     return machine.tf_config if config.engine.joins_given_cluster and can_join else None
 
 
-def tf_config_sizes(config: RunConfig, cluster: ClusterSpec) -> dict[str, int]:
+def differing_sizes(config: RunConfig, cluster: ClusterSpec) -> dict[str, int]:
     """Return the numbers of tasks of a given cluster that differ from the section `cluster`, by key."""
     if config.strategy.has_coordinator:
         given = {"workers": len(cluster.jobs.get("worker", ())), "ps": len(cluster.jobs.get("ps", ()))}

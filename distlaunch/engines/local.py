@@ -46,7 +46,7 @@ class LocalAllocation:
     reserved: ReservedPorts = field(default_factory=lambda: ReservedPorts((), ()))
     engine: str = "local"
     notes: Sequence[str] = ()
-    sees_tasks_at_once: bool = True
+    has_comparable_heartbeats: bool = True
 
     @contextmanager
     def starting(

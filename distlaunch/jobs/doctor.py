@@ -12,7 +12,7 @@ from distlaunch.engines.host_warnings import hardware_differences
 from distlaunch.jobs.attempt import allocate_fitting, count_workers, fit_to_allocation, min_workers, plan_allocated
 from distlaunch.jobs.choose_run import JobRequest, choose
 from distlaunch.jobs.restarts import note_hosts
-from distlaunch.plan.exposure import exposure
+from distlaunch.plan.open_ports import describe_ports
 
 
 @dataclass(frozen=True)
@@ -54,5 +54,5 @@ def examine(target: str, overrides: Sequence[str], machine: Machine, note: Calla
     config = fit_to_allocation(config, allocation)
     settings = plan_allocated(config, choice.target_run_dir, 0, "train", allocation).settings
     differences = list(hardware_differences({report.name: report.hardware for report in reports}))
-    ports = exposure(addresses, hosts, isolated=config.cluster.isolate)
+    ports = describe_ports(addresses, hosts, isolated=config.cluster.isolate)
     return Examination(reports, ports, settings, differences)

@@ -33,9 +33,9 @@ from distlaunch.cluster.settings import Cores, RunSettings, decide
 from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Place, Task, by_host, places_of
 from distlaunch.cluster.tf_config import to_tf_config
 from distlaunch.config.checks.config import cross_check
-from distlaunch.config.given_cluster import tf_config_sizes
+from distlaunch.config.given_cluster import differing_sizes
 from distlaunch.config.run import RunConfig
-from distlaunch.plan.exposure import exposure
+from distlaunch.plan.open_ports import describe_ports
 
 Mode = Literal["train", "evaluate", "predict", "export", "verify", "run"]
 """Kinds of work of an attempt's tasks; `run` is for a user's script, which reports no steps."""
@@ -190,7 +190,7 @@ def fit_config(config: RunConfig, cluster: ClusterSpec) -> RunConfig:
 
     Raises ConfigError if the tasks cannot share the global batch or the mesh.
     """
-    sizes = tf_config_sizes(config, cluster)
+    sizes = differing_sizes(config, cluster)
     if not sizes:
         return config
     if problems := cross_check(config, None, given=sizes):
@@ -350,7 +350,7 @@ def render_plan(plan: LaunchPlan, config: RunConfig) -> str:
         f"strategy  {config.strategy.kind}, global batch {config.data.global_batch or 'of the data'}",
         f"engine    {plan.engine}",
         f"deadlines {plan.start_timeout_s:g} s to the first step, {plan.stop_timeout_s:g} s to stop{stall}",
-        *([f"ports     {ports}"] if (ports := exposure_of(plan, config)) else []),
+        *([f"ports     {ports}"] if (ports := describe_plan_ports(plan, config)) else []),
     ]
     unknown = list(
         dict.fromkeys(task.host for task in plan.tasks if task.host and task.host not in plan.settings.hosts)
@@ -383,11 +383,11 @@ def settings_lines(settings: RunSettings) -> list[str]:
     return lines
 
 
-def exposure_of(plan: LaunchPlan, config: RunConfig) -> str:
+def describe_plan_ports(plan: LaunchPlan, config: RunConfig) -> str:
     """Return a sentence on the ports that the tasks open and who reaches them, or an empty string."""
     addresses = [task.address for task in plan.tasks if task.address is not None]
     hosts = list(dict.fromkeys(task.host for task in plan.tasks if task.host))
-    return exposure(addresses, hosts, isolated=config.cluster.isolate) if addresses else ""
+    return describe_ports(addresses, hosts, isolated=config.cluster.isolate) if addresses else ""
 
 
 def plan_json(
@@ -401,7 +401,7 @@ def plan_json(
 
     Args:
         note: a message about the run that is resumed.
-        ports: see `exposure_of`.
+        ports: see `describe_plan_ports`.
     """
     where: dict[str, Any] = {**({"note": note} if note else {}), **({"ports": ports} if ports else {})}
     if placed is not None:

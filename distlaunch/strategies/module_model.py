@@ -39,7 +39,7 @@ class ModuleModel(keras.Model):
         return self.module(inputs, training=bool(training)) if self._takes_training else self.module(inputs)
 
 
-def parts_of(model: keras.Model) -> list[Any]:
+def layers_and_modules(model: keras.Model) -> list[Any]:
     """Return a model's layers, including itself, and the modules of a `tf.Module`."""
     modules = [model.module, *model.module.submodules] if isinstance(model, ModuleModel) else []
     return [*layers_of(model), *modules]

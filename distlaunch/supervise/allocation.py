@@ -95,7 +95,7 @@ class Allocation(Protocol):
         ...
 
     @property
-    def sees_tasks_at_once(self) -> bool:
+    def has_comparable_heartbeats(self) -> bool:
         """Return True if the liveness of all tasks is read at the same moment, so that small delays are comparable."""
         ...
 

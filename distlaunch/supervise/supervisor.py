@@ -305,7 +305,7 @@ class Supervisor:
             self._allocation.note_host_failure(failed.host)
         was_signalled = bool(self._state.signals)
         heartbeats = self._probes.heartbeats
-        waited_fractions = heartbeats.waited_fractions() if self._allocation.sees_tasks_at_once else {}
+        waited_fractions = heartbeats.waited_fractions() if self._allocation.has_comparable_heartbeats else {}
         return Outcome(
             verdict.status,
             ExitCode.USAGE if found.problems else ExitCode.TEMPORARY if found.outside else verdict.exit_code,

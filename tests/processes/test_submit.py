@@ -264,7 +264,7 @@ def test_a_cause_outside_the_job_queues_it_again(
     assert batch.process.returncode == ends_with, output
     assert (batch.state.read_text() == "PENDING\n") == again
     assert batch.run.job_exit_code() == (None if again else ends_with)
-    assert batch.run.may_be_queued() == (ends_with == 75)
+    assert batch.run.may_run_again() == (ends_with == 75)
     if again:  # a minute later
         assert before + 59 <= int(batch.run.batch_not_before.read_text()) <= time.time() + 61
     else:

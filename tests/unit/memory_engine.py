@@ -163,7 +163,7 @@ class MemoryAllocation:
     given: tuple[ClusterSpec, Task] | None = None
     engine: str = "memory"
     notes: Sequence[str] = ()
-    sees_tasks_at_once: bool = True
+    has_comparable_heartbeats: bool = True
     ports_released_at: float | None = None
     blamed: list[str] = field(default_factory=list)
     on_file: list[Callable[[Path], None]] = field(default_factory=list)

@@ -17,7 +17,7 @@ from distlaunch.base.events import Notice, RunEnded, StepsDone, VariablesPlaced
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.hosts import parse_host
 from distlaunch.config.read.load import load_config, load_mapping
-from distlaunch.plan.exposure import exposure
+from distlaunch.plan.open_ports import describe_ports
 from distlaunch.serving.exported_model import Spec
 from distlaunch.serving.input_files import read_jsonl
 from tests.unit.config_files import BASE, write_models
@@ -153,8 +153,12 @@ def test_users_of_hosts(user: str) -> None:
 
 def test_ports_and_who_reaches_them() -> None:
     addresses = ["127.0.0.1:5001", "127.0.0.1:5002", "[::1]:5003", "127.0.0.1:6000"]
-    assert exposure([], [], isolated=False) == "none: no task connects to another"
-    assert exposure(addresses, [], isolated=True).startswith("5001-5003, 6000, reachable only by tasks of this job")
-    assert exposure(addresses, [], isolated=False).startswith("5001-5003, 6000, open to users of this machine and")
-    found = exposure(["a:(picked at start)"] * 2, ["a", "b"], isolated=False)
+    assert describe_ports([], [], isolated=False) == "none: no task connects to another"
+    assert describe_ports(addresses, [], isolated=True).startswith(
+        "5001-5003, 6000, reachable only by tasks of this job"
+    )
+    assert describe_ports(addresses, [], isolated=False).startswith(
+        "5001-5003, 6000, open to users of this machine and"
+    )
+    found = describe_ports(["a:(picked at start)"] * 2, ["a", "b"], isolated=False)
     assert found.startswith("picked at start on a, b, open to users of these hosts and to all hosts that can reach")

@@ -19,7 +19,7 @@ from distlaunch.base.secret_mask import SHORTEST, SecretMask, masked_arguments, 
 from distlaunch.cluster.machine import Machine
 from distlaunch.config.checks.config import cross_check
 from distlaunch.config.dump import dump_config, dump_plain
-from distlaunch.config.given_cluster import joined_cluster, tf_config_sizes
+from distlaunch.config.given_cluster import differing_sizes, joined_cluster
 from distlaunch.config.read import overrides as override
 from distlaunch.config.read.scalars import Unfilled
 from distlaunch.config.read.schema_errors import problems_of
@@ -250,7 +250,7 @@ def _without_wrong_keys(data: dict[str, Any], problems: list[Problem]) -> RunCon
 def _given_sizes(config: RunConfig, environ: Mapping[str, str]) -> dict[str, int]:
     with contextlib.suppress(UsageError):  # the start of a run reports a malformed TF_CONFIG
         given = joined_cluster(config, Machine(environ))
-        return tf_config_sizes(config, given[0]) if given is not None else {}
+        return differing_sizes(config, given[0]) if given is not None else {}
     return {}
 
 

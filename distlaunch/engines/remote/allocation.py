@@ -58,7 +58,7 @@ class RemoteAllocation:
     patience_s: float = 15.0
     given: tuple[ClusterSpec, Task] | None = None
     notes: Sequence[str] = ()
-    sees_tasks_at_once: bool = False
+    has_comparable_heartbeats: bool = False
 
     @contextmanager
     def starting(

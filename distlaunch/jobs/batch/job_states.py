@@ -73,7 +73,7 @@ class JobWatch:
 
         The answer may be a few seconds old.
         """
-        if not self._run.may_be_queued():
+        if not self._run.may_run_again():
             return False
         now = time.monotonic()
         has_ended = self._run.job_exit_code() is not None

@@ -62,7 +62,7 @@ def _split_tensors(pieces: Any, dimension: int, size: int) -> Any:
 
 def join_parts(components: Sequence[tf.Tensor], shape: Sequence[int], layout: Any) -> np.ndarray | None:
     """Join the parts that the devices of this process hold, or return None if they do not hold all parts."""
-    parts = parts_of(shape, layout)
+    parts = slices_by_device(shape, layout)
     here = [parts[device] for device in layout.mesh.local_device_ids()]
     # compared as text, because slices are not hashable before Python 3.12
     if {str(part) for part in here} != {str(part) for part in parts}:
@@ -82,7 +82,7 @@ def gather(value: Any) -> np.ndarray:
     return dtensor.unpack(dtensor.relayout(value, whole))[0].numpy()
 
 
-def parts_of(shape: Any, layout: Any) -> list[tuple[slice, ...]]:
+def slices_by_device(shape: Any, layout: Any) -> list[tuple[slice, ...]]:
     """Return, for each device in the mesh's order, the slices of an array that this device holds."""
     mesh = layout.mesh
     sizes = [mesh.dim_size(axis) for axis in mesh.dim_names]

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from distlaunch.base.errors import UsageError
-from distlaunch.strategies.dtensor.arrays import Mesh, gather, join_parts, layout_of, parts_of, place
+from distlaunch.strategies.dtensor.arrays import Mesh, gather, join_parts, layout_of, place, slices_by_device
 from distlaunch.strategies.mesh.layout import Axes
 from distlaunch.strategies.mesh.parts import Block, StoredVariable
 from distlaunch.strategies.mesh.state import variable_placement
@@ -92,7 +92,7 @@ class MeshVariable(StandIn):
 
     def _blocks(self) -> list[Block]:
         """Return the block of each device of the mesh."""
-        parts = parts_of(self._sizes(), self.layout)
+        parts = slices_by_device(self._sizes(), self.layout)
         return [tuple((one.start, one.stop) for one in part) for part in parts]
 
     def _sizes(self) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from distlaunch.config.strategies.mesh import AUTO_AXIS
 from distlaunch.data.batches import Batch
 from distlaunch.layouts import ATTRIBUTE
 from distlaunch.patches.keras_private import attention_inputs, attention_output, layers_directly_in
-from distlaunch.strategies.module_model import parts_of
+from distlaunch.strategies.module_model import layers_and_modules
 
 Axes = tuple[str | None, ...]
 Rules = Mapping[str, Sequence[str | None]]
@@ -112,7 +112,7 @@ def layouts_in_code(model: keras.Model, mesh: Mesh) -> tuple[dict[str, Axes], li
     """
     layouts: dict[str, Axes] = {}
     missing: dict[str, None] = {}
-    for part in parts_of(model):
+    for part in layers_and_modules(model):
         for name, axes in getattr(part, ATTRIBUTE, {}).items():
             variable = getattr(part, name, None)
             problem = None

@@ -22,7 +22,7 @@ from distlaunch.patches.keras_overrides import insert_class
 from distlaunch.patches.keras_private import has_seed_generators, layers_of, optimized, other_list, other_paths
 from distlaunch.patches.tensorflow_late import tf
 from distlaunch.patches.tensorflow_private import pipeline_graph
-from distlaunch.strategies.module_model import parts_of
+from distlaunch.strategies.module_model import layers_and_modules
 from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import host_value, optimizers_of, overrides_method
 from distlaunch.training.batch_norm import replica_batch_norms
@@ -43,7 +43,7 @@ def facts_of(config: RunConfig, model: keras.Model, source: Source) -> ModelFact
     """Return facts about a model on one device, with its initial weights, and about its training data."""
     return ModelFacts(
         batch_norm=replica_batch_norms(model),
-        own_batch_norm=sorted({type(part).__name__ for part in parts_of(model) if _seems_batch_norm(part)}),
+        own_batch_norm=sorted({type(part).__name__ for part in layers_and_modules(model) if _seems_batch_norm(part)}),
         embeddings=[layer.name for layer in layers_of(model) if _is_embedding(layer)],
         convolutions=[layer.name for layer in layers_of(model) if isinstance(layer, _CONVOLUTIONS)],
         random=[layer.name for layer in layers_of(model) if draws_random_numbers(layer)],
@@ -103,7 +103,7 @@ def stop_training_of(model: keras.Model, names: Sequence[str]) -> None:
     Args:
         names: names of layers or classes, or paths of variables that a layer holds.
     """
-    for part in parts_of(model):
+    for part in layers_and_modules(model):
         named = not {type(part).__name__, getattr(part, "name", None), *other_paths(part)}.isdisjoint(names)
         if named and callable(part) and "training" in inspect.signature(getattr(part, "call", part)).parameters:
             insert_class(part, _NotInTraining)

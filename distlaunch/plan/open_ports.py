@@ -12,7 +12,7 @@ from distlaunch.base.plural import listed
 _NO_LOGIN = "TensorFlow and JAX do not authenticate connections"
 
 
-def exposure(addresses: Iterable[str], hosts: Sequence[str], *, isolated: bool) -> str:
+def describe_ports(addresses: Iterable[str], hosts: Sequence[str], *, isolated: bool) -> str:
     """Return a sentence on the ports of tasks.
 
     Args:
