@@ -94,32 +94,36 @@ class JaxProgram(MeshProgram):
         running: deque[_Running] = deque()
         nonfinite, ended, goes_on = None, False, self._true
         self._clock.begin(feed)
-        while done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite):
-            if self._train_call is None and (spec := feed.next_spec()) is not None:
-                notes = self._prepare_training(state, spec)
-                if self._loop_call is not None:
-                    feed.stack(self.num_slots, self._stacked)
-            group = feed.take_group(num_steps - done)
-            at = self._steps_in_epoch + done
-            if ended := self._peers.has_data_ended(source, ended=group is None, steps=at):
-                break
-            assert group is not None, "the data has not ended"
-            if group.is_stacked:
-                assert self._loop_call is not None, "batches are stacked for it"
-                places = group.first, group.first + group.number
-                state, self._sums, probe, goes_on = self._loop_call(state, self._sums, goes_on, group.batches, *places)
-            else:
-                if self._train_call is None:  # the rows are process-local
-                    notes = self._prepare_training(state, group.batches)
-                assert self._train_call is not None, "set just now"
-                state, self._sums, probe = self._train_call(state, self._sums, group.batches)
-            running.append(_Running(done, group, probe))
-            done += group.number
-            self._clock.load_ahead(feed, probe, num_steps - done or num_steps)
-            if len(running) > _IN_FLIGHT:
-                nonfinite = nonfinite or self._await(running.popleft())
-        # necessary, because the variables' previous values were donated to the first step
-        self._values.assign(state)
+        try:
+            while done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite):
+                if self._train_call is None and (spec := feed.next_spec()) is not None:
+                    notes = self._prepare_training(state, spec)
+                    if self._loop_call is not None:
+                        feed.stack(self.num_slots, self._stacked)
+                group = feed.take_group(num_steps - done)
+                at = self._steps_in_epoch + done
+                if ended := self._peers.has_data_ended(source, ended=group is None, steps=at):
+                    break
+                assert group is not None, "the data has not ended"
+                if group.is_stacked:
+                    assert self._loop_call is not None, "batches are stacked for it"
+                    places = group.first, group.first + group.number
+                    state, self._sums, probe, goes_on = self._loop_call(
+                        state, self._sums, goes_on, group.batches, *places
+                    )
+                else:
+                    if self._train_call is None:  # the rows are process-local
+                        notes = self._prepare_training(state, group.batches)
+                    assert self._train_call is not None, "set just now"
+                    state, self._sums, probe = self._train_call(state, self._sums, group.batches)
+                running.append(_Running(done, group, probe))
+                done += group.number
+                self._clock.load_ahead(feed, probe, num_steps - done or num_steps)
+                if len(running) > _IN_FLIGHT:
+                    nonfinite = nonfinite or self._await(running.popleft())
+        finally:
+            # also after an error, because the variables' previous values were donated to the first step
+            self._values.assign(state)
         agreed = self._peers.agree(vote)  # while the devices compute
         for each in running:
             nonfinite = nonfinite or self._await(each)
