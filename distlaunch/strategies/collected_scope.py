@@ -1,12 +1,15 @@
-"""Scope in which assignments to Keras variables are collected and not carried out."""
+"""Scopes in which assignments to Keras variables are collected and not carried out."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
 
 from distlaunch.patches.keras_private import value_of
+from distlaunch.patches.tensorflow_late import tf
+from distlaunch.strategies.stand_in import StandIn
 
 
 class CollectedScope(keras.StatelessScope):
@@ -23,3 +26,42 @@ class CollectedScope(keras.StatelessScope):
     def assigned(self, variable: Any) -> Any | None:
         """Return the value that a variable was assigned within the scope, or None if it was not."""
         return super().get_current_value(variable)
+
+
+class StateScope(CollectedScope):
+    """Collected scope in which variables begin with given values.
+
+    Args:
+        values: pairs of a variable and a tensor. Variables without a pair have their usual values.
+    """
+
+    def __init__(self, values: Iterable[tuple[Any, tf.Tensor]]) -> None:
+        super().__init__()
+        self._given = {id(variable): _Value(tensor) for variable, tensor in values}
+
+    def get_current_value(self, variable: Any) -> Any:
+        assigned, given = self.assigned(variable), self._given.get(id(variable))
+        return super().get_current_value(variable) if assigned is not None or given is None else given
+
+
+class _Value(StandIn):
+    """A tensor by which a gradient can be taken where TensorFlow expects a variable."""
+
+    def __init__(self, tensor: tf.Tensor) -> None:
+        self._tensor = tensor
+
+    def as_tensor(self) -> tf.Tensor:
+        return self._tensor
+
+    @property
+    def handle(self) -> tf.Tensor:
+        """What a gradient tape identifies the value by."""
+        return self._tensor
+
+    @property
+    def dtype(self) -> tf.DType:
+        return self._tensor.dtype
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        return self._tensor.shape

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,6 +16,11 @@ from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.dtensor.arrays import Mesh, gather, layout_of, parts_of_process, place_rows
 from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch
 from distlaunch.strategies.mesh.row_counts import RowCounts
+
+_QUICK_S = 0.02
+"""More batches than one are awaited only if the last one took no longer than these seconds."""
+Shapes = tuple[tuple[tuple[int, ...], tf.DType], ...]
+"""Shapes and types of the leaves of a batch."""
 
 
 class Feed:
@@ -58,3 +65,63 @@ class Feed:
             return place_rows(leaf, start, shape, layout_of(self._mesh, tuple(chosen)))
 
         return map_batch(pack, batch, self.axes)
+
+
+class BatchQueue:
+    """Batches that are read before they are needed.
+
+    Args:
+        batches: yields each batch; None at the end of a pass of unknown length.
+        may_differ: whether this process may read another number of batches ahead than others. Otherwise, the time that
+            a batch takes does not count.
+    """
+
+    def __init__(self, batches: Iterator[Batch | None], *, may_differ: bool) -> None:
+        self._batches, self._may_differ = batches, may_differ
+        self._read: deque[Batch | None] = deque()
+        self._failure: Exception | None = None
+
+    def __len__(self) -> int:
+        return len(self._read)
+
+    def read(self, number: int) -> None:
+        """Read until so many batches are here, while they come quickly; read one if there is none.
+
+        A batch that cannot be read is an error only when it is taken, after the steps of the batches before it.
+        """
+        is_quick = True
+        while len(self._read) < number and self._failure is None and (is_quick or not self._read):
+            began = time.perf_counter()
+            try:
+                batch = next(self._batches)
+            except Exception as error:
+                self._failure = error
+                return
+            self._read.append(batch)
+            if batch is None:
+                return
+            is_quick = not self._may_differ or time.perf_counter() - began <= _QUICK_S
+
+    def take(self, number: int, shapes: Shapes | None) -> Sequence[Batch] | None:
+        """Return so many batches if all of them are here and have these shapes, or otherwise the next batch only.
+
+        Returns:
+            None at the end of a pass of unknown length.
+
+        Raises:
+            Exception: the next batch cannot be read.
+        """
+        self.read(1)
+        if not self._read:
+            assert self._failure is not None, "otherwise there is a batch, or an end"
+            raise self._failure
+        ahead = [self._read[index] for index in range(min(number, len(self._read)))]
+        if len(ahead) < number or any(batch is None or shapes_of(batch) != shapes for batch in ahead):
+            ahead = ahead[:1]
+        for _ in ahead:
+            self._read.popleft()
+        return None if ahead[0] is None else ahead
+
+
+def shapes_of(batch: Batch) -> Shapes:
+    return tuple((tuple(leaf.shape), leaf.dtype) for leaf in tf.nest.flatten(batch))

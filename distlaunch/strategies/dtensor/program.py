@@ -1,7 +1,10 @@
 """Training and evaluation on a DTensor mesh with functional steps.
 
-A traced step reads all variables, computes the new values, and assigns all variables at the end. The reason is that
+A traced call reads all variables, computes the new values, and assigns all variables at the end. The reason is that
 DTensor may return the old value, without an error, for a variable that is read after its assignment.
+
+A call takes several milliseconds, in which a small model could make several steps. After some steps, a second call
+therefore makes the steps of several batches. Both calls give the same numbers, to the bit.
 
 A last batch that cannot be split evenly is replicated on every device, because padding rows would count in unweighted
 metrics and in BatchNorm.
@@ -10,6 +13,8 @@ metrics and in BatchNorm.
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +32,7 @@ from distlaunch.patches.keras_private import put_value, value_of
 from distlaunch.patches.tensorflow_random import change_draws
 from distlaunch.strategies.coordination import Peers, Vote
 from distlaunch.strategies.dtensor.arrays import Layout, Mesh, place
-from distlaunch.strategies.dtensor.feed import Feed
+from distlaunch.strategies.dtensor.feed import BatchQueue, Feed, Shapes, shapes_of
 from distlaunch.strategies.dtensor.variable import MeshVariable
 from distlaunch.strategies.final_weights import set_final_weights
 from distlaunch.strategies.finite import loss_probe
@@ -54,7 +59,19 @@ from distlaunch.strategies.variables import (
     state_variables,
 )
 
+COMBINES_SUMS = "DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"
+"""Variable by which DTensor sums several tensors over the devices at once.
+
+The last digits of each sum then depend on the tensors beside it, and so on the number of steps of a call.
+"""
 _STEPS_PER_CHECK = 16  # steps of an evaluation between two checks for a stop request
+BLOCK_STEPS = 8
+"""Number of steps that one call makes for a small model."""
+STEPS_BEFORE_BLOCKS = 1000
+"""Number of steps of a process after which it is worth some seconds to compile a call of several steps."""
+MOST_OPERATIONS = 500
+"""Number of operations of the steps of small models. DTensor needs seconds to compile a thousand operations."""
+_LARGE_STATE = 1_000_000_000  # bytes; a call of several steps may need memory for further copies
 _RESOURCES = (tf.resource, tf.variant)
 
 
@@ -87,48 +104,102 @@ class DTensorProgram(MeshProgram):
         weights = [*self._groups[0], *self._groups[1]]
         self._local = LocalModel(model, weights, lambda one: value_of(one).whole())
         self._log_names: list[str] | None = None
-        self._batches: Iterator[Batch | None] | None = None
-        self._ahead: list[Batch | None] = []  # at most one batch, read while the devices computed
+        self._queue: BatchQueue | None = None
+        self._steps_made = 0  # of this process
+        self._block_shapes: Shapes | None = None
+        """Shapes of the batches of calls with several steps; empty for no such calls, None if that is not decided."""
         self._train_call = MeshFunction(self._train, mesh)
         self._test_call = MeshFunction(self._test, mesh)
 
     # steps
 
     def set_train_data(self, source: Source) -> None:
-        self._batches, self._source = self._feed.batches(source), source
-        self._ahead.clear()
+        self._queue = BatchQueue(self._feed.batches(source), may_differ=self._peers.number == 1)
+        self._source = source
 
     def run_steps(self, num_steps: int, vote: Vote) -> CallResult:
-        assert self._batches is not None, "set_train_data comes first"
-        assert self._source is not None
-        done, nonfinite, ended = 0, None, False
+        queue, source = self._queue, self._source
+        assert queue is not None, "set_train_data comes first"
+        assert source is not None
+        done, nonfinite, ended, calls = 0, None, False, 0
         seconds, waits, rows_before, began = [], [], self._feed.rows, time.perf_counter()
         while done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite):
-            if not self._ahead:
-                # the previous step has ended, so the devices are idle while this process waits for the batch
+            wanted = self._steps_of_call(num_steps - done)
+            if not queue:
+                # the previous call has ended, so the devices are idle while this process waits for the batches
                 asked = time.perf_counter()
-                self._ahead.append(next(self._batches))
-                waits.append(time.perf_counter() - asked)
-            batch = self._ahead.pop()
+                queue.read(wanted)
+                waits.append((time.perf_counter() - asked) / max(len(queue), 1))
+            batches = queue.take(wanted, self._block_shapes)
             at = self._steps_in_epoch + done
-            if ended := self._peers.has_data_ended(self._source, ended=batch is None, steps=at):
+            if ended := self._peers.has_data_ended(source, ended=batches is None, steps=at):
                 break
+            assert batches is not None, "the data has not ended"
             with _explain_compiler_errors():
-                self._find_log_names(batch)
-                probe = self._train_call(batch)
-            done += 1
-            # in a measured step, the next batch is read only when the devices have finished
-            if done < num_steps and done % MEASURE_EVERY:
-                self._ahead.append(next(self._batches))  # the devices compute meanwhile
-            if nonfinite is None and not np.isfinite(dtensor.unpack(probe)[0].numpy()):
-                nonfinite = done
-            seconds.append(time.perf_counter() - began)
-            began += seconds[-1]  # the end of this step
+                self._find_log_names(batches[0])
+                results = self._train_call(tuple(batches))
+            calls += 1
+            left = num_steps - done - len(batches)
+            # in a measured call, the next batches are read only when the devices have finished
+            if left and calls % MEASURE_EVERY:
+                queue.read(self._steps_of_call(left))  # the devices compute meanwhile
+            made, first = self._await(results, batches)
+            if nonfinite is None and first is not None:
+                nonfinite = done + first
+            done += made
+            self._steps_made += made
+            self._choose_blocks(source, batches)
+            now = time.perf_counter()
+            seconds += [(now - began) / made] * made
+            began = now
         self._steps_in_epoch += done
         times = StepTimes(
             tuple(seconds), _input_s(waits, seconds), (self._feed.rows - rows_before) / self._peers.number
         )
         return CallResult(done, ended, self._train_logs(), self._peers.agree(vote), nonfinite, times)
+
+    def _await(self, results: tf.Tensor, batches: Sequence[Batch]) -> tuple[int, int | None]:
+        """Wait for a call, and add its logs.
+
+        Returns:
+            The number of steps, and the number of the first one whose losses are not finite.
+        """
+        values = dtensor.unpack(results)[0].numpy()
+        wrong = np.flatnonzero(~np.isfinite(values[:, 0]))
+        first = int(wrong[0]) + 1 if wrong.size else None
+        if first is not None and len(batches) > 1 and self._steps.stop_at_nonfinite:
+            # the call has changed nothing, and no step may follow this one
+            for batch in batches[:first]:
+                self._await(self._train_call((batch,)), (batch,))
+            return first, first
+        for _, *own in values:
+            for name, value in zip(self._log_names or (), own, strict=True):
+                self._sums[name] = self._sums[name] + value if self._steps.logs == "mean" else value
+        return len(batches), first
+
+    def _steps_of_call(self, left: int) -> int:
+        """Return the number of steps of the next call, of which so many are left."""
+        return BLOCK_STEPS if self._block_shapes and left >= BLOCK_STEPS else 1
+
+    def _choose_blocks(self, source: Source, batches: Sequence[Batch]) -> None:
+        """Decide once, after some steps, whether calls of several steps are worth their compilation.
+
+        All processes decide the same.
+
+        Args:
+            batches: those of the last call.
+        """
+        if self._block_shapes is not None or self._steps_made < STEPS_BEFORE_BLOCKS:
+            return
+        shapes = shapes_of(batches[0])
+        if any(shape[0] != source.global_batch for shape, _ in shapes):
+            return  # the last batch of a pass may be smaller
+        must_agree = self._peers.number > 1 and source.ends  # on the end of the data, before each step
+        is_possible = not (self._steps.one_by_one or must_agree or source.is_process_local)
+        sizes = (value_of(one).dtype.size * math.prod(one.shape) for group in self._groups for one in group)
+        is_small = self._train_call.num_operations(tuple(batches)) <= MOST_OPERATIONS and sum(sizes) <= _LARGE_STATE
+        has_equal_sums = os.environ.get(COMBINES_SUMS) == "0"
+        self._block_shapes = shapes if is_possible and is_small and has_equal_sums else ()
 
     def evaluate(
         self,
@@ -181,25 +252,40 @@ class DTensorProgram(MeshProgram):
     def reset_metrics(self) -> None:
         self._steps_in_epoch = 0
         self._model.reset_metrics()
-        for variable in self._sums.values():
-            variable.assign(np.float32(0))
+        self._sums = dict.fromkeys(self._sums, np.float32(0))
 
-    def _train(self, batch: Batch) -> tf.Tensor:
-        """Run one step, and return `loss_probe` of its losses."""
-        state = tuple(_read(group) for group in self._groups)
-        sums = {name: variable.on_mesh.read_value() for name, variable in self._sums.items()}
-        with _draw_whole_tensors(self._mesh):
-            logs, new = self._steps.train(state, batch)
-        values = {name: tf.cast(tf.reduce_mean(logs[name]), tf.float32) for name in sums}
-        if self._steps.logs == "mean":
-            values = {name: sums[name] + value for name, value in values.items()}
+    def _train(self, batches: Sequence[Batch]) -> tf.Tensor:
+        """Make a step for each batch; return `loss_probe` of its losses and its logs, shape [batches, 1 + logs].
+
+        If there are several batches, and no step may follow losses that are not finite, such losses change nothing.
+        """
+        before = state = tuple(_read(group) for group in self._groups)
+        results, probes = [], []
+        for batch in batches:
+            if probes:
+                state = tuple(self._settled(*each) for each in zip(self._groups, before, state, strict=True))
+            with _draw_whole_tensors(self._mesh):
+                logs, state = self._steps.train(state, batch)
+            probes.append(loss_probe(logs))
+            values = [tf.reduce_mean(logs[name]) for name in self._log_names or ()]
+            results.append(tf.stack([tf.cast(value, tf.float32) for value in (probes[-1], *values)]))
+        if len(batches) > 1 and self._steps.stop_at_nonfinite:
+            # a sum that overflows is the same to the caller, who then makes the steps one by one
+            all_finite = tf.math.is_finite(sum(probes[1:], probes[0]))
+            state = tuple(_select(all_finite, new, old) for new, old in zip(state, before, strict=True))
         # at the end, because a read after an assignment may return the old value
-        for group, before, values_of_group in zip(self._groups, state, new, strict=True):
-            assign_new(group, before, values_of_group)
-        for name, value in values.items():
-            self._sums[name].on_mesh.assign(value)
-        # replicated, so that every device holds the value
-        return dtensor.relayout(loss_probe(logs), Layout.replicated(self._mesh, rank=0))
+        for group, old, new in zip(self._groups, before, state, strict=True):
+            assign_new(group, old, new)
+        # replicated, so that every device holds the values
+        return dtensor.relayout(tf.stack(results), Layout.replicated(self._mesh, rank=2))
+
+    def _settled(self, variables: list[Any], before: list[Any], values: list[Any]) -> list[Any]:
+        """Return the values of variables after a step, as the next step would read them."""
+        stored = [value_of(variable) for variable in variables]
+        return [
+            old if new is old else dtensor.relayout(tf.cast(new, each.dtype), each.layout)
+            for each, old, new in zip(stored, before, values, strict=True)
+        ]
 
     def _test(self, batch: Batch) -> dict[str, tf.Tensor]:
         """Run one step, and return the values that it reports in place of the model's metrics."""
@@ -225,7 +311,7 @@ class DTensorProgram(MeshProgram):
         )
 
     def _find_log_names(self, batch: Batch) -> None:
-        """Create variables for scalars that the step returns in addition to the model's metrics."""
+        """Find the names of scalars that the step returns in addition to the model's metrics."""
         if self._log_names is not None:
             return
 
@@ -236,8 +322,8 @@ class DTensorProgram(MeshProgram):
             return tf.function(logs, autograph=False).get_concrete_function(batch).structured_outputs
 
         self._log_names = extra_log_names(self._steps, trace)
-        for name in self._log_names:
-            self._sums.setdefault(name, MeshVariable(np.zeros((), np.float32), self._mesh, ()))
+        # after a restore, there are sums
+        self._sums = {name: self._sums.get(name, np.float32(0)) for name in self._log_names}
 
     # metrics
 
@@ -250,8 +336,7 @@ class DTensorProgram(MeshProgram):
         return logs_to_host(values) if own else self._metric_logs()
 
     def _train_logs(self) -> Logs:
-        own = logs_to_host({name: variable.numpy() for name, variable in self._sums.items()})
-        return self._combine_logs(self._metric_logs(), own)
+        return self._combine_logs(self._metric_logs(), logs_to_host(self._sums))
 
     # state
 
@@ -276,12 +361,8 @@ class DTensorProgram(MeshProgram):
 
     def restore(self, state: State) -> None:
         sums, self._steps_in_epoch = restore_state(self._model, state)
-        # assigned, not replaced, because a traced step refers to the existing variables
-        for name, variable in self._sums.items():
-            variable.on_mesh.assign(
-                dtensor.copy_to_mesh(sums.pop(name, np.float32(0)), Layout.replicated(self._mesh, 0))
-            )
-        self._sums |= {name: MeshVariable(value, self._mesh, ()) for name, value in sums.items()}
+        names = self._sums if self._log_names is None else self._log_names
+        self._sums = {**dict.fromkeys(names, np.float32(0)), **sums}
 
 
 def _draw_whole_tensors(mesh: Mesh) -> AbstractContextManager[None]:
@@ -305,6 +386,19 @@ def assign_new(variables: list[Any], before: list[Any], values: list[Any]) -> No
         if value is not old:
             stored = value_of(variable)
             stored.on_mesh.assign(tf.cast(value, stored.dtype))
+
+
+def _select(condition: tf.Tensor, values: list[Any], others: list[Any]) -> list[Any]:
+    """Return the values if a scalar condition is true, or the others."""
+
+    def select(value: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+        if value is other:
+            return value
+        # DTensor ends the process if the condition has fewer dimensions
+        whole = tf.broadcast_to(condition, value.shape) if value.shape.rank else condition
+        return tf.where(whole, value, other)
+
+    return [select(tf.cast(value, other.dtype), other) for value, other in zip(values, others, strict=True)]
 
 
 @contextlib.contextmanager
@@ -351,16 +445,20 @@ class MeshFunction:
     def __init__(self, function: Callable[[Batch], Any], mesh: Mesh) -> None:
         self._call = tf.function(function, autograph=False, reduce_retracing=False)
         self._mesh = mesh
-        self._seen: set[tuple[Any, ...]] = set()
+        self._sizes: dict[Shapes, int] = {}
 
     def __call__(self, batch: Batch) -> Any:
-        key = tuple((tuple(leaf.shape), leaf.dtype) for leaf in tf.nest.flatten(batch))
-        if key not in self._seen:
+        key = shapes_of(batch)
+        if key not in self._sizes:
             # the call below uses this concrete function
             concrete = self._call.get_concrete_function(batch)
             concrete.set_external_captures([self._on_mesh(tensor) for tensor in concrete.captured_inputs])
-            self._seen.add(key)
+            self._sizes[key] = len(concrete.graph.get_operations())
         return self._call(batch)
+
+    def num_operations(self, batch: Batch) -> int:
+        """Return the number of operations of the call of a batch with these shapes, which has been called."""
+        return self._sizes[shapes_of(batch)]
 
     def _on_mesh(self, tensor: tf.Tensor) -> tf.Tensor:
         if dtensor.is_dtensor(tensor):

@@ -18,7 +18,7 @@ from distlaunch.config.strategies.mesh import DTensorSection
 from distlaunch.strategies.coordination import Peers, addresses_and_rank, await_chief
 from distlaunch.strategies.devices import check_outside_clusters, virtual_cpus
 from distlaunch.strategies.dtensor.arrays import Mesh, parts_of_process
-from distlaunch.strategies.dtensor.program import DTensorProgram
+from distlaunch.strategies.dtensor.program import COMBINES_SUMS, DTensorProgram
 from distlaunch.strategies.mesh.strategy import MeshStrategy, mesh_sizes
 from distlaunch.strategies.tensorflow_store import TensorFlowStore
 
@@ -32,6 +32,7 @@ class DTensor(MeshStrategy):
 
     def __init__(self, section: DTensorSection, cluster: Cluster | None = None) -> None:
         del cluster  # TF_CONFIG determines the size
+        os.environ.setdefault(COMBINES_SUMS, "0")
         peers = _peers()
         gpus = len(tf.config.list_physical_devices("GPU")) * peers.number
         sizes, total = mesh_sizes(section, peers.number, gpus)

@@ -8,6 +8,7 @@ take effect at its end. `step(context, state, batch) -> (logs, state)` is the fo
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,8 @@ from distlaunch.data.batches import Batch
 from distlaunch.data.function_references import load_function
 from distlaunch.data.user_functions import with_autograph_in_graphs
 from distlaunch.patches.tensorflow_late import tf
-from distlaunch.strategies.collected_scope import CollectedScope
+from distlaunch.patches.tensorflow_tape import watched_by_tapes
+from distlaunch.strategies.collected_scope import CollectedScope, StateScope
 from distlaunch.strategies.mesh.functional_step import FunctionalStep, TestState, TrainState, average, reference_loss
 from distlaunch.strategies.protocol import StepFunction, Steps
 from distlaunch.strategies.variables import flat_logs, overrides_method, slot_variables
@@ -143,11 +145,13 @@ def _collect_assignments(model: keras.Model, step: Callable[[Batch], dict[str, A
     """Return a functional step that runs a step with assignments, and returns the assigned values as the new state."""
 
     def train_step(state: TrainState, batch: Batch) -> tuple[dict[str, Any], TrainState]:
-        with CollectedScope() as scope:
-            logs = flat_logs(step(batch))
         slots = slot_variables(model)
         groups = (model.trainable_variables, model.non_trainable_variables, slots, model.metrics_variables)
-        # `values` is None where an evaluation has no optimizer state
+        # an evaluation has no optimizer state, but None
+        known = [(group, values) for group, values in zip(groups, state, strict=True) if values is not None]
+        given = itertools.chain.from_iterable(zip(group, values, strict=True) for group, values in known)
+        with StateScope(given) as scope, watched_by_tapes([each for each in state[0] if each.dtype.is_floating]):
+            logs = flat_logs(step(batch))
         new = [values and _new_values(scope, group, values) for group, values in zip(groups, state, strict=True)]
         return logs, (new[0], new[1], new[2], new[3])
 
