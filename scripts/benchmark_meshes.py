@@ -74,6 +74,10 @@ def _session(config: Any) -> Any:
 def _distlaunch(session: Any, steps: int) -> Epoch:
     from distlaunch.strategies.coordination import Vote
 
+    if session.config.strategy.kind == "dtensor":
+        from distlaunch.strategies.dtensor import program
+
+        program.STEPS_BEFORE_BLOCKS = 1  # measures what is reached after a while
     session.program.set_train_data(session.train.training_source(0, 0, ends_visible=False))
     return lambda: _ignore(session.program.run_steps(steps, Vote()))
 
