@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import mmap
@@ -350,11 +351,10 @@ def test_scripts_get_settings_too(chief: bool, ps: int, share: str) -> None:
 
 
 def test_references_of_tests_round_as_tasks_do(virtual_devices: None) -> None:
-    from tensorflow.python.util import _pywrap_util_port
-
+    port: Any = importlib.import_module("tensorflow.python.util._pywrap_util_port")
     if (value := kept_variables(Machine.here().hardware).get(ONEDNN)) is None:
         pytest.skip("TensorFlow has no oneDNN for this processor")
-    assert _pywrap_util_port.IsMklEnabled() == (value == "1")
+    assert port.IsMklEnabled() == (value == "1")
 
 
 @pytest.mark.parametrize(
