@@ -72,6 +72,7 @@ STEPS_BEFORE_BLOCKS = 1000
 MOST_OPERATIONS = 500
 """Number of operations of the steps of small models. DTensor needs seconds to compile a thousand operations."""
 _LARGE_STATE = 1_000_000_000  # bytes; a call of several steps may need memory for further copies
+_MOST_BYTES = 64_000_000  # of the batches of a call of several steps, which are on the devices at the same time
 _RESOURCES = (tf.resource, tf.variant)
 
 
@@ -196,10 +197,13 @@ class DTensorProgram(MeshProgram):
             return  # the last batch of a pass may be smaller
         must_agree = self._peers.number > 1 and source.ends  # on the end of the data, before each step
         is_possible = not (self._steps.one_by_one or must_agree or source.is_process_local)
-        sizes = (value_of(one).dtype.size * math.prod(one.shape) for group in self._groups for one in group)
-        is_small = self._train_call.num_operations(tuple(batches)) <= MOST_OPERATIONS and sum(sizes) <= _LARGE_STATE
+        state_bytes = sum(_bytes(one.shape, value_of(one).dtype) for group in self._groups for one in group)
+        batch_bytes = sum(_bytes(*each) for each in shapes)
+        is_small = state_bytes <= _LARGE_STATE and batch_bytes * BLOCK_STEPS <= _MOST_BYTES
+        is_quickly_compiled = self._train_call.num_operations(tuple(batches)) <= MOST_OPERATIONS
         has_equal_sums = os.environ.get(COMBINES_SUMS) == "0"
-        self._block_shapes = shapes if is_possible and is_small and has_equal_sums else ()
+        may = is_possible and is_small and is_quickly_compiled and has_equal_sums
+        self._block_shapes = shapes if may else ()
 
     def evaluate(
         self,
@@ -375,6 +379,10 @@ def _draw_whole_tensors(mesh: Mesh) -> AbstractContextManager[None]:
         return dtensor.relayout(tensor, Layout.replicated(mesh, rank=tensor.shape.rank))
 
     return change_draws(whole)
+
+
+def _bytes(shape: Sequence[int], dtype: tf.DType) -> int:
+    return math.prod(shape) * dtype.size
 
 
 def _read(variables: list[Any]) -> list[Any]:
