@@ -19,8 +19,8 @@ def numbers():
 
 
 def drawn():
-    order = np.random.default_rng().permutation(203)
-    return {"train": (ROWS[order], ROWS[order].sum(1))}
+    rows = ROWS[:203] * np.random.default_rng().uniform(size=(203, 1)).astype("float32")
+    return {"train": (rows, rows.sum(1))}
 
 
 def look(number):
