@@ -30,10 +30,10 @@ _OF_TESTS = ("PYTEST_CURRENT_TEST", "STRATEGY", "HOOKS", "BAD_KIND", "PYTHONBREA
 _LATE = (*READ_LATE, LIFELINE_FD, "KERAS_BACKEND", *_OF_TESTS)
 
 
-# variables that importing a framework sets, in the process of the tests too once one of them has imported it
+# variables that importing a framework or making a strategy sets, in the process of the tests too
 _OF_FRAMEWORKS = (
-    "ENABLE_RUNTIME_UPTIME_TELEMETRY", "HDF5_PLUGIN_PATH", "TF2_BEHAVIOR", "TF_CPP_MIN_LOG_LEVEL", "TPU_ML_PLATFORM",
-    "TPU_ML_PLATFORM_VERSION", "TPU_SKIP_MDS_QUERY",
+    "DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION", "ENABLE_RUNTIME_UPTIME_TELEMETRY", "HDF5_PLUGIN_PATH",
+    "TF2_BEHAVIOR", "TF_CPP_MIN_LOG_LEVEL", "TPU_ML_PLATFORM", "TPU_ML_PLATFORM_VERSION", "TPU_SKIP_MDS_QUERY",
 )  # fmt: skip
 
 
