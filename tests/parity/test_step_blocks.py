@@ -21,7 +21,7 @@ Calls = list[int]
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """Calls of two steps from the second step on; the numbers of steps of the calls."""
-    from distlaunch.strategies.dtensor import program
+    from distlaunch.strategies.dtensor import feed, program
 
     class Counted(program.MeshFunction):
         def __call__(self, batch: Any) -> Any:
@@ -29,6 +29,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
             return super().__call__(batch)
 
     made: Calls = []
+    monkeypatch.setattr(feed, "QUICK_S", 1e9)  # on a busy machine, a batch may take long
     monkeypatch.setattr(program, "MeshFunction", Counted)
     monkeypatch.setattr(program, "BLOCK_STEPS", 2)
     monkeypatch.setattr(program, "STEPS_BEFORE_BLOCKS", 1)

@@ -17,7 +17,7 @@ from distlaunch.strategies.dtensor.arrays import Mesh, gather, layout_of, parts_
 from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch
 from distlaunch.strategies.mesh.row_counts import RowCounts
 
-_QUICK_S = 0.02
+QUICK_S = 0.02
 """More batches than one are awaited only if the last one took no longer than these seconds."""
 Shapes = tuple[tuple[tuple[int, ...], tf.DType], ...]
 """Shapes and types of the leaves of a batch."""
@@ -100,7 +100,7 @@ class BatchQueue:
             self._read.append(batch)
             if batch is None:
                 return
-            is_quick = not self._may_differ or time.perf_counter() - began <= _QUICK_S
+            is_quick = not self._may_differ or time.perf_counter() - began <= QUICK_S
 
     def take(self, number: int, shapes: Shapes | None) -> Sequence[Batch] | None:
         """Return so many batches if all of them are here and have these shapes, or otherwise the next batch only.
