@@ -12,8 +12,8 @@ _TAPE = "tensorflow.python.eager.backprop.GradientTape"
 
 PATCH = Patch(
     symbols=(Symbol(f"{_TAPE}.__enter__", "(self)"), Symbol(f"{_TAPE}.watch", "(self, tensor)")),
-    why="A user's training step opens its own tape, which watches variables. In a call of several steps on DTensor, "
-    "the values of the variables are tensors after the first step.",
+    why="A user's training step opens its own tape, which watches variables. On DTensor, where a call "
+    "may make several steps, a step gets the values of the variables as tensors.",
     until="DTensor reads the new value of a variable that a function has assigned.",
 )
 

@@ -55,7 +55,7 @@ class _Value(StandIn):
 
     @property
     def handle(self) -> tf.Tensor:
-        """What a gradient tape identifies the value by."""
+        """Tensor by which a gradient tape identifies the value."""
         return self._tensor
 
     @property

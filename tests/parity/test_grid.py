@@ -37,7 +37,7 @@ FULL: dict[str, Callable[[], list[Point]]] = {"test_full": full, "test_full_mixe
 def params(points: list[Point]) -> list[Any]:
     # chosen in the order of what each adds: the first seventh has almost half of all pairs
     in_ci = len(points) // 7
-    marks: list[list[pytest.MarkDecorator]] = [[]] * in_ci + [[pytest.mark.slow]] * (len(points) - in_ci)
+    marks = [()] * in_ci + [pytest.mark.slow] * (len(points) - in_ci)
     return [pytest.param(at, marks=mark, id=name_of(at)) for at, mark in zip(points, marks, strict=True)]
 
 

@@ -195,14 +195,12 @@ class DTensorProgram(MeshProgram):
         shapes = shapes_of(batches[0])
         if any(shape[0] != source.global_batch for shape, _ in shapes):
             return  # the last batch of a pass may be smaller
-        must_agree = self._peers.number > 1 and source.ends  # on the end of the data, before each step
-        is_possible = not (self._steps.one_by_one or must_agree or source.is_process_local)
         state_bytes = sum(_bytes(one.shape, value_of(one).dtype) for group in self._groups for one in group)
         batch_bytes = sum(_bytes(*each) for each in shapes)
         is_small = state_bytes <= _LARGE_STATE and batch_bytes * BLOCK_STEPS <= _MOST_BYTES
         is_quickly_compiled = self._train_call.num_operations(tuple(batches)) <= MOST_OPERATIONS
         has_equal_sums = os.environ.get(COMBINES_SUMS) == "0"
-        may = is_possible and is_small and is_quickly_compiled and has_equal_sums
+        may = self._may_make_several_steps(source) and is_small and is_quickly_compiled and has_equal_sums
         self._block_shapes = shapes if may else ()
 
     def evaluate(
@@ -267,7 +265,7 @@ class DTensorProgram(MeshProgram):
         results, probes = [], []
         for batch in batches:
             if probes:
-                state = tuple(self._settled(*each) for each in zip(self._groups, before, state, strict=True))
+                state = tuple(_settled(*each) for each in zip(self._groups, before, state, strict=True))
             with _draw_whole_tensors(self._mesh):
                 logs, state = self._steps.train(state, batch)
             probes.append(loss_probe(logs))
@@ -282,14 +280,6 @@ class DTensorProgram(MeshProgram):
             assign_new(group, old, new)
         # replicated, so that every device holds the values
         return dtensor.relayout(tf.stack(results), Layout.replicated(self._mesh, rank=2))
-
-    def _settled(self, variables: list[Any], before: list[Any], values: list[Any]) -> list[Any]:
-        """Return the values of variables after a step, as the next step would read them."""
-        stored = [value_of(variable) for variable in variables]
-        return [
-            old if new is old else dtensor.relayout(tf.cast(new, each.dtype), each.layout)
-            for each, old, new in zip(stored, before, values, strict=True)
-        ]
 
     def _test(self, batch: Batch) -> dict[str, tf.Tensor]:
         """Run one step, and return the values that it reports in place of the model's metrics."""
@@ -394,6 +384,15 @@ def assign_new(variables: list[Any], before: list[Any], values: list[Any]) -> No
         if value is not old:
             stored = value_of(variable)
             stored.on_mesh.assign(tf.cast(value, stored.dtype))
+
+
+def _settled(variables: list[Any], before: list[Any], values: list[Any]) -> list[Any]:
+    """Return the values of variables after a step, as the next step would read them."""
+    stored = [value_of(variable) for variable in variables]
+    return [
+        old if new is old else dtensor.relayout(tf.cast(new, each.dtype), each.layout)
+        for each, old, new in zip(stored, before, values, strict=True)
+    ]
 
 
 def _select(condition: tf.Tensor, values: list[Any], others: list[Any]) -> list[Any]:

@@ -19,8 +19,7 @@ from distlaunch.strategies.stand_in import StandIn
 class MeshVariable(StandIn):
     """Value of a Keras variable on a mesh.
 
-    When used as a tensor, it is the whole value on the host. In a traced function, it is the variable on the mesh,
-    which gradient tapes watch.
+    When used as a tensor, it is the whole value on the host, and in a traced function the value on the mesh.
     """
 
     def __init__(self, value: np.ndarray, mesh: Mesh, axes: Axes) -> None:
@@ -41,11 +40,6 @@ class MeshVariable(StandIn):
             self.on_mesh.assign(value)
             return
         self.on_mesh.assign(place(np.asarray(value), self.layout))
-
-    @property
-    def handle(self) -> Any:
-        """Handle by which a gradient tape identifies the variable."""
-        return self.on_mesh.handle
 
     def as_tensor(self) -> tf.Tensor:
         return self.on_mesh.read_value() if tf.inside_function() else tf.constant(self.numpy())

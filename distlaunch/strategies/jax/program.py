@@ -259,10 +259,7 @@ class JaxProgram(MeshProgram):
         """
         source = self._source
         assert source is not None, "set_train_data comes first"
-        must_agree = self._peers.number > 1 and source.ends  # on the end of the data, before each step
-        if self._steps.one_by_one or must_agree or source.is_process_local:
-            return None
-        if self._steps.sample is None or source.global_batch is None:
+        if not self._may_make_several_steps(source) or self._steps.sample is None or source.global_batch is None:
             return None
         return self._placement.spec(to_jax_arrays(self._steps.sample(1)), source.global_batch)
 

@@ -34,6 +34,11 @@ class MeshProgram(Program):
         self._sums: dict[str, Any] = {}
         """Sums of the scalars that the step returns in addition to the model's metrics, or their last values."""
 
+    def _may_make_several_steps(self, source: Source) -> bool:
+        """Return whether a call may make the steps of several batches of a source; the same in all processes."""
+        must_agree = self._peers.number > 1 and source.ends  # on the end of the data, before each step
+        return not (self._steps.one_by_one or must_agree or source.is_process_local)
+
     def _whole_value(self, variable: Any) -> np.ndarray:
         """Return a copy of the whole value of a variable; every process must call it."""
         raise NotImplementedError
