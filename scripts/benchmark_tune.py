@@ -13,7 +13,6 @@ The exit code is 1 if it is not. `--only` and `--most` limit the exhaustive sear
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 import json
 import statistics
@@ -27,21 +26,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distlaunch.base.run_files.trial_records import Record, TrialOrder
+from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_files.trial_records import Record
 from distlaunch.cluster.machine import Machine
 from distlaunch.config.run import RunConfig
 from distlaunch.jobs.choose_run import JobRequest, choose
 from distlaunch.plan.train import REMOVED_ENV
 from distlaunch.supervise.requests import SignalPipe
 from distlaunch.tune.candidates import Candidate, Change, settings, strategies, untuned
-from distlaunch.tune.contestant import Contestant, ContestantFailed
+from distlaunch.tune.contestant import Contestant, Reference, TrialFailed
 from distlaunch.tune.contexts import Contexts
 from distlaunch.tune.equality import judge_candidate
 from distlaunch.tune.race import Spread
 from distlaunch.tune.site import Site
-from distlaunch.tune.tuning import RECORDED_STEPS, reference_config
+from distlaunch.tune.tuning import RECORDED_STEPS
 from distlaunch.verify.comparison import failure_text
-from distlaunch.verify.run_trials import TrialRunner
 
 ROUND_S = 0.4
 GOOD = 1.05
@@ -146,11 +145,14 @@ class Bench:
         folder = self._entered.enter_context(tempfile.TemporaryDirectory(prefix="distlaunch-tune-"))
         context = self._contexts.take({})
         self.site = Site.of(self.config, context)
-        choice = dataclasses.replace(self._choice, context=context)
-        runner = TrialRunner(
-            choice, TrialOrder(RECORDED_STEPS), Path(folder), self._signals, reference_config(self.config)
-        )
-        self._reference, self._reference_run = runner.reference, runner.reference_run
+        self._reference = Reference(self.config, RunDir.claim(Path(folder), "verify"), context, RECORDED_STEPS)
+        self._entered.callback(self._reference.close)
+        self._entered.callback(self._reference.ask_to_stop)
+        self._reference.start()
+        while (record := self._reference.record()) is None:
+            self._stop_if_asked()
+            time.sleep(POLL_S)
+        self._reference_record = record
         self._contexts.give_back(context, {})
         return self
 
@@ -165,7 +167,7 @@ class Bench:
                 try:
                     contestant, is_equal = self._started(candidate, stack)
                     times = [contestant.measure() for _ in range(rounds)]
-                except ContestantFailed as failed:
+                except TrialFailed as failed:
                     end = failed.result
                     why = str(end) if isinstance(end, BaseException) else failure_text(end)
                     print(f"{number}/{len(combinations)} {candidate.name}: {why}", flush=True)
@@ -196,19 +198,18 @@ class Bench:
     def _started(self, candidate: Candidate, stack: ExitStack) -> tuple[Contestant, bool]:
         """Start a candidate; return it once it is ready to be measured, and whether its losses are equal."""
         context = self._contexts.take(candidate.environ)
-        run = Contestant.run_dir(self._reference_run)
+        run = Contestant.run_dir(self._reference.run, RECORDED_STEPS)
         contestant = Contestant(candidate, run, context, RECORDED_STEPS, ROUND_S, self._stop_if_asked)
         stack.callback(self._contexts.give_back, context, candidate.environ)
         stack.callback(contestant.close)
         stack.callback(contestant.ask_to_stop)
         contestant.start()
-        while not contestant.is_ready():
+        while not contestant.is_prepared(_COMPILING_S):
             self._stop_if_asked()
             time.sleep(POLL_S)
-        contestant.prepare(_COMPILING_S)
         record = contestant.record()
         self._untuned = self._untuned or record  # the untuned config is measured first
-        return contestant, judge_candidate(record, self._untuned, self._reference).equal
+        return contestant, judge_candidate(record, self._untuned, self._reference_record).equal
 
     def _stop_if_asked(self) -> None:
         if self._signals.stop_is_requested():

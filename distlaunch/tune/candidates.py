@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from distlaunch.base.errors import Problem
 from distlaunch.base.plural import count
@@ -30,11 +29,7 @@ _DEVICES_OF_WORKER = (1, 2)
 """Numbers of devices of each worker that are tried without GPUs."""
 _KEPT_OF_CLUSTER = ("start_timeout_s", "stop_timeout_s", "stall_timeout_s", "isolate")
 """Keys of `cluster:` that stay under another strategy."""
-_FAR_BEHIND = 1.5
-"""Ratio of the step times of two strategies. No setting is expected to change a step time by this factor."""
 SIXTEEN_BITS = "mixed_bfloat16"
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -52,6 +47,11 @@ class Change:
     keys: Mapping[Key, Any] = field(default_factory=dict[Key, Any])
     environ: Mapping[str, str] = field(default_factory=dict[str, str])
     is_16_bit: bool = False
+
+    @property
+    def names(self) -> set[Key | str]:
+        """The keys and variables that are changed."""
+        return {*self.keys, *self.environ}
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,11 @@ class Candidate:
     def name(self) -> str:
         """The label with the changes, which is different for each candidate."""
         return ", ".join([self.label, *(change.label for change in self.changes)])
+
+    @property
+    def identity(self) -> Hashable:
+        """A value that is the same for the same changes in another order."""
+        return self.label, frozenset(change.label for change in self.changes)
 
     @property
     def num_changes(self) -> int:
@@ -123,6 +128,16 @@ class Candidate:
         cluster = {**config.cluster.model_dump(), "stall_timeout_s": None}  # a trial waits while others are measured
         found = trial_config(config, config.strategy.model_dump(), cluster)
         return found.model_copy(update={"precision": config.precision})
+
+    @property
+    def changed_names(self) -> set[Key | str]:
+        """The keys and variables of all changed settings."""
+        return {name for change in self.changes for name in change.names}
+
+    @property
+    def parent(self) -> Candidate:
+        """The candidate without its last change."""
+        return replace(self, changes=self.changes[:-1])
 
     def with_change(self, *changes: Change) -> Candidate:
         return replace(self, changes=(*self.changes, *changes))
@@ -239,9 +254,9 @@ def _identity(config: RunConfig, num_gpus: int) -> tuple[Any, ...]:
 
 
 def settings(candidate: Candidate, site: Site, *, convolves: bool = False) -> Iterator[Candidate | NotTried]:
-    """Yield a candidate with each single setting changed, the most promising first.
+    """Yield a candidate with each single setting changed that it has not changed yet, the most promising first.
 
-    A setting has the same value on all hosts.
+    A setting has the same value on all hosts. Settings that are not tried are those of a strategy without changes.
 
     Args:
         convolves: whether the model has convolutions.
@@ -250,48 +265,34 @@ def settings(candidate: Candidate, site: Site, *, convolves: bool = False) -> It
     counted = own if candidate.cluster is not None else own.with_workers(site.num_workers)
     num_gpus = site.num_gpus_for(counted)
     for found in _changes(counted, site.hardware, num_gpus, site.workers_per_host(counted), convolves=convolves):
-        if isinstance(found, Change):
+        if isinstance(found, NotTried):
+            if not candidate.changes:
+                yield NotTried(f"{candidate.name}, {found.name}", found.reason)
+        elif not found.names & candidate.changed_names:
             changed = candidate.with_change(found)
             problems = cross_check(changed.config, num_gpus)
-            if problems:
-                yield NotTried(changed.name, _why_unfit(problems))
-            else:
-                yield changed
-        else:
-            yield NotTried(f"{candidate.name}, {found.name}", found.reason)
-
-
-def in_turns(lists: Sequence[Sequence[_T]], step_s: Sequence[float]) -> list[_T]:
-    """Return the candidates in the order in which to try them: one of each strategy in turn.
-
-    If the second strategy is so far behind that a setting would hardly make up for it, its candidates come last.
-
-    Args:
-        lists: the candidates of each strategy, the fastest strategy first.
-        step_s: the duration of a step of each strategy; empty if nothing was measured.
-    """
-    if len(step_s) > 1 and step_s[1] > _FAR_BEHIND * step_s[0]:
-        return list(itertools.chain.from_iterable(lists))
-    return [each for turn in itertools.zip_longest(*lists) for each in turn if each is not None]
+            yield NotTried(changed.name, _why_unfit(problems)) if problems else changed
 
 
 def _changes(
     config: RunConfig, hardware: Hardware, num_gpus: int, workers_per_host: int, *, convolves: bool
 ) -> Iterator[Change | NotTried]:
-    # a budget may end before the last ones
-    yield from _thread_changes(hardware, num_gpus, workers_per_host)
     lengths = () if config.train.callbacks else ("auto", _LONGER_CALL, 1)
     if not lengths:
         yield NotTried("steps per call", "the callbacks of the config, which do not run here, may need each step")
-    calls: list[Change | NotTried] = [
-        Change(f"steps_per_call {other}", {("train", "steps_per_call"): other})
-        for other in lengths
-        if other != config.train.steps_per_call
+    own = config.train.steps_per_call
+    calls = [
+        Change(f"steps_per_call {other}", {("train", "steps_per_call"): other}) for other in lengths if other != own
     ]
+    # a budget may end before the last ones; `auto` is rarely slower than a number
+    if own != "auto":
+        yield from calls
+    threads = list(_thread_changes(hardware, num_gpus, workers_per_host))
     xla, onednn = _xla_change(config, num_gpus), _onednn_change(config, hardware, num_gpus)
     # XLA helps models without convolutions, and doubles the steps of others on CPUs
-    yield from (*calls[:1], onednn, xla) if convolves and not num_gpus else (xla, *calls[:1], onednn)
-    yield from calls[1:]
+    yield from (*threads, onednn, xla) if convolves and not num_gpus else (xla, *threads, onednn)
+    if own == "auto":
+        yield from calls
     if config.precision in (None, "float32"):
         yield Change(f"{SIXTEEN_BITS} (16 bits)", {("precision",): SIXTEEN_BITS}, is_16_bit=True)
 

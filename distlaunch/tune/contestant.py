@@ -1,8 +1,9 @@
-"""A candidate whose tasks are kept running: it is measured when it is its turn, and waits otherwise."""
+"""The reference, and candidates whose tasks are kept running: each is measured in its turn, and waits otherwise."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -13,8 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from distlaunch.base.errors import DistlaunchError
-from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_dir import RunDir, checkpoint_name
 from distlaunch.base.run_files.trial_records import MemoryReport, Record, RoundOrder, RoundResult, TrialOrder
+from distlaunch.config.run import RunConfig
+from distlaunch.config.strategies import REFERENCE
 from distlaunch.engines.context import LaunchContext
 from distlaunch.jobs.attempt import AttemptResult, run_attempt
 from distlaunch.supervise.allocation import Starter
@@ -22,17 +25,18 @@ from distlaunch.supervise.observer import Silent
 from distlaunch.supervise.requests import SignalPipe
 from distlaunch.tune.candidates import Candidate
 from distlaunch.tune.race import call_length, steps_of_round
+from distlaunch.verify.trials import trial_config
 
 _POLL_S = 0.01
-_CALLS_IN_ROUND = 4
+_CALLS_IN_ROUND = 2
 _ROUND_LIMIT_S, _ROUND_LIMIT = 60.0, 50
 """Limits on the duration of a round, in seconds and as a factor of the expected duration; the larger one counts."""
 _ATTEMPT = 0
-"""Each contestant has its own run directory, with one attempt."""
+"""Each trial has its own run directory, with one attempt."""
 
 
-class ContestantFailed(Exception):  # noqa: N818 (no error of this program)
-    """The tasks of a candidate have ended.
+class TrialFailed(Exception):  # noqa: N818 (no error of this program)
+    """The tasks of a candidate, or of the reference, have ended.
 
     Attributes:
         result: the failed attempt, or the error that prevented it.
@@ -43,135 +47,226 @@ class ContestantFailed(Exception):  # noqa: N818 (no error of this program)
         self.result = result
 
 
-class Contestant:
-    """The running tasks of a candidate. A thread supervises them.
+class TrialTasks:
+    """The tasks of a trial in its own run directory. A thread supervises them.
 
-    Args:
-        run: the candidate's own run directory, with the checkpoints of the reference.
-        num_steps: number of recorded steps.
-        round_s: the duration of a round.
-        poll: called while waiting; it raises an exception to give up.
+    Attributes:
+        starter: the way to send orders to the tasks; None before the first task starts.
+        ended: the end of the attempt; None if it has not ended.
     """
 
-    def __init__(
-        self, candidate: Candidate, run: RunDir, context: LaunchContext, num_steps: int, round_s: float,
-        poll: Callable[[], None],
-    ) -> None:  # fmt: skip
-        self.candidate, self.context = candidate, context
-        self.run, self._order = run, TrialOrder(num_steps, timed=True)
-        self._round_s, self._poll = round_s, poll
+    def __init__(self, config: RunConfig, run: RunDir, context: LaunchContext, order: TrialOrder) -> None:
+        self._config, self._run, self._context, self._order = config, run, context, order
         self._stops = SignalPipe()
-        self._starter: Starter | None = None
-        self._ended: AttemptResult | BaseException | None = None
-        self._number, self._step_s, self._steps_per_call = 0, 0.0, 1
-        self._thread = threading.Thread(target=self._supervise, name=candidate.name, daemon=True)
-
-    @staticmethod
-    def run_dir(reference: RunDir) -> RunDir:
-        """Return a new run directory with the checkpoints of the reference, without copying their data."""
-        # a new parent folder: a host that does not share this disk makes it too, and removes it when it is empty
-        run = RunDir.claim(Path(tempfile.mkdtemp(prefix="distlaunch-tune-")), "candidate")
-        shutil.copytree(reference.checkpoints, run.checkpoints, copy_function=os.link, dirs_exist_ok=True)
-        return run
+        self.starter: Starter | None = None
+        self.ended: AttemptResult | BaseException | None = None
+        self._thread = threading.Thread(target=self._supervise, name=run.path.name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def _supervise(self) -> None:
         try:
-            with self.run.lock():
-                self._ended = run_attempt(
-                    self.candidate.trial_config, self.run, "verify", Silent(), self.context,
+            with self._run.lock():
+                self.ended = run_attempt(
+                    self._config, self._run, "verify", Silent(), self._context,
                     extra=("--trial", self._order.to_json()), signals=self._stops, on_start=self.take_starter,
                 )  # fmt: skip
         except BaseException as error:  # the main thread reports it
-            self._ended = error
+            self.ended = error
 
     def take_starter(self, starter: Starter) -> None:
         """Set the starter through which orders reach the tasks."""
-        self._starter = starter
+        self.starter = starter
 
-    def is_ready(self) -> bool:
-        """Return True if the recorded steps have been trained, so that rounds may begin.
+    @property
+    def have_ended(self) -> bool:
+        """Whether no task is left."""
+        return self._thread.ident is not None and not self._thread.is_alive()
+
+    def ask_to_stop(self) -> None:
+        """Ask the tasks to end, without waiting."""
+        self._stops.put_back([signal.SIGTERM])
+
+    def close(self) -> None:
+        """Wait until no task is left."""
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._stops.close()
+
+
+class Reference:
+    """The trial of the unchanged model on one device, in the precision of the config.
+
+    It measures its rounding noise last, and candidates may start meanwhile.
+
+    Args:
+        run: its run directory.
+        num_steps: number of recorded steps.
+    """
+
+    def __init__(self, config: RunConfig, run: RunDir, context: LaunchContext, num_steps: int) -> None:
+        own = trial_config(config, {"kind": REFERENCE}, {}).model_copy(update={"precision": config.precision})
+        self.run, self._num_steps = run, num_steps
+        self._tasks = TrialTasks(own, run, context, TrialOrder(num_steps, reference=True))
+        # checkpoints of hosts without a shared disk are not here before the end
+        self._starts_candidates = context.engine.uses_this_machine_only
+        self.start, self.ask_to_stop, self.close = self._tasks.start, self._tasks.ask_to_stop, self._tasks.close
+
+    def has_checkpoints(self) -> bool:
+        """Return True if its checkpoints are written, from which candidates start and with which they are compared."""
+        written = self._starts_candidates and self._num_steps in self.run.checkpoint_steps()
+        return written or self.has_ended
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its task has ended."""
+        return self._tasks.have_ended
+
+    def record(self) -> Record | None:
+        """Return its record, or None if it has not ended yet.
 
         Raises:
-            ContestantFailed: the tasks have ended.
+            TrialFailed: it has failed.
         """
-        return self._result(0) is not None
+        if not self.has_ended:
+            return None
+        ended = self._tasks.ended
+        if isinstance(ended, AttemptResult) and ended.outcome.status == "done":
+            return Record.read(self.run.record(_ATTEMPT))
+        assert ended is not None, "the thread has ended"
+        raise TrialFailed(ended)
 
-    def prepare(self, left_s: float) -> None:
-        """Choose the length of calls, check the numbers of such calls, and run them once.
+
+class Contestant:
+    """A candidate with its running tasks.
+
+    Args:
+        run: the candidate's own run directory, with the checkpoints of the reference.
+        num_steps: number of recorded steps.
+        round_s: the duration of a round.
+        poll: called while waiting; it raises an exception to give up.
+
+    Attributes:
+        tasks: its tasks.
+        step_s: the duration of a step in the latest round, in seconds.
+    """
+
+    def __init__(
+        self, candidate: Candidate, run: RunDir, context: LaunchContext, num_steps: int, round_s: float,
+        poll: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self.candidate, self.context, self.run = candidate, context, run
+        self.tasks = TrialTasks(candidate.trial_config, run, context, TrialOrder(num_steps, timed=True))
+        self._round_s, self._poll = round_s, poll
+        self._number, self.step_s, self._steps_per_call = 0, 0.0, 1
+        self._limit_s, self._answer_until = 0.0, math.inf
+        self.start, self.ask_to_stop = self.tasks.start, self.tasks.ask_to_stop
+
+    @staticmethod
+    def run_dir(reference: RunDir, num_steps: int) -> RunDir:
+        """Return a new run directory with two checkpoints of the reference, without copying their data.
 
         Args:
-            left_s: what is left of the budget. The first round compiles the longer calls, so it may take that long.
+            num_steps: number of recorded steps. The checkpoints are those before and after these steps.
+        """
+        # a new parent folder: a host that does not share this disk makes it too, and removes it when it is empty
+        run = RunDir.claim(Path(tempfile.mkdtemp(prefix="distlaunch-tune-")), "candidate")
+        for step in (0, num_steps):
+            name = checkpoint_name(step)
+            shutil.copytree(reference.checkpoints / name, run.checkpoints / name, copy_function=os.link)
+        return run
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the recorded steps have been trained."""
+        return self._number > 0
+
+    def is_prepared(self, left_s: float) -> bool:
+        """Return True if rounds may begin. Call this again and again until then; it never waits.
+
+        After the recorded steps, the tasks train the same steps in longer calls, and run a round that does not count.
+
+        Args:
+            left_s: what is left of the budget. The longer calls are compiled, so they may take that long.
 
         Raises:
-            ContestantFailed: the tasks have ended, or have not answered in time.
+            TrialFailed: the tasks have ended, or have not answered in time.
         """
-        result = self._result(0)
-        assert result is not None, "the contestant is ready"
-        self._step_s = result.step_s
-        self._set_call_length()
-        self._run_round(self._steps_per_call, least_s=left_s, checks_calls=True)
-        # the durations so far are those of one-step calls and of the first long call: run a round that does not count
-        self.measure()
+        if not self.is_recorded:
+            result = self._result(0)
+            if result is not None:
+                self.step_s = result.step_s
+                self._set_call_length()
+                self._order_round(least_s=left_s, checks_calls=True)
+            return False
+        result = self._answer()
+        if result is not None:
+            self.step_s = result.step_s
+        return result is not None
 
     def measure(self) -> float:
         """Run a round and return the duration of a step in seconds.
 
         Raises:
-            ContestantFailed: the tasks have ended.
+            TrialFailed: the tasks have ended.
         """
-        num_steps = steps_of_round(self._step_s, self._steps_per_call, self._round_s)
-        self._step_s = self._run_round(num_steps)
-        return self._step_s
+        self._order_round()
+        while (result := self._answer()) is None:
+            self._poll()
+            time.sleep(_POLL_S)
+        self.step_s = result.step_s
+        return self.step_s
 
     def _set_call_length(self) -> None:
         # a call of `auto` takes half a second in training; shorter ones differ little, and allow more rounds
         wanted = self.candidate.steps_per_call
-        self._steps_per_call = call_length(wanted, self._step_s, target_s=self._round_s / _CALLS_IN_ROUND)
+        self._steps_per_call = call_length(wanted, self.step_s, target_s=self._round_s / _CALLS_IN_ROUND)
 
-    def _run_round(self, num_steps: int, *, least_s: float = 0.0, checks_calls: bool = False) -> float:
-        assert self._starter is not None, "the contestant is ready"
+    def _order_round(self, *, least_s: float = 0.0, checks_calls: bool = False) -> None:
+        """Tell the tasks to run a round."""
+        assert self.tasks.starter is not None, "the tasks have answered before"
         self._number += 1
+        num_steps = steps_of_round(self.step_s, self._steps_per_call, self._round_s)
         path = self.run.round_order(_ATTEMPT)
         RoundOrder(self._number, num_steps, self._steps_per_call, checks_calls).write(path)
-        self._starter.send_file(path)
-        limit_s = max(_ROUND_LIMIT_S, least_s, _ROUND_LIMIT * num_steps * self._step_s)
-        until = time.monotonic() + limit_s
-        while (result := self._result(self._number)) is None:
-            if time.monotonic() > until:
-                self.ask_to_stop()
-                raise ContestantFailed(DistlaunchError(f"a round had no result after {limit_s:,.0f} s"))
-            self._poll()
-            time.sleep(_POLL_S)
-        return result.step_s
+        self.tasks.starter.send_file(path)
+        self._limit_s = max(_ROUND_LIMIT_S, least_s, _ROUND_LIMIT * num_steps * self.step_s)
+        self._answer_until = time.monotonic() + self._limit_s
+
+    def _answer(self) -> RoundResult | None:
+        """Return the result of the last round; None if it has not ended yet."""
+        result = self._result(self._number)
+        if result is None and time.monotonic() > self._answer_until:
+            self.ask_to_stop()
+            raise TrialFailed(DistlaunchError(f"a round had no result after {self._limit_s:,.0f} s"))
+        return result
 
     def _result(self, number: int) -> RoundResult | None:
         """Return the result of a round, or None if it has not ended yet."""
-        ended = not self._thread.is_alive()
+        have_ended = self.tasks.have_ended  # before the last result is read
         try:
             result = RoundResult.read(self.run.round_result(_ATTEMPT))
         except ValueError as error:
             self.ask_to_stop()
-            raise ContestantFailed(DistlaunchError(f"the result of a round cannot be read: {error}")) from None
+            raise TrialFailed(DistlaunchError(f"the result of a round cannot be read: {error}")) from None
         if result is not None and result.number >= number:
             return result
-        if ended and self._ended is not None:
-            raise ContestantFailed(self._ended)
+        if have_ended and self.tasks.ended is not None:
+            raise TrialFailed(self.tasks.ended)
         return None
 
     def record(self) -> Record:
         """Return the record of the steps that were trained before the rounds.
 
         Raises:
-            ContestantFailed: another host has sent something else.
+            TrialFailed: another host has sent something else.
         """
         try:
             return Record.read(self.run.record(_ATTEMPT))
         except (OSError, ValueError, TypeError, LookupError) as error:
             self.ask_to_stop()
-            raise ContestantFailed(DistlaunchError(f"the record of its steps cannot be read: {error}")) from None
+            raise TrialFailed(DistlaunchError(f"the record of its steps cannot be read: {error}")) from None
 
     def memory(self) -> list[MemoryReport]:
         """Return the reports of the tasks after their latest rounds."""
@@ -184,16 +279,10 @@ class Contestant:
 
     @property
     def has_ended(self) -> bool:
-        """Return True if no task is left."""
-        return self._thread.ident is not None and not self._thread.is_alive()
-
-    def ask_to_stop(self) -> None:
-        """Ask the tasks to end, without waiting."""
-        self._stops.put_back([signal.SIGTERM])
+        """Whether no task is left."""
+        return self.tasks.have_ended
 
     def close(self) -> None:
         """Wait until no task is left, and remove the files."""
-        if self._thread.ident is not None:
-            self._thread.join()
-        self._stops.close()
+        self.tasks.close()
         shutil.rmtree(self.run.path.parent, ignore_errors=True)

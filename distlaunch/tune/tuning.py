@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import signal
+import statistics
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Never
 
 from distlaunch.base.compat import frameworks, untested
 from distlaunch.base.errors import DistlaunchError, ExitCode, StopRequested, UsageError
 from distlaunch.base.judge import Judgement, first_not_a_number
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.run_files.trial_records import Record, TrialOrder
+from distlaunch.base.run_files.trial_records import Record
 from distlaunch.cluster.hardware import Hardware
 from distlaunch.cluster.machine import Machine
 from distlaunch.config.run import RunConfig
@@ -30,32 +33,36 @@ from distlaunch.tune import race
 from distlaunch.tune.candidates import (
     UNTUNED,
     Candidate,
-    Change,
     NotTried,
-    in_turns,
     label_of,
     settings,
     strategies,
     untuned,
 )
-from distlaunch.tune.contestant import Contestant, ContestantFailed
+from distlaunch.tune.contestant import Contestant, Reference, TrialFailed
 from distlaunch.tune.contexts import Contexts
 from distlaunch.tune.equality import judge_candidate, known_causes
+from distlaunch.tune.lanes import Lane, Starts
 from distlaunch.tune.race import Entry, Race, Spread
 from distlaunch.tune.site import Site
 from distlaunch.verify.comparison import failure_text
-from distlaunch.verify.run_trials import Ended, TrialRunner
-from distlaunch.verify.trials import trial_config
+from distlaunch.verify.run_trials import Ended
 
 RECORDED_STEPS = 10
 """Steps that are compared with the untuned config, one by one."""
 _FEWEST_STARTS, _MOST_STARTS, _CORES_PER_START = 2, 8, 4
 """Limits on the number of candidates that start at the same time. More would only wait for each other."""
-_STRATEGIES, _BEST_STRATEGIES, _SETTINGS, _BEST_SETTINGS, _COMBINATIONS, _FINALS = 0.33, 0.42, 0.78, 0.82, 0.87, 0.91
+_STRATEGIES, _FIRST_SETTINGS, _BEST_OF_FIRST = 0.4, 0.55, 0.62
+_SETTINGS, _BEST_SETTINGS, _COMBINATIONS, _FINALS = 0.92, 0.93, 0.94, 0.95
 """Each part of the search ends at one of these fractions of the time that is left once the untuned config is ready. The
 last rounds take the rest."""
 _BEST = 2
 """Strategies whose settings are tried."""
+_AHEAD = 1.25
+"""Ratio of step times from which settings are tried on another strategy than that of the config right away. These times
+are not measured in turns."""
+_FAR_BEHIND = 1.5
+"""Ratio of the step times of two strategies. No setting is expected to change a step time by this factor."""
 _FINALISTS = 3
 _FINAL_ROUNDS, _FEWEST_ROUNDS = 30, 3
 _ROUNDS_IN_BUDGET, _SHORTEST_ROUND_S, _LONGEST_ROUND_S = 150, 0.15, 1.0
@@ -228,12 +235,16 @@ class _Tuning:
         self._running: dict[str, Contestant] = {}
         self._stopping: list[Contestant] = []
         self._rows: dict[str, Row] = {}
+        self._not_tried: dict[str, str] = {}
+        """The reason for each candidate that has not been started."""
+        self._offered = set[Hashable]()
         self._starts_at_once = _FEWEST_STARTS
         self._largest_bytes = self._num_noted = 0
-        self._start_s: list[float] = []
+        self._start_s = defaultdict[str, list[float]](list)
+        """Durations of the starts of each strategy."""
         self._searching_from = began
+        self._trained: Reference | None = None
         self._reference: Record | None = None
-        self._reference_run: RunDir | None = None
         self._untuned: Record | None = None
         self._race = Race(self._measure, self._drop, self._differs, time.monotonic, (UNTUNED,))
 
@@ -241,11 +252,12 @@ class _Tuning:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stopping += self._running.values()
-        for contestant in self._stopping:
-            contestant.ask_to_stop()
-        for contestant in self._stopping:
-            contestant.close()
+        reference = [] if self._trained is None else [self._trained]
+        trials = [*reference, *self._stopping, *self._running.values()]
+        for trial in trials:
+            trial.ask_to_stop()
+        for trial in trials:
+            trial.close()
 
     def run(self) -> None:
         config, context = self._choice.config, self._contexts.take({})
@@ -266,33 +278,61 @@ class _Tuning:
             self._import_ahead(
                 [each for each in settings(own, site) if isinstance(each, Candidate) and each.environ][:1]
             )
-        order = TrialOrder(RECORDED_STEPS)
-        runner = TrialRunner(
-            dataclasses.replace(self._choice, context=context), order, self._folder, self._signals,
-            reference_config(config),
-        )  # fmt: skip
-        self._contexts.give_back(context, {})
-        self._reference, self._reference_run = runner.reference, runner.reference_run
-        self._result.batch = sum(self._reference.rows) / len(self._reference.rows)
-        if (found := first_not_a_number(self._reference.series)) is not None:
-            self._result.not_a_number = f"in step {found[0]}: {', '.join(found[1])}"
+        run = RunDir.claim(self._folder, "verify")
+        self._trained = Reference(config, run, context, RECORDED_STEPS)
+        self._trained.start()
+        while not self._trained.has_checkpoints():
+            self._wait()
+        if self._trained.has_ended:
+            self._finished_reference()
+        self._contexts.give_back(context, {})  # only engines of other hosts are not shared, and there it has ended
 
-        self._start([untuned(config)], math.inf)
+        own = untuned(config)
+        self._start(Lane.of([own], math.inf))
         self._searching_from = time.monotonic()
-        self._start(self._wanted(strategies(config, site)), self._time_of(_STRATEGIES))
-        self._race.halve(_BEST, self._time_of(_BEST_STRATEGIES))
+        self._start(
+            Lane.of(self._wanted(strategies(config, site)), self._time_of(_STRATEGIES)),
+            Lane(lambda: self._next_setting(own), self._time_of(_FIRST_SETTINGS)),
+        )
+        self._race.halve(_FINALISTS, self._time_of(_BEST_OF_FIRST))
         if not all(self._race.rounds[name] for name in self._race.running):
-            self._race.run(1, self._time_of(_BEST_STRATEGIES))  # there were too few to drop any
-        # the untuned config may be among the best strategies
-        ranked = self._race.ranking() or self._race.running  # nothing is measured if the untuned config is alone
-        best = [self._rows[name].candidate for name in ranked if not self._differs(name)][:_BEST]
+            self._race.run(1, self._time_of(_BEST_OF_FIRST))  # there were too few to drop any
+        best = self._best_candidates()
         for name in [each for each in self._race.running if self._differs(each)]:
             self._race.leave(name)  # it cannot win, and its rounds would take time from the others
-        self._start(self._wanted(self._settings_of(best)), self._time_of(_SETTINGS))
+        self._start(*self._lanes_of(best, self._time_of(_SETTINGS)))
         self._race.run(_FEWEST_ROUNDS, self._time_of(_BEST_SETTINGS))
-        self._start(self._wanted(self._combinations(best)), self._time_of(_COMBINATIONS))
+        self._start(Lane.of(self._combinations(self._best_candidates()), self._time_of(_COMBINATIONS)))
         self._race.halve(_FINALISTS, self._time_of(_FINALS))
         self._race.run(_FINAL_ROUNDS, self._time_of(1.0), at_least=2)
+
+    def _finished_reference(self) -> Record:
+        """Return the record of the reference, after its end.
+
+        Raises:
+            ConfigError: the config is wrong.
+            Ended: the reference has failed.
+        """
+        assert self._trained is not None, "it has been started"
+        if self._reference is not None:
+            return self._reference
+        try:
+            while (found := self._trained.record()) is None:
+                self._wait()
+        except TrialFailed as failed:
+            self._end(failed.result)
+        self._reference = found
+        self._result.batch = sum(found.rows) / len(found.rows)
+        if (first := first_not_a_number(found.series)) is not None:
+            self._result.not_a_number = f"in step {first[0]}: {', '.join(first[1])}"
+        return found
+
+    def _end(self, found: AttemptResult | BaseException) -> Never:
+        """Raise the error, or the end, of a trial without which nothing can be compared."""
+        if isinstance(found, BaseException):
+            raise found
+        checked(found, self._choice.locate)  # raises errors in the config, with their lines
+        raise Ended(found, None)
 
     def _note_rounds(self) -> None:
         """Report that candidates take turns, if their number has changed."""
@@ -316,95 +356,130 @@ class _Tuning:
         return end - (1 - fraction) * max(0.0, end - self._searching_from)
 
     def _wanted(self, found: Iterable[Candidate | NotTried]) -> list[Candidate]:
+        """Return the candidates that may be started, and note the others with their reasons."""
         wanted: list[Candidate] = []
+        started = {row.candidate.identity for row in self._rows.values()}
         for each in found:
             if isinstance(each, NotTried):
-                self._result.not_tried.append(each)
+                self._not_tried[each.name] = each.reason
             elif not self._is_named(each):
-                self._result.not_tried.append(NotTried(each.name, "not named by --only"))
-            else:
+                self._not_tried[each.name] = "not named by --only"
+            elif each.identity not in started:
                 wanted.append(each)
         return wanted
 
-    def _settings_of(self, best: Sequence[Candidate]) -> list[Candidate | NotTried]:
-        """Return the best strategies with changed settings, in the order in which to try them."""
-        assert self._reference is not None, "the reference is trained first"
-        convolves = bool(self._reference.facts.convolutions)
-        lists = [list(settings(candidate, self._site, convolves=convolves)) for candidate in best]
+    def _settings_of(self, candidate: Candidate) -> list[Candidate]:
+        """Return a strategy with each setting that has not been tried yet, in the order in which to try them."""
+        convolves = bool(self._finished_reference().facts.convolutions)
+        return self._wanted(settings(candidate, self._site, convolves=convolves))
+
+    def _next_setting(self, own: Candidate) -> Candidate | None:
+        """Return a further setting for the config; for another candidate, if that is much faster so far."""
+        may_win = [name for name in self._race.running if self._may_win(self._rows[name])]
+        fastest = min(may_win, key=lambda name: self._running[name].step_s, default=UNTUNED)
+        is_ahead = self._running[fastest].step_s * _AHEAD < self._running[UNTUNED].step_s
+        found = self._settings_of(self._rows[fastest].candidate if is_ahead else own)
+        setting = next((each for each in found if each.identity not in self._offered), None)
+        if setting is not None:
+            self._offered.add(setting.identity)
+        return setting
+
+    def _best_candidates(self) -> list[Candidate]:
+        """Return the fastest candidates of the fastest strategies that may win."""
+        # nothing is measured if the untuned config is alone
+        ranked = [self._rows[name] for name in self._race.ranking() or self._race.running]
+        best: dict[str, Candidate] = {}
+        for row in ranked:
+            if self._may_win(row):
+                best.setdefault(row.candidate.label, row.candidate)
+        return list(best.values())[:_BEST]
+
+    def _lanes_of(self, best: Sequence[Candidate], until: float) -> list[Lane]:
+        """Return lanes with combinations of the settings that have helped so far, and with further settings.
+
+        Args:
+            best: the fastest candidates of two strategies. If the second is so far behind that a setting would hardly
+                make up for it, its settings have no lane of their own.
+        """
+        lists = [self._settings_of(candidate) for candidate in best]
         spreads = [self._rows[candidate.name].spread for candidate in best]
-        return in_turns(lists, [spread.median for spread in spreads if spread is not None])
+        step_s = [spread.median for spread in spreads if spread is not None]
+        if len(step_s) > 1 and step_s[1] > _FAR_BEHIND * step_s[0]:
+            lists = [list(itertools.chain.from_iterable(lists))]
+        combined = self._combinations(best)
+        known = {each.identity for each in combined}
+        lists = [[each for each in found if each.identity not in known] for found in lists]
+        return [Lane.of(found, until) for found in (combined, *lists)]
 
     def _combinations(self, best: Sequence[Candidate]) -> list[Candidate]:
-        """Return, for each of the best strategies, a candidate with all settings that have helped one by one."""
+        """Return the best candidates, each with all other settings that have helped its strategy."""
         found: list[Candidate] = []
         for candidate in best:
-            base = self._rows[candidate.name].spread
-            if base is None:
-                continue
-            helping: list[Change] = []
+            combined, taken = candidate, candidate.changed_names
             for row in self._rows.values():
-                changes = row.candidate.changes
-                if row.candidate.label != candidate.label or len(changes) != 1 or row.spread is None:
+                if row.candidate.label != candidate.label or not row.candidate.changes or not self._may_win(row):
                     continue
-                may_help = row.is_equal and not row.candidate.is_16_bit
+                change, parent = row.candidate.changes[-1], self._rows.get(row.candidate.parent.name)
+                if parent is None or parent.spread is None or row.spread is None or change.names & taken:
+                    continue
                 # of two values of the same setting, the first one is taken
-                taken = {name for change in helping for name in (*change.keys, *change.environ)}
-                is_new = not taken & {*changes[0].keys, *changes[0].environ}
-                if may_help and is_new and row.spread.median <= _HELPS * base.median:
-                    helping.append(changes[0])
-            if len(helping) > 1:
-                found.append(candidate.with_change(*helping))
-        return found
+                if row.spread.median <= _HELPS * parent.spread.median:
+                    combined, taken = combined.with_change(change), taken | change.names
+            found.append(combined)
+        return self._wanted(found)
 
-    def _start(self, candidates: Sequence[Candidate], until: float) -> None:
-        """Start candidates, a few at the same time, until the time is over; add those that are ready to the race."""
-        waiting, starting = list(candidates), dict[str, float]()
-        while waiting or starting:
-            while waiting and len(starting) < self._starts_at_once:
-                candidate = waiting.pop(0)
-                reason = self._why_not(until)
-                if reason:
-                    self._result.not_tried += [NotTried(each.name, reason) for each in (candidate, *waiting)]
-                    waiting.clear()
-                    break
+    def _start(self, *lanes: Lane) -> None:
+        """Start the candidates of lanes, a few at the same time; those that are ready race."""
+        starts = Starts(lanes, self._starts_at_once)
+        while True:
+            while candidate := starts.take(time.monotonic(), self._why_not):
                 self._note(f"starting {candidate.name}")
                 self._begin(candidate)
-                starting[candidate.name] = time.monotonic()
-            ready: list[str] = []
-            for name in list(starting):
-                try:
-                    if name in self._running and not self._running[name].is_ready():
-                        self._check_start(name, starting[name])
-                        continue
-                    ready.append(name)
-                except ContestantFailed as failed:
-                    self._fail(name, failed)
-                self._start_s.append(time.monotonic() - starting.pop(name))
+            self._not_tried |= starts.left_out
+            if not starts.starting:
+                return
             # numbers are checked while others start; only measurements need a quiet machine
-            for name in ready:
-                self._prepare(name)
-            if starting and not ready:
-                self._poll()
-                time.sleep(_POLL_S)
+            for name, began in starts.starting.items():
+                try:
+                    if not self._is_prepared(name, began):
+                        continue
+                except TrialFailed as failed:
+                    self._fail(name, failed)
+                self._start_s[self._rows[name].candidate.label].append(starts.end(name, time.monotonic()))
+                if name in self._running:
+                    self._enter(name)
+            self._wait()
+
+    def _is_prepared(self, name: str, began: float) -> bool:
+        contestant = self._running[name]
+        if contestant.is_prepared(self._time_of(1.0) - time.monotonic()):
+            return True
+        if not contestant.is_recorded:
+            self._check_start(name, began)
+        return False
 
     def _check_start(self, name: str, began: float) -> None:
-        """Raise ContestantFailed if a candidate should have started by now.
+        """Raise TrialFailed if a candidate should have started by now.
 
         A start may take what was left of the budget when it began, or much longer than the others if that is more.
         """
-        limit_s = max(_START_LIMIT_S, self._time_of(1.0) - began, _START_LIMIT * max(self._start_s, default=0.0))
+        limit_s = max(
+            _START_LIMIT_S,
+            self._time_of(1.0) - began,
+            _START_LIMIT * max(itertools.chain(*self._start_s.values()), default=0.0),
+        )
         if name != UNTUNED and time.monotonic() > began + limit_s:
             self._running[name].ask_to_stop()
-            raise ContestantFailed(DistlaunchError(f"its first steps were not done after {limit_s:,.0f} s"))
+            raise TrialFailed(DistlaunchError(f"its first steps were not done after {limit_s:,.0f} s"))
 
-    def _why_not(self, until: float) -> str:
-        """Return why no more candidates are started, or an empty string."""
+    def _why_not(self, candidate: Candidate, lane: Lane) -> str:
+        """Return why a candidate is not started, or an empty string."""
         import psutil  # imported here, since it takes 20 ms
 
         if len(self._rows) < 2:
             return ""  # without a second candidate, there is nothing to compare
-        expected_s = sum(self._start_s) / len(self._start_s) if self._start_s else 0.0
-        if time.monotonic() + expected_s > until:
+        durations = self._start_s[candidate.label] or lane.durations or self._start_s[UNTUNED]
+        if time.monotonic() + statistics.fmean(durations) > lane.until:
             return f"no time is left in the budget of {self._request.seconds:g} s"
         reports = [report for contestant in self._running.values() for report in contestant.memory()]
         available = [report.available_bytes for report in reports]
@@ -415,11 +490,12 @@ class _Tuning:
         return ""
 
     def _begin(self, candidate: Candidate) -> None:
-        assert self._reference_run is not None, "the reference is trained first"
+        assert self._trained is not None, "the reference is trained first"
         row = self._rows[candidate.name] = Row(candidate)
+        self._not_tried.pop(candidate.name, None)  # there may have been no time left in an earlier part of the search
         self._result.rows.append(row)
         self._close_ended()
-        run = Contestant.run_dir(self._reference_run)
+        run = Contestant.run_dir(self._trained.run, RECORDED_STEPS)
         context = self._contexts.take(candidate.environ)
         contestant = Contestant(candidate, run, context, RECORDED_STEPS, self._round_s, self._poll)
         self._running[candidate.name] = contestant
@@ -434,26 +510,26 @@ class _Tuning:
             if not self._rows[contestant.candidate.name].failed:
                 self._contexts.give_back(contestant.context, contestant.candidate.environ)
 
-    def _prepare(self, name: str) -> None:
-        row, contestant = self._rows[name], self._running[name]
+    def _enter(self, name: str) -> None:
+        """Compare the numbers of a candidate, and let it take part in the race."""
+        row = self._rows[name]
         try:
-            contestant.prepare(self._time_of(1.0) - time.monotonic())
-            record = contestant.record()
-        except ContestantFailed as failed:
+            record = self._running[name].record()
+        except TrialFailed as failed:
             self._fail(name, failed)
             return
         if self._untuned is None:
             self._untuned = record
-        assert self._reference is not None, "the reference is trained first"
-        row.judgement = judge_candidate(record, self._untuned, self._reference)
+        reference = self._finished_reference()
+        row.judgement = judge_candidate(record, self._untuned, reference)
         if name == UNTUNED:
             # its losses are the expected ones, even if they are not those of one device
             row.judgement = dataclasses.replace(
                 row.judgement, first_step=None, gradients_differ=False, weights_differ=False, losses=(), metrics=()
             )
         if self._differs(name):
-            has_sparse = self._reference.dense is not None
-            facts, own = self._reference.facts, self._choice.config
+            has_sparse = reference.dense is not None
+            facts, own = reference.facts, self._choice.config
             row.causes = known_causes(row.candidate.config, own, facts, has_sparse_gradients=has_sparse)
         self._note_memory(name)
         self._race.enter(name)
@@ -467,7 +543,7 @@ class _Tuning:
             by_host[report.host] += report.resident_bytes
         self._largest_bytes = max(self._largest_bytes, *by_host.values(), 0)
 
-    def _fail(self, name: str, failed: ContestantFailed) -> None:
+    def _fail(self, name: str, failed: TrialFailed) -> None:
         """Record that a candidate has failed.
 
         Raises:
@@ -480,10 +556,7 @@ class _Tuning:
             raise found
         text = " ".join((str(found) if isinstance(found, BaseException) else failure_text(found)).split())
         if name == UNTUNED and not self._rows[name].rounds:
-            if isinstance(found, BaseException):
-                raise found
-            checked(found, self._choice.locate)
-            raise Ended(found, None)
+            self._end(found)
         if name == UNTUNED:
             code = ExitCode.FAILED if isinstance(found, BaseException) else found.outcome.exit_code
             self._result.ended_early = text
@@ -496,7 +569,7 @@ class _Tuning:
         self._note_rounds()
         try:
             duration = self._running[name].measure()
-        except ContestantFailed as failed:
+        except TrialFailed as failed:
             self._fail(name, failed)
             return None
         self._note_memory(name)
@@ -512,6 +585,10 @@ class _Tuning:
         row = self._rows[name]
         return not row.is_equal and not row.candidate.is_16_bit
 
+    def _wait(self) -> None:
+        self._poll()
+        time.sleep(_POLL_S)
+
     def _poll(self) -> None:
         """Raise Ended if the user asks this command to stop."""
         asked = [number for number in self._signals.read() if number != signal.SIGCHLD]
@@ -522,12 +599,19 @@ class _Tuning:
         """Choose the winner among the candidates that were measured."""
         for row in self._result.rows:
             if row.spread is None and not row.failed:
-                self._result.not_tried.append(NotTried(row.candidate.name, "the search was interrupted"))
+                self._not_tried[row.candidate.name] = "the search was interrupted"
+        self._result.not_tried += [NotTried(name, reason) for name, reason in self._not_tried.items()]
         own = self._result.untuned
         if own is None or own.spread is None:
             return
+        can_compare = not self._result.not_a_number
         entries = [
-            Entry(row.candidate.name, row.spread, self._may_win(row), row.candidate.num_changes)
+            Entry(
+                row.candidate.name,
+                row.spread,
+                can_compare and len(row.rounds) >= _FEWEST_ROUNDS and self._may_win(row),
+                row.candidate.num_changes,
+            )
             for row in self._result.rows
             if row.spread is not None and not row.failed and row is not own
         ]
@@ -535,12 +619,5 @@ class _Tuning:
         self._result.winner = self._rows[race.choose(entries, untuned_entry).name]
 
     def _may_win(self, row: Row) -> bool:
-        if self._result.not_a_number or len(row.rounds) < _FEWEST_ROUNDS:
-            return False
+        """Return True if the numbers of a candidate allow it to win."""
         return self._request.allows_16_bit if row.candidate.is_16_bit else row.is_equal
-
-
-def reference_config(config: RunConfig) -> RunConfig:
-    """Return the config on one device, in the precision of the config."""
-    found = trial_config(config, {"kind": "one_device"}, {})
-    return found.model_copy(update={"precision": config.precision})

@@ -1,4 +1,4 @@
-"""Runs the trials of `distlaunch verify` and `tune`, and the references that they are compared with."""
+"""Runs the trials of `distlaunch verify`, and the references that they are compared with."""
 
 from __future__ import annotations
 
@@ -55,17 +55,15 @@ class TrialRunner:
 
     Args:
         folder: where the run directories are created.
-        config: the config of the references; None for that of `verify`, in float32.
 
     Attributes:
         reference: the record of the unchanged model.
         reference_run: the run directory with its checkpoints: step 0 has the initial weights of all trials.
     """
 
-    def __init__(self, choice: Choice, order: TrialOrder, folder: Path, signals: SignalPipe,
-                 config: RunConfig | None = None) -> None:  # fmt: skip
+    def __init__(self, choice: Choice, order: TrialOrder, folder: Path, signals: SignalPipe) -> None:
         self._choice, self._folder, self._signals = choice, folder, signals
-        self._config = config or reference_config(choice.config)
+        self._config = reference_config(choice.config)
         self._references: dict[TrialOrder, _Reference | AttemptResult] = {}
         found = self._reference(order)
         if isinstance(found, AttemptResult):

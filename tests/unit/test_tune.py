@@ -18,8 +18,9 @@ from distlaunch.cli.main import cli
 from distlaunch.cluster.hardware import ONEDNN, POOL_SIZES, Hardware
 from distlaunch.config.read.load import load_config, load_mapping
 from distlaunch.config.run import RunConfig
-from distlaunch.tune.candidates import UNTUNED, Candidate, Change, NotTried, in_turns, settings, strategies, untuned
+from distlaunch.tune.candidates import UNTUNED, Candidate, Change, NotTried, settings, strategies, untuned
 from distlaunch.tune.equality import judge_candidate, known_causes
+from distlaunch.tune.lanes import Lane, Starts
 from distlaunch.tune.race import Entry, Race, Spread, call_length, choose, steps_of_round
 from distlaunch.tune.site import Site
 from distlaunch.tune.tuning import Row, TuneResult
@@ -38,6 +39,8 @@ CPU = Hardware("linux", "x86_64", "some CPU", ("avx2",), logical_cores=4, usable
 def config(**sections: object) -> RunConfig:
     return load_mapping(PLAIN | sections, (), {}).config
 
+
+OWN_CONFIG = config()
 
 # candidates
 
@@ -85,7 +88,7 @@ def changes(
 
 def test_settings_that_have_an_effect() -> None:
     names, reasons = changes(config())
-    assert names == ["1 thread", "2 threads", "XLA", "steps_per_call 16", "oneDNN off", "steps_per_call 1",
+    assert names == ["XLA", "1 thread", "2 threads", "oneDNN off", "steps_per_call 16", "steps_per_call 1",
                      "mixed_bfloat16 (16 bits)"]  # fmt: skip
     assert not reasons
     names, _ = changes(config(), convolves=True)
@@ -105,18 +108,9 @@ def test_settings_start_from_those_of_the_config_and_the_environment() -> None:
     own = config(compile={"optimizer": "sgd", "loss": "mse", "jit_compile": True}, precision="mixed_bfloat16",
                  train={"steps_per_call": 16})  # fmt: skip
     names, _ = changes(own, CPU._replace(environ={ONEDNN: "0", "OMP_NUM_THREADS": "2"}))
-    assert names == ["no XLA", "steps_per_call auto", "oneDNN on", "steps_per_call 1"]
+    assert names == ["steps_per_call auto", "steps_per_call 1", "no XLA", "oneDNN on"]
     names, reasons = changes(config(train={"callbacks": [{"name": "TerminateOnNaN"}]}))
     assert "callbacks" in reasons["steps per call"]
-
-
-@pytest.mark.parametrize(
-    ("step_s", "expected"),
-    [([2.0, 2.9], "aAbBCD"), ([2.0, 3.1], "abABCD"), ([], "aAbBCD")],
-    ids=["near", "far behind", "nothing measured"],
-)
-def test_settings_of_strategies_take_turns_unless_one_is_far_behind(step_s: list[float], expected: str) -> None:
-    assert "".join(in_turns(["ab", "ABCD"], step_s)) == expected
 
 
 def test_threads_are_those_of_each_task() -> None:
@@ -147,6 +141,57 @@ def test_a_candidate_changes_only_its_own_keys() -> None:
     assert (trial.precision, trial.validation, trial.cluster.stall_timeout_s) == ("mixed_bfloat16", None, None)
 
 
+# starts
+
+
+def simulate(lanes: Mapping[str, list[float]], until: float, at_once: int = 2) -> tuple[dict[str, list[str]], Starts]:
+    """Start candidates that take given seconds, and return the names of those started in each lane."""
+    seconds = {f"{lane}{number}": each for lane, all_of in lanes.items() for number, each in enumerate(all_of)}
+    starts = Starts(
+        [Lane.of([Candidate(OWN_CONFIG, name) for name in seconds if name[0] == lane], until) for lane in lanes],
+        at_once,
+    )
+    now, found = 0.0, {lane: list[str]() for lane in lanes}
+
+    def why_not(_: Candidate, lane: Lane) -> str:
+        return "no time" if now + max(lane.durations, default=1.0) > lane.until else ""
+
+    while True:
+        while candidate := starts.take(now, why_not):
+            found[candidate.name[0]].append(candidate.name)
+        assert len(starts.starting) <= at_once
+        if not starts.starting:
+            return found, starts
+        now, name = min((began + seconds[name], name) for name, began in starts.starting.items())
+        starts.end(name, now)
+
+
+def test_slow_starts_of_one_lane_take_no_time_from_the_other() -> None:
+    found, starts = simulate({"a": [15.0] * 4, "b": [5.0] * 9}, until=30.0)
+    assert found == {"a": ["a0", "a1"], "b": [f"b{number}" for number in range(6)]}
+    assert starts.left_out == dict.fromkeys(["a2", "a3", "b6", "b7", "b8"], "no time")
+
+
+def test_a_lane_whose_candidates_would_come_too_late_leaves_the_time_to_the_other() -> None:
+    found, _ = simulate({"a": [20.0, 20.0], "b": [4.0] * 20}, until=30.0)
+    assert found["a"] == ["a0"]
+    assert len(found["b"]) == 9, "five beside the first start of the other lane, then in both places"
+    alone, _ = simulate({"a": [5.0] * 4, "b": []}, until=12.0)
+    assert alone["a"] == ["a0", "a1", "a2", "a3"]
+
+
+def test_a_lane_may_have_candidates_later() -> None:
+    waiting: list[Candidate] = []
+    first = Candidate(OWN_CONFIG, "first")
+    starts = Starts([Lane.of([first], 9.0), Lane(lambda: waiting.pop() if waiting else None, 9.0)], 2)
+    assert starts.take(0.0, lambda *_: "") is first
+    assert starts.take(0.0, lambda *_: "") is None
+    waiting.append(Candidate(OWN_CONFIG, "later"))
+    found = starts.take(0.0, lambda *_: "")
+    assert found is not None
+    assert found.name == "later"
+
+
 # halving
 
 
@@ -170,11 +215,18 @@ class FakeMachine:
 
 
 def test_candidates_take_turns_and_the_slower_half_is_dropped() -> None:
-    machine = FakeMachine({UNTUNED: 9.0, "a": 4.0, "b": 3.0, "c": 2.0, "d": 1.0, "e": 5.0})
+    machine = FakeMachine({UNTUNED: 9.0, "a": 1.4, "b": 1.3, "c": 1.2, "d": 1.1, "e": 1.5})
     machine.race.halve(1, until=1e9)
     assert machine.order[:6] == machine.order[6:12] == [UNTUNED, "a", "b", "c", "d", "e"]
     assert machine.dropped == {"a": 2, "e": 2, "b": 4, "c": 6}
     assert machine.race.running == [UNTUNED, "d"], "the untuned config is never dropped"
+
+
+def test_candidates_far_behind_are_dropped_after_one_round() -> None:
+    machine = FakeMachine({UNTUNED: 9.0, "a": 2.0, "b": 3.1, "c": 2.9, "wrong": 0.1}, differing=("wrong",))
+    machine.race.halve(1, until=1e9)
+    assert machine.dropped == {"b": 1, "wrong": 2, "c": 4}, "far behind the fastest of those that may win"
+    assert machine.race.running == [UNTUNED, "a"]
 
 
 def test_candidates_with_other_losses_are_dropped_first() -> None:
@@ -240,6 +292,16 @@ def test_lengths_of_calls_and_rounds() -> None:
     assert steps_of_round(0.01, 10, 0.4) == 40
     assert steps_of_round(0.01, 7, 0.4) == 42
     assert steps_of_round(3.0, 1, 0.4) == 1
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"), [(1000, 40), (50, 40), (47, 30), (30, 20), (29, 0), (12, 0), (10, 0), (3, 0)]
+)
+def test_a_round_is_shortened_to_a_pass_that_is_hardly_shorter(length: int, expected: int) -> None:
+    """The untimed call comes before it."""
+    from distlaunch.training.trials.rounds import steps_within_pass
+
+    assert steps_within_pass(RoundOrder(1, 40, 10), length) == expected
 
 
 def test_orders_and_results_of_rounds_in_files(tmp_path: Path) -> None:

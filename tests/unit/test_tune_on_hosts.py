@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_dir import RunDir, checkpoint_name
 from distlaunch.base.run_files.trial_records import MemoryReport, RoundResult
 from distlaunch.cluster.hardware import ONEDNN, POOL_SIZES, Hardware
 from distlaunch.cluster.machine import Machine
@@ -22,7 +22,7 @@ from distlaunch.engines.context import LaunchContext
 from distlaunch.engines.remote.allocation import forwarded
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.tune.candidates import Candidate, NotTried, settings, strategies, untuned
-from distlaunch.tune.contestant import Contestant, ContestantFailed
+from distlaunch.tune.contestant import Contestant, TrialFailed
 from distlaunch.tune.contexts import Contexts
 from distlaunch.tune.site import Site, common_hardware, hosts_of, site_at
 from tests.unit.test_tune import config
@@ -181,27 +181,28 @@ class _Starter:
 
 def contestant(tmp_path: Path, *answers: str) -> Contestant:
     reference, own = RunDir.claim(tmp_path, "reference"), untuned(config())
-    reference.checkpoints.mkdir()
-    run = Contestant.run_dir(reference)
+    for step in (0, 10):
+        (reference.checkpoints / checkpoint_name(step)).mkdir(parents=True)
+    run = Contestant.run_dir(reference, 10)
     run.task(0, "worker:0").path.mkdir(parents=True)
     context = LaunchContext(Machine({}), Ssh(kind="ssh", hosts=["a"]), HostFiles())
     found = Contestant(own, run, context, 10, 0.4, lambda: None)
     starter: Any = _Starter(run, list(answers))
-    found.take_starter(starter)
+    found.tasks.take_starter(starter)
     RoundResult(0, 0.01).write(run.round_result(0))
     return found
 
 
 def test_rounds_of_a_contestant(tmp_path: Path) -> None:
-    found = contestant(
-        tmp_path, '{"number": 1, "step_s": 0.5}', '{"number": 2, "step_s": 0.25}', '{"number": 3, "step_s": 0.2}', "{"
-    )
+    found = contestant(tmp_path, '{"number": 1, "step_s": 0.5}', '{"number": 2, "step_s": 0.25}', "{")
     try:
-        found.prepare(60)
-        assert found.measure() == 0.2
-        with pytest.raises(ContestantFailed, match="cannot be read"):
+        assert not found.is_prepared(60), "it trains the same steps in longer calls"
+        assert found.is_prepared(60)
+        assert found.step_s == 0.5
+        assert found.measure() == found.step_s == 0.25
+        with pytest.raises(TrialFailed, match="cannot be read"):
             found.measure()
-        with pytest.raises(ContestantFailed, match="cannot be read"):
+        with pytest.raises(TrialFailed, match="cannot be read"):
             found.record()
         files = found.run.task(0, "worker:0").memory
         report = MemoryReport("a", 5, 7)
@@ -219,17 +220,32 @@ def test_a_contestant_that_stands_still_is_dropped(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("distlaunch.tune.contestant._ROUND_LIMIT_S", 0.05)
     monkeypatch.setattr("distlaunch.tune.contestant._ROUND_LIMIT", 0)
     found = contestant(
-        tmp_path, '{"number": 1, "step_s": 0.5}', *['{"number": 2, "step_s": 0.25}'] * 3
+        tmp_path, *['{"number": 1, "step_s": 0.5}'] * 3
     )  # the last answers are those to the round before
     try:
-        found.prepare(60)
-        with pytest.raises(ContestantFailed) as failed:
+        found.is_prepared(60)
+        assert found.is_prepared(60)
+        with pytest.raises(TrialFailed) as failed:
             found.measure()
         assert "a round had no result after 0 s" in str(failed.value.result)
-        with pytest.raises(ContestantFailed):
-            found.prepare(0)  # nothing is left of the budget
     finally:
         found.close()
+
+
+def test_longer_calls_may_compile_until_the_budget_is_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distlaunch.tune.contestant._ROUND_LIMIT_S", 0.0)
+    monkeypatch.setattr("distlaunch.tune.contestant._ROUND_LIMIT", 0)
+    for left_s in (60.0, 0.0):
+        found = contestant(tmp_path, '{"number": 0, "step_s": 0.5}')
+        try:
+            assert not found.is_prepared(left_s)
+            if left_s:
+                assert not found.is_prepared(left_s)
+            else:
+                with pytest.raises(TrialFailed):
+                    found.is_prepared(left_s)
+        finally:
+            found.close()
 
 
 def test_a_host_sends_at_once_what_the_launcher_waits_for(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ class RoundOrder(_Message):
 
     Attributes:
         number: the number of the round, from 1; a task runs each number once.
-        num_steps: number of timed steps. One untimed call comes before them.
+        num_steps: number of timed steps; fewer if the pass over the data ends before. One untimed call comes first.
         steps_per_call: number of steps in each graph call.
         checks_calls: whether to train the steps of the record again first, with calls of this length, so that the
             final weights of the record are those of such calls.

@@ -24,6 +24,8 @@ from distlaunch.training.step_reports import scalars
 from distlaunch.training.trials.recorder import Stopped, Trial, training_source, with_deviations
 
 _POLL_S = 0.05  # short beside a round, and long enough to leave the cores to the candidate that is measured
+_FEWER_STEPS = 3
+"""Largest factor by which a round is shortened."""
 
 
 class Rounds:
@@ -43,6 +45,9 @@ class Rounds:
         )  # fmt: skip
         self._memory = memory
         self._is_chief = session.strategy.is_chief
+        self._batches_of_pass: int | None = None
+        self._num_read = 0  # steps since the data was read from its beginning
+        self._has_crossed_end = False
 
     @classmethod
     def of(cls, trial: Trial, order: TrialOrder, session: Session, attempt: int, task: str, process: Process) -> Rounds:
@@ -68,11 +73,12 @@ class Rounds:
                 continue
             if order.checks_calls:
                 self._check_calls(order.steps_per_call)
+            num_steps = self._avoid_end_of_pass(order)
             self._run(order.steps_per_call, order.steps_per_call)
             began = time.perf_counter()
-            self._run(order.num_steps, order.steps_per_call)
+            self._run(num_steps, order.steps_per_call)
             done = order.number
-            self._report(RoundResult(done, (time.perf_counter() - began) / order.num_steps))
+            self._report(RoundResult(done, (time.perf_counter() - began) / num_steps))
 
     def _report(self, result: RoundResult) -> None:
         resident, available = psutil.Process().memory_info().rss, psutil.virtual_memory().available
@@ -84,14 +90,37 @@ class Rounds:
         """Train the steps of the record again in longer calls, and record the deviations of the final weights."""
         initial, self._trial.initial = self._trial.initial, None  # not needed again: frees the memory
         assert initial is not None, "the trial has been recorded, and calls are checked once"
+        self._read_from_beginning()
         program = self._session.program
-        program.set_train_data(training_source(self._session))
         program.restore(initial)
         self._run(self._order.steps, steps_per_call)
         final: State = program.snapshot()
         if self._is_chief:
             record, expected = Record.read(self._record), self._session.store.load(self._order.steps).state
             replace(record, series=with_deviations(record.series, final, expected)).write(self._record)
+
+    def _avoid_end_of_pass(self, order: RoundOrder) -> int:
+        """Return the number of timed steps of a round, after which the end of the pass has not come.
+
+        XLA compiles the step again for a smaller last batch, which would take most of the time of a round. So the data
+        is read from its beginning where the round would cross the end. If a pass is much shorter than a round, its end
+        is crossed once before.
+        """
+        length = self._batches_of_pass
+        if length is None or self._num_read + order.steps_per_call + order.num_steps <= length:
+            return order.num_steps
+        if num_steps := steps_within_pass(order, length):
+            self._read_from_beginning()
+            return num_steps
+        if not self._has_crossed_end:
+            self._run(max(1, length + 1 - self._num_read), order.steps_per_call)
+            self._has_crossed_end = True
+        return order.num_steps
+
+    def _read_from_beginning(self) -> None:
+        source = training_source(self._session)
+        self._session.program.set_train_data(source)
+        self._batches_of_pass, self._num_read = source.num_batches, 0
 
     def _run(self, num_steps: int, steps_per_call: int) -> None:
         """Run steps in calls of a given length, as the training loop does."""
@@ -105,3 +134,15 @@ class Rounds:
                 raise CheckpointError("the training data ended; it must be possible to read it more than once")
             scalars(result.logs)
             left -= result.steps
+            self._num_read += result.steps
+
+
+def steps_within_pass(order: RoundOrder, length: int) -> int:
+    """Return how many timed steps a round from the beginning of a pass has; 0 if too few of them fit.
+
+    Args:
+        length: number of batches of a pass.
+    """
+    calls = (length - order.steps_per_call) // order.steps_per_call
+    fitting = min(order.num_steps, calls * order.steps_per_call)
+    return fitting if fitting * _FEWER_STEPS >= order.num_steps else 0
