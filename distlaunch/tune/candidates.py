@@ -8,6 +8,7 @@ from typing import Any
 
 from distlaunch.base.errors import Problem
 from distlaunch.base.plural import count
+from distlaunch.base.run_files.trial_records import ModelFacts
 from distlaunch.cluster.hardware import ONEDNN, POOL_SIZES, Hardware
 from distlaunch.cluster.settings import kept_variables
 from distlaunch.config.backend import missing_backend
@@ -30,6 +31,7 @@ _DEVICES_OF_WORKER = (1, 2)
 _KEPT_OF_CLUSTER = ("start_timeout_s", "stop_timeout_s", "stall_timeout_s", "isolate")
 """Keys of `cluster:` that stay under another strategy."""
 SIXTEEN_BITS = "mixed_bfloat16"
+_NO_FACTS = ModelFacts()
 
 
 @dataclass(frozen=True)
@@ -253,18 +255,18 @@ def _identity(config: RunConfig, num_gpus: int) -> tuple[Any, ...]:
     return str(rest), parts, config.strategy.processes(config.cluster)
 
 
-def settings(candidate: Candidate, site: Site, *, convolves: bool = False) -> Iterator[Candidate | NotTried]:
+def settings(candidate: Candidate, site: Site, facts: ModelFacts = _NO_FACTS) -> Iterator[Candidate | NotTried]:
     """Yield a candidate with each single setting changed that it has not changed yet, the most promising first.
 
     A setting has the same value on all hosts. Settings that are not tried are those of a strategy without changes.
 
     Args:
-        convolves: whether the model has convolutions.
+        facts: the properties of the model, which decide on the order.
     """
     own = candidate.config
     counted = own if candidate.cluster is not None else own.with_workers(site.num_workers)
     num_gpus = site.num_gpus_for(counted)
-    for found in _changes(counted, site.hardware, num_gpus, site.workers_per_host(counted), convolves=convolves):
+    for found in _changes(counted, site.hardware, num_gpus, site.workers_per_host(counted), facts):
         if isinstance(found, NotTried):
             if not candidate.changes:
                 yield NotTried(f"{candidate.name}, {found.name}", found.reason)
@@ -275,7 +277,7 @@ def settings(candidate: Candidate, site: Site, *, convolves: bool = False) -> It
 
 
 def _changes(
-    config: RunConfig, hardware: Hardware, num_gpus: int, workers_per_host: int, *, convolves: bool
+    config: RunConfig, hardware: Hardware, num_gpus: int, workers_per_host: int, facts: ModelFacts
 ) -> Iterator[Change | NotTried]:
     lengths = () if config.train.callbacks else ("auto", _LONGER_CALL, 1)
     if not lengths:
@@ -287,12 +289,16 @@ def _changes(
     # a budget may end before the last ones; `auto` is rarely slower than a number
     if own != "auto":
         yield from calls
-    threads = list(_thread_changes(hardware, num_gpus, workers_per_host))
-    xla, onednn = _xla_change(config, num_gpus), _onednn_change(config, hardware, num_gpus)
-    # XLA helps models without convolutions, and doubles the steps of others on CPUs
-    yield from (*threads, onednn, xla) if convolves and not num_gpus else (xla, *threads, onednn)
+    # XLA helps most models; on CPUs, it doubles the steps of those with convolutions, and it draws other random numbers
+    xla, xla_is_last = _xla_change(config, num_gpus), facts.random or (facts.convolutions and not num_gpus)
+    if not xla_is_last:
+        yield xla
+    yield from _thread_changes(hardware, num_gpus, workers_per_host)
+    yield _onednn_change(config, hardware, num_gpus)
     if own == "auto":
         yield from calls
+    if xla_is_last:
+        yield xla
     if config.precision in (None, "float32"):
         yield Change(f"{SIXTEEN_BITS} (16 bits)", {("precision",): SIXTEEN_BITS}, is_16_bit=True)
 

@@ -370,8 +370,7 @@ class _Tuning:
 
     def _settings_of(self, candidate: Candidate) -> list[Candidate]:
         """Return a strategy with each setting that has not been tried yet, in the order in which to try them."""
-        convolves = bool(self._finished_reference().facts.convolutions)
-        return self._wanted(settings(candidate, self._site, convolves=convolves))
+        return self._wanted(settings(candidate, self._site, self._finished_reference().facts))
 
     def _next_setting(self, own: Candidate) -> Candidate | None:
         """Return a further setting for the config; for another candidate, if that is much faster so far."""

@@ -41,6 +41,7 @@ def config(**sections: object) -> RunConfig:
 
 
 OWN_CONFIG = config()
+NO_FACTS = ModelFacts()
 
 # candidates
 
@@ -78,10 +79,10 @@ def test_a_strategy_that_does_not_fit_is_listed_with_the_reason() -> None:
 
 
 def changes(
-    found: RunConfig, hardware: Hardware = CPU, gpus: int = 0, *, convolves: bool = False
+    found: RunConfig, hardware: Hardware = CPU, gpus: int = 0, facts: ModelFacts = NO_FACTS
 ) -> tuple[list[str], dict[str, str]]:
     """Return the names of the changes that are tried, and the reasons of the others."""
-    all_of = list(settings(untuned(found), here(4, gpus, hardware), convolves=convolves))
+    all_of = list(settings(untuned(found), here(4, gpus, hardware), facts))
     names = [each.changes[-1].label for each in all_of if isinstance(each, Candidate)]
     return names, {each.name.removeprefix("untuned, "): each.reason for each in all_of if isinstance(each, NotTried)}
 
@@ -91,8 +92,10 @@ def test_settings_that_have_an_effect() -> None:
     assert names == ["XLA", "1 thread", "2 threads", "oneDNN off", "steps_per_call 16", "steps_per_call 1",
                      "mixed_bfloat16 (16 bits)"]  # fmt: skip
     assert not reasons
-    names, _ = changes(config(), convolves=True)
-    assert names.index("XLA") > names.index("oneDNN off"), "XLA is slow for convolutions on CPUs"
+    for facts in (ModelFacts(convolutions=["conv"]), ModelFacts(random=["dropout"])):
+        names, _ = changes(config(), facts=facts)
+        assert names[-2:] == ["XLA", "mixed_bfloat16 (16 bits)"], "XLA is slow on CPUs, or draws other random numbers"
+    assert changes(config(), gpus=1, facts=ModelFacts(convolutions=["conv"]))[0][0] == "XLA"
     names, reasons = changes(config(strategy={"kind": "mirrored", "replicas": 2}))
     assert "XLA" not in names
     assert reasons["XLA"].startswith("no effect")
