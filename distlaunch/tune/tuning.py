@@ -362,9 +362,11 @@ class _Tuning:
         for each in found:
             if isinstance(each, NotTried):
                 self._not_tried[each.name] = each.reason
+            elif each.identity in started:
+                continue
             elif not self._is_named(each):
                 self._not_tried[each.name] = "not named by --only"
-            elif each.identity not in started:
+            else:
                 wanted.append(each)
         return wanted
 

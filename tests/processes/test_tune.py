@@ -89,7 +89,8 @@ def test_longer_calls_and_16_bits_on_the_strategy_of_the_config(project: Path) -
     found, rows = tune(project, "--seconds", "40", *words)
     assert rows.keys() >= {"untuned", "untuned, steps_per_call 1", "untuned, steps_per_call 16"}
     assert rows["untuned, steps_per_call 16"]["keys"] == {"train.steps_per_call": 16}
-    assert all(row["losses"] == "equal" for name, row in rows.items() if "steps_per_call" in name)
+    assert all(row["losses"] == "equal" for name, row in rows.items() if "call" in name and not row["is_16_bit"])
+    assert "untuned" not in {each["candidate"] for each in found["not_tried"]}
     sixteen = [row for row in rows.values() if row["is_16_bit"]]
     assert all(row["losses"].startswith("16 bits, off by ") for row in sixteen)
     assert found["winner"] not in {row["candidate"] for row in sixteen}, "only with --allow-16-bit"
