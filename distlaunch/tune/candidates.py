@@ -258,7 +258,7 @@ def _identity(config: RunConfig, num_gpus: int) -> tuple[Any, ...]:
 def settings(candidate: Candidate, site: Site, facts: ModelFacts = _NO_FACTS) -> Iterator[Candidate | NotTried]:
     """Yield a candidate with each single setting changed that it has not changed yet, the most promising first.
 
-    A setting has the same value on all hosts. Settings that are not tried are those of a strategy without changes.
+    A setting has the same value on all hosts. A setting without effect is yielded only for a strategy without changes.
 
     Args:
         facts: the properties of the model, which decide on the order.

@@ -17,7 +17,6 @@ from distlaunch.base.errors import DistlaunchError
 from distlaunch.base.run_dir import RunDir, checkpoint_name
 from distlaunch.base.run_files.trial_records import MemoryReport, Record, RoundOrder, RoundResult, TrialOrder
 from distlaunch.config.run import RunConfig
-from distlaunch.config.strategies import REFERENCE
 from distlaunch.engines.context import LaunchContext
 from distlaunch.jobs.attempt import AttemptResult, run_attempt
 from distlaunch.supervise.allocation import Starter
@@ -25,7 +24,7 @@ from distlaunch.supervise.observer import Silent
 from distlaunch.supervise.requests import SignalPipe
 from distlaunch.tune.candidates import Candidate
 from distlaunch.tune.race import call_length, steps_of_round
-from distlaunch.verify.trials import trial_config
+from distlaunch.verify.trials import reference_config
 
 _POLL_S = 0.01
 _CALLS_IN_ROUND = 2
@@ -106,7 +105,7 @@ class Reference:
     """
 
     def __init__(self, config: RunConfig, run: RunDir, context: LaunchContext, num_steps: int) -> None:
-        own = trial_config(config, {"kind": REFERENCE}, {}).model_copy(update={"precision": config.precision})
+        own = reference_config(config).model_copy(update={"precision": config.precision})
         self.run, self._num_steps = run, num_steps
         self._tasks = TrialTasks(own, run, context, TrialOrder(num_steps, reference=True))
         # checkpoints of hosts without a shared disk are not here before the end

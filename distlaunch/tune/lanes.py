@@ -17,13 +17,11 @@ class Lane:
 
     Attributes:
         durations: the duration of each start that has ended, in seconds.
-        num_starting: number of candidates of this lane that are starting.
     """
 
     def __init__(self, take: Callable[[], Candidate | None], until: float) -> None:
         self.take, self.until = take, until
         self.durations: list[float] = []
-        self.num_starting = 0
 
     @classmethod
     def of(cls, candidates: Iterable[Candidate], until: float) -> Self:
@@ -60,7 +58,7 @@ class Starts:
         """
         if len(self._starting) >= self._most_at_once:
             return None
-        for lane in sorted(self._lanes, key=lambda lane: (lane.num_starting, sum(lane.durations))):
+        for lane in sorted(self._lanes, key=lambda lane: (self._num_starting(lane), sum(lane.durations))):
             candidate = lane.take()
             if candidate is None:
                 continue  # one that is starting may lead to others
@@ -69,13 +67,14 @@ class Starts:
                 self.left_out |= {each.name: reason for each in [candidate, *iter(lane.take, None)]}
                 continue
             self._starting[candidate.name] = lane, now
-            lane.num_starting += 1
             return candidate
         return None
+
+    def _num_starting(self, lane: Lane) -> int:
+        return sum(other is lane for other, _ in self._starting.values())
 
     def end(self, name: str, now: float) -> float:
         """Record the end of a start and return its duration in seconds."""
         lane, began = self._starting.pop(name)
-        lane.num_starting -= 1
         lane.durations.append(now - began)
         return now - began

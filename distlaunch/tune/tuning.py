@@ -439,17 +439,24 @@ class _Tuning:
             self._not_tried |= starts.left_out
             if not starts.starting:
                 return
-            # numbers are checked while others start; only measurements need a quiet machine
-            for name, began in starts.starting.items():
-                try:
-                    if not self._is_prepared(name, began):
-                        continue
-                except TrialFailed as failed:
-                    self._fail(name, failed)
-                self._start_s[self._rows[name].candidate.label].append(starts.end(name, time.monotonic()))
-                if name in self._running:
-                    self._enter(name)
-            self._wait()
+            while not self._end_starts(starts):  # before, the lanes have no other candidates
+                self._wait()
+
+    def _end_starts(self, starts: Starts) -> bool:
+        """Let the candidates race that are prepared; return True if a start has ended."""
+        ended = False
+        # numbers are checked while others start; only measurements need a quiet machine
+        for name, began in starts.starting.items():
+            try:
+                if not self._is_prepared(name, began):
+                    continue
+            except TrialFailed as failed:
+                self._fail(name, failed)
+            ended = True
+            self._start_s[self._rows[name].candidate.label].append(starts.end(name, time.monotonic()))
+            if name in self._running:
+                self._enter(name)
+        return ended
 
     def _is_prepared(self, name: str, began: float) -> bool:
         contestant = self._running[name]
