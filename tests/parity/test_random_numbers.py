@@ -108,3 +108,18 @@ def test_jax_draws_what_tensorflow_draws(shape: tuple[int, ...], dtype: str) -> 
         expected = tf.random.stateless_normal(shape, seed, dtype=dtype).numpy()
         rounding = float(jax.numpy.finfo(dtype).eps) * 8
         np.testing.assert_allclose(normal.astype(float), expected.astype(float), rtol=rounding, atol=rounding)
+
+
+@pytest.mark.parametrize(("platform", "loops"), [("cpu", True), ("gpu", False)])
+def test_rounds_are_a_loop_on_cpus_and_one_kernel_on_gpus(
+    platform: str, loops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jax = pytest.importorskip("jax")
+    from distlaunch.strategies.jax import random as jax_random
+
+    state, shape = np.array([5, 7], np.uint32), (3, 20)
+    expected = np.asarray(jax_random.uniform(state, shape))
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    draw = jax.jit(lambda state: jax_random.uniform(state, shape)).lower(state)
+    assert ("stablehlo.while" in draw.as_text()) == loops
+    np.testing.assert_array_equal(np.asarray(draw.compile()(state)), expected)

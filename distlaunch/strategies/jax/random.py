@@ -23,6 +23,8 @@ _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)  # from the golden ratio and the square ro
 # TensorFlow's constants for deriving a key and a counter from a seed
 _SCRAMBLING_KEY = (0x3EC8F720, 0x02461E29)
 _ROUNDS, _LANES = 10, 4  # each count, a value of the counter, gives four 32-bit words
+_ROUNDS_TOGETHER = 2
+"""Rounds in each iteration of a loop on CPUs. More take no less time, and longer to compile."""
 _INT32_MAX = 2**31 - 1
 # for each dtype: an integer type of the same size, the number of bits of the fraction, and the bit pattern of 1.0
 _LAYOUTS = {
@@ -75,10 +77,8 @@ def _words(seed: jax.Array, shape: Sequence[int]) -> Words:
     Each array has the shape [..., last / 4] if the last dimension is divisible by 4, and is flat otherwise.
     """
     key, high = _key_and_counter(seed)
-    zero = jnp.zeros((), jnp.uint32)
-    count = _counts(shape)
     # above 2**32 counts (64 GiB of floats), numbers would repeat
-    return _philox((count, jnp.broadcast_to(zero, count.shape), high[0], high[1]), key)
+    return _philox((_counts(shape), jnp.uint32(0), *high), key)
 
 
 def _counts(shape: Sequence[int]) -> jax.Array:
@@ -118,12 +118,20 @@ def _key_and_counter(seed: jax.Array) -> tuple[tuple[Any, Any], tuple[Any, Any]]
 
 
 def _philox(counter: Any, key: Any) -> Words:
-    for round_number in range(_ROUNDS):
+    def make_round(number: Any, counter: Any) -> Any:
         low0, high0 = _product(_MULTIPLIERS[0], counter[0])
         low1, high1 = _product(_MULTIPLIERS[1], counter[2])
-        steps = [jnp.uint32(step * round_number % 2**32) for step in _KEY_STEPS]
-        counter = (high1 ^ counter[1] ^ (key[0] + steps[0]), low1, high0 ^ counter[3] ^ (key[1] + steps[1]), low0)
-    return counter
+        number = jnp.asarray(number, jnp.uint32)
+        keys = [part + number * jnp.uint32(step) for part, step in zip(key, _KEY_STEPS, strict=True)]
+        return high1 ^ counter[1] ^ keys[0], low1, high0 ^ counter[3] ^ keys[1], low0
+
+    # On CPUs, XLA would compute all rounds twice, for the forward and the backward pass, and compile them within a loop
+    # of steps for 5 s per layer (JAX 0.10). A loop is computed once. On GPUs, each of its rounds would be a kernel.
+    unroll = _ROUNDS_TOGETHER if jax.default_backend() == "cpu" else _ROUNDS
+    shape = counter[0].shape
+    return lax.fori_loop(
+        0, _ROUNDS, make_round, tuple(jnp.broadcast_to(each, shape) for each in counter), unroll=unroll
+    )
 
 
 def _product(constant: int, value: jax.Array) -> tuple[jax.Array, jax.Array]:
