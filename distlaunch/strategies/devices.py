@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 
+from distlaunch.base.compat import installed
 from distlaunch.base.errors import UsageError
+from distlaunch.base.plural import count
+from distlaunch.cluster.gpus import VISIBLE, find_gpus
+from distlaunch.config.backend import Backend
 from distlaunch.patches.tensorflow_late import tf
+
+_WITH_CUDA = {"tensorflow": ("TensorFlow", "tensorflow[and-cuda]"), "jax": ("JAX", "jax[cuda13]")}
+"""Name of each framework, and the package that installs it with NVIDIA's libraries."""
 
 
 def grow_gpu_memory() -> None:
@@ -13,6 +21,28 @@ def grow_gpu_memory() -> None:
     for gpu in tf.config.list_physical_devices("GPU"):
         with contextlib.suppress(RuntimeError):  # TensorFlow is already running, as in a notebook
             tf.config.experimental.set_memory_growth(gpu, True)
+
+
+def unused_gpus(backend: Backend) -> str:
+    """Return a warning if the driver has GPUs for this process, but the framework sees none; else an empty string."""
+    gpus = find_gpus(os.environ)
+    if not gpus or sees_gpus(backend):
+        return ""
+    name, package = _WITH_CUDA[backend]
+    return (
+        f"the driver has {count(len(gpus), 'GPU')}, but {name} sees none and computes on the CPU. If its CUDA "
+        f"libraries are missing: pip install '{package}=={installed(backend)}'. To use the CPU without this warning, "
+        f"set {VISIBLE}=''"
+    )
+
+
+def sees_gpus(backend: Backend) -> bool:
+    """Return whether the framework computes on GPUs in this process. Its devices must be set up."""
+    if backend == "tensorflow":
+        return bool(tf.config.list_logical_devices("GPU"))
+    import jax
+
+    return jax.default_backend() != "cpu"
 
 
 def use_one_gpu() -> None:

@@ -52,7 +52,7 @@ from distlaunch.data.source import Split, first_worker, make_splits, open_splits
 from distlaunch.data.splits import unused_settings_of
 from distlaunch.patches.tensorflow_late import when_imported
 from distlaunch.strategies.coordination import Vote
-from distlaunch.strategies.devices import grow_gpu_memory
+from distlaunch.strategies.devices import grow_gpu_memory, unused_gpus
 from distlaunch.strategies.factory import create
 from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.protocol import Logs, Program, Strategy
@@ -125,6 +125,7 @@ class Session:
         process.on_connected()
         notices = _Notices(process.emit, strategy)
         notices.from_chief("warning", share_note(config, strategy.num_replicas))
+        notices.from_each_task("warning", unused_gpus(config.strategy.backend))
         if strategy.is_chief:
             notices.from_each_task("warning", *_untested_version_warnings(run, config.strategy.backend))
         config, train, validation, preprocessing = _read_data(config, run, strategy, notices)

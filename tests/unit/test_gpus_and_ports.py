@@ -21,9 +21,11 @@ from distlaunch.cluster import gpus
 from distlaunch.cluster.gpus import GpuMeter, GpuUse, find_gpus, share_gpus
 from distlaunch.cluster.machine import Machine
 from distlaunch.cluster.ports import find_holder, pick_ports, reserve_ports
+from distlaunch.config.run import RunConfig
 from distlaunch.jobs import job
 from distlaunch.jobs.choose_run import JobRequest
 from distlaunch.verify.trials import plan_trials
+from tests.parity.cases import case
 from tests.unit.config_files import BASE, write_models
 from tests.unit.fake_nvml import (
     DRIVER_NOT_LOADED,
@@ -235,6 +237,30 @@ def test_a_real_process_asks_the_driver(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "distlaunch", "validate", "run.yaml"]
     told = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     assert told.stdout == "run.yaml: ok (strategy mirrored, 3 replicas, global batch 12)\n", told.stderr
+
+
+@pytest.mark.usefixtures("virtual_devices")
+@pytest.mark.parametrize(("selected", "warns"), [(None, True), ("0", True), ("", False)])
+def test_a_run_that_computes_on_the_cpu_beside_gpus_says_so(
+    selected: str | None, warns: bool, driver: Callable[[FakeNvml], FakeNvml], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    from distlaunch.base.events import Event, Notice
+    from distlaunch.base.process import Process
+    from distlaunch.base.run_dir import RunDir
+    from distlaunch.cluster.spec import Task
+    from distlaunch.training.session import Session
+
+    if selected is None:
+        monkeypatch.delenv(gpus.VISIBLE, raising=False)
+    else:
+        monkeypatch.setenv(gpus.VISIBLE, selected)
+    driver(FakeNvml(GPUS[1:]))
+    config, events = RunConfig.model_validate(case()), list[Event]()
+    Session.build(config, RunDir(tmp_path), Task("worker", 0), Process(events.append, lambda: False))
+    told = [event.message for event in events if isinstance(event, Notice) and event.level == "warning"]
+    number = "2 GPUs" if selected is None else "1 GPU"
+    assert any(f"the driver has {number}, but TensorFlow sees none" in each for each in told) == warns
 
 
 @pytest.mark.parametrize(

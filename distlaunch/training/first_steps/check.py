@@ -39,6 +39,7 @@ from distlaunch.data.recorded_rows import RowRecorder, Rows, read_batch
 from distlaunch.data.source import Split
 from distlaunch.data.structures import flatten
 from distlaunch.patches.tensorflow_late import is_imported, tf
+from distlaunch.strategies.devices import sees_gpus
 from distlaunch.strategies.protocol import BatchHooks, Logs, Program, Strategy
 from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import state_variables
@@ -362,7 +363,7 @@ class StepsCheck(NoCheck):
         subject = self._subject
         return Setup(
             subject.config, self._rows.spec("train"), subject.optimizers, has_replicas=subject.has_replicas,
-            on_gpu=_computes_on_gpu(subject.config),
+            on_gpu=sees_gpus(subject.config.strategy.backend),
             memory_limit=int(psutil.virtual_memory().available * _MEMORY_SHARE),
         )  # fmt: skip
 
@@ -392,14 +393,6 @@ def _are_equal(one: Batch, other: Batch) -> bool:
     flat = functools.partial(tf.nest.flatten, expand_composites=True) if is_imported() else flatten
     leaves = zip(*(flat(batch) for batch in (one, other)), strict=True)
     return all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in leaves)
-
-
-def _computes_on_gpu(config: RunConfig) -> bool:
-    if config.strategy.runs_tensorflow:
-        return bool(tf.config.list_logical_devices("GPU"))
-    import jax
-
-    return jax.default_backend() != "cpu"
 
 
 class _WorkerRows:
