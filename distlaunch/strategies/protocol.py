@@ -128,6 +128,9 @@ class Program(Protocol):
 
     def reset_metrics(self) -> None: ...
 
+    def skip_warmup(self) -> None:
+        """Make the next steps like those after many steps, for which more may be compiled."""
+
     def recheck_metrics(self) -> list[str]:
         """Return warnings about the model's metrics that only a check after the first epoch can find."""
         return []

@@ -128,8 +128,7 @@ class Candidate:
         """The config of the candidate's timed trial."""
         config = self.config
         cluster = {**config.cluster.model_dump(), "stall_timeout_s": None}  # a trial waits while others are measured
-        found = trial_config(config, config.strategy.model_dump(), cluster)
-        return found.model_copy(update={"precision": config.precision})
+        return trial_config(config, config.strategy.model_dump(), cluster, keeps_precision=True)
 
     @property
     def changed_names(self) -> set[Key | str]:

@@ -67,14 +67,22 @@ def _is_same(one: PlannedTrial, other: PlannedTrial) -> bool:
     return numbers and rest(one) == rest(other)
 
 
-def reference_config(config: RunConfig) -> RunConfig:
-    return trial_config(config, {"kind": REFERENCE}, {})
+def reference_config(config: RunConfig, *, keeps_precision: bool = False) -> RunConfig:
+    return trial_config(config, {"kind": REFERENCE}, {}, keeps_precision=keeps_precision)
 
 
-def trial_config(config: RunConfig, strategy: dict[str, Any], cluster: dict[str, Any]) -> RunConfig:
-    """Return the config under another strategy, without callbacks, validation, exports and 16-bit types."""
+def trial_config(
+    config: RunConfig, strategy: dict[str, Any], cluster: dict[str, Any], *, keeps_precision: bool = False
+) -> RunConfig:
+    """Return the config under another strategy, without callbacks, validation and exports.
+
+    Args:
+        keeps_precision: whether it computes in the config's precision. In 16 bits, sums over parts of a batch round and
+            overflow differently than sums over the whole batch.
+    """
     timeouts = {name: getattr(config.cluster, name) for name in ("start_timeout_s", "stop_timeout_s")}
-    train = config.train.model_copy(update={"callbacks": [], "epochs": 1, "steps_per_call": 1, "log_every_steps": 1})
+    # `steps_per_call` stays, because it decides how the steps of meshes are compiled
+    train = config.train.model_copy(update={"callbacks": [], "epochs": 1, "log_every_steps": 1})
     if train.steps_per_epoch is None:  # parameter servers need it if the length of the data is unknown
         train = train.model_copy(update={"steps_per_epoch": 1})
     checkpoint = config.checkpoint.model_copy(
@@ -88,8 +96,7 @@ def trial_config(config: RunConfig, strategy: dict[str, Any], cluster: dict[str,
             "checkpoint": checkpoint,
             "validation": None,
             "export": [],
-            # in 16 bits, sums over parts of a batch round and overflow differently than sums over the whole batch
-            "precision": config.precision and "float32",
+            "precision": config.precision if keeps_precision else config.precision and "float32",
             "resume": "never",
         }
     )

@@ -11,8 +11,8 @@ from tests.parity.test_step_loop import BATCH, BROKEN, NAN_STEP, STEPS, own_step
 pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 
-DATA_PARALLEL = {"kind": "dtensor", "mesh": {"batch": 4}}
-SPLIT = {"kind": "dtensor", "mesh": {"batch": 4, "model": 2}, "layout": "auto"}
+DATA_PARALLEL = {"kind": "dtensor", "mesh": {"batch": 2}}
+SPLIT = {"kind": "dtensor", "mesh": {"batch": 2, "model": 2}, "layout": "auto"}
 OWN_STEP = {"loop": "custom", "step": f"{own_step.__code__.co_filename}:own_step"}
 
 Calls = list[int]
@@ -45,6 +45,12 @@ def test_they_change_no_bit(calls: Calls, strategy: dict[str, Any], keys: dict[s
     one_by_one = train("dense", [STEPS], strategy, steps_per_call=1, **keys)
     assert calls[-STEPS:] == [1] * STEPS
     assert blocks == one_by_one
+
+
+def test_trials_of_tune_do_not_wait_for_them(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distlaunch.strategies.dtensor.program.STEPS_BEFORE_BLOCKS", 1000)
+    train("linear", [3, 3], DATA_PARALLEL, skips_warmup=True)
+    assert calls == [1, 1, 1, 2, 1]  # the first two were decided when none had several
 
 
 def test_no_step_follows_a_loss_that_is_not_finite(calls: Calls) -> None:

@@ -217,6 +217,13 @@ class FakeMachine:
         return found[self.order.count(name) - 1] if isinstance(found, list) else found
 
 
+@pytest.mark.parametrize("length", ["auto", 1, 16])
+def test_a_trial_groups_steps_as_training_does(length: int | str) -> None:
+    """Meshes compile their steps in another way if no call makes several."""
+    own = config(strategy={"kind": "jax", "mesh": {"batch": 1}}, train={"steps_per_call": length})
+    assert untuned(own).trial_config.train.steps_per_call == length
+
+
 def test_candidates_take_turns_and_the_slower_half_is_dropped() -> None:
     machine = FakeMachine({UNTUNED: 9.0, "a": 1.4, "b": 1.3, "c": 1.2, "d": 1.1, "e": 1.5})
     machine.race.halve(1, until=1e9)

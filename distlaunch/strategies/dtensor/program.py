@@ -203,6 +203,9 @@ class DTensorProgram(MeshProgram):
         may = self._may_make_several_steps(source) and is_small and is_quickly_compiled and has_equal_sums
         self._block_shapes = shapes if may else ()
 
+    def skip_warmup(self) -> None:
+        self._steps_made = max(self._steps_made, STEPS_BEFORE_BLOCKS)
+
     def evaluate(
         self,
         source: Source,

@@ -63,6 +63,7 @@ class Rounds:
         # the first step compiles, and the second may still allocate
         step_s = self._trial.step_s[2:] or self._trial.step_s
         self._report(RoundResult(0, statistics.median(step_s)))
+        self._session.program.skip_warmup()
         done = 0
         while True:
             order = RoundOrder.read(self._orders)
