@@ -105,7 +105,7 @@ class Reference:
     """
 
     def __init__(self, config: RunConfig, run: RunDir, context: LaunchContext, num_steps: int) -> None:
-        own = reference_config(config).model_copy(update={"precision": config.precision})
+        own = reference_config(config, keeps_precision=True)
         self.run, self._num_steps = run, num_steps
         self._tasks = TrialTasks(own, run, context, TrialOrder(num_steps, reference=True))
         # checkpoints of hosts without a shared disk are not here before the end
@@ -176,28 +176,21 @@ class Contestant:
             shutil.copytree(reference.checkpoints / name, run.checkpoints / name, copy_function=os.link)
         return run
 
-    @property
-    def is_recorded(self) -> bool:
-        """Whether the recorded steps have been trained."""
-        return self._number > 0
-
-    def is_prepared(self, left_s: float) -> bool:
+    def is_prepared(self) -> bool:
         """Return True if rounds may begin. Call this again and again until then; it never waits.
 
         After the recorded steps, the tasks train the same steps in longer calls, and run a round that does not count.
 
-        Args:
-            left_s: what is left of the budget. The longer calls are compiled, so they may take that long.
-
         Raises:
-            TrialFailed: the tasks have ended, or have not answered in time.
+            TrialFailed: the tasks have ended.
         """
-        if not self.is_recorded:
+        if self._number == 0:
             result = self._result(0)
             if result is not None:
                 self.step_s = result.step_s
                 self._set_call_length()
-                self._order_round(least_s=left_s, checks_calls=True)
+                self._order_round(checks_calls=True)
+                self._answer_until = math.inf  # it compiles, and the caller knows how long it may take
             return False
         result = self._answer()
         if result is not None:
@@ -208,7 +201,7 @@ class Contestant:
         """Run a round and return the duration of a step in seconds.
 
         Raises:
-            TrialFailed: the tasks have ended.
+            TrialFailed: the tasks have ended, or have not answered in time.
         """
         self._order_round()
         while (result := self._answer()) is None:
@@ -222,7 +215,7 @@ class Contestant:
         wanted = self.candidate.steps_per_call
         self._steps_per_call = call_length(wanted, self.step_s, target_s=self._round_s / _CALLS_IN_ROUND)
 
-    def _order_round(self, *, least_s: float = 0.0, checks_calls: bool = False) -> None:
+    def _order_round(self, *, checks_calls: bool = False) -> None:
         """Tell the tasks to run a round."""
         assert self.tasks.starter is not None, "the tasks have answered before"
         self._number += 1
@@ -230,7 +223,7 @@ class Contestant:
         path = self.run.round_order(_ATTEMPT)
         RoundOrder(self._number, num_steps, self._steps_per_call, checks_calls).write(path)
         self.tasks.starter.send_file(path)
-        self._limit_s = max(_ROUND_LIMIT_S, least_s, _ROUND_LIMIT * num_steps * self.step_s)
+        self._limit_s = max(_ROUND_LIMIT_S, _ROUND_LIMIT * num_steps * self.step_s)
         self._answer_until = time.monotonic() + self._limit_s
 
     def _answer(self) -> RoundResult | None:

@@ -73,7 +73,8 @@ _MEMORY_SPARE = 1.5
 _PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 """With `false`, JAX does not reserve most of a GPU's memory, which the other candidates need."""
 _START_LIMIT_S, _START_LIMIT = 60.0, 3
-"""Limits on the start of a candidate, in seconds and as a factor of the longest start so far."""
+"""Limits on the start of the only candidate beside the untuned config, in seconds and as a factor of the longest start
+so far. Other starts end with the budget."""
 _POLL_S = 0.01
 
 
@@ -448,7 +449,10 @@ class _Tuning:
         # numbers are checked while others start; only measurements need a quiet machine
         for name, began in starts.starting.items():
             try:
-                if not self._is_prepared(name, began):
+                is_prepared = self._running[name].is_prepared()
+                if not is_prepared and self._is_too_late(name, began):
+                    self._give_up(name)
+                elif not is_prepared:
                     continue
             except TrialFailed as failed:
                 self._fail(name, failed)
@@ -458,27 +462,28 @@ class _Tuning:
                 self._enter(name)
         return ended
 
-    def _is_prepared(self, name: str, began: float) -> bool:
-        contestant = self._running[name]
-        if contestant.is_prepared(self._time_of(1.0) - time.monotonic()):
-            return True
-        if not contestant.is_recorded:
-            self._check_start(name, began)
+    def _is_too_late(self, name: str, began: float) -> bool:
+        """Return True if a start goes beyond the budget.
+
+        Raises:
+            TrialFailed: nothing else was measured yet, and the candidate takes much longer than the others.
+        """
+        if name == UNTUNED:
+            return False
+        now, end = time.monotonic(), self._time_of(1.0)
+        if len(self._race.rounds) > 1:  # there is a candidate to compare with the untuned config
+            return now > end
+        longest_s = max(itertools.chain(*self._start_s.values()), default=0.0)
+        limit_s = max(_START_LIMIT_S, end - began, _START_LIMIT * longest_s)
+        if now > began + limit_s:
+            self._running[name].ask_to_stop()
+            raise TrialFailed(DistlaunchError(f"it was not ready after {limit_s:,.0f} s"))
         return False
 
-    def _check_start(self, name: str, began: float) -> None:
-        """Raise TrialFailed if a candidate should have started by now.
-
-        A start may take what was left of the budget when it began, or much longer than the others if that is more.
-        """
-        limit_s = max(
-            _START_LIMIT_S,
-            self._time_of(1.0) - began,
-            _START_LIMIT * max(itertools.chain(*self._start_s.values()), default=0.0),
-        )
-        if name != UNTUNED and time.monotonic() > began + limit_s:
-            self._running[name].ask_to_stop()
-            raise TrialFailed(DistlaunchError(f"its first steps were not done after {limit_s:,.0f} s"))
+    def _give_up(self, name: str) -> None:
+        """End a candidate that was not ready in time; it counts as one that was not tried."""
+        self._not_tried[name] = f"it was still starting after the budget of {self._request.seconds:g} s"
+        self._drop(name, 0)
 
     def _why_not(self, candidate: Candidate, lane: Lane) -> str:
         """Return why a candidate is not started, or an empty string."""
@@ -607,7 +612,7 @@ class _Tuning:
         """Choose the winner among the candidates that were measured."""
         for row in self._result.rows:
             if row.spread is None and not row.failed:
-                self._not_tried[row.candidate.name] = "the search was interrupted"
+                self._not_tried.setdefault(row.candidate.name, "the search was interrupted")
         self._result.not_tried += [NotTried(name, reason) for name, reason in self._not_tried.items()]
         own = self._result.untuned
         if own is None or own.spread is None:

@@ -113,15 +113,32 @@ def test_a_candidate_that_fails_is_dropped_with_its_reason(project: Path) -> Non
     assert found["winner"] == "untuned"
 
 
+@pytest.mark.slow
+def test_a_start_ends_with_the_budget_if_something_else_was_measured(project: Path) -> None:
+    stand_still(project)
+    found, rows = tune(project, "--seconds", "20", "--only", "multi_worker", "--only", "one_device")
+    assert rows["one_device"]["step_ms"]
+    (still,) = (row for name, row in rows.items() if "multi_worker" in name)
+    assert (still["step_ms"], still["failed"]) == (None, None)
+    reason = "it was still starting after the budget of 20 s"
+    assert {"candidate": still["candidate"], "reason": reason} in found["not_tried"]
+
+
 @pytest.mark.slow  # the limit is a minute
-def test_a_candidate_that_stands_still_at_its_start_is_dropped(project: Path) -> None:
+def test_a_candidate_that_stands_still_is_dropped_even_if_nothing_else_was_measured(project: Path) -> None:
+    stand_still(project)
+    found, rows = tune(project, "--seconds", "10", "--only", "multi_worker")
+    (failed,) = (row for name, row in rows.items() if name != "untuned")
+    assert "it was not ready after 60 s" in failed["failed"]
+    assert found["winner"] == "untuned"
+
+
+def stand_still(project: Path) -> None:
+    """Let the tasks of strategies with several processes stand still while they build the model."""
     code = "def still():\n    import os, threading\n    'TF_CONFIG' in os.environ and threading.Event().wait()\n"
     (project / "mine.py").write_text(f"{MINE}\n{code}    return mlp()\n")
-    words = ("--set", "model={function: mine.py:still}", "--seconds", "10", "--only", "multi_worker")
-    found, rows = tune(project, *words)
-    (failed,) = (row for name, row in rows.items() if name != "untuned")
-    assert "its first steps were not done after 60 s" in failed["failed"]
-    assert found["winner"] == "untuned"
+    config = project / "mine.yaml"
+    config.write_text(config.read_text().replace("mine.py:mlp", "mine.py:still"))
 
 
 @pytest.mark.slow  # in CI the same for train and verify
