@@ -33,7 +33,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -50,8 +50,10 @@ from distlaunch.checkpoints.state_files import (
     read_bytes,
     read_files,
 )
-from distlaunch.strategies.protocol import Strategy
 from distlaunch.strategies.state import State
+
+if TYPE_CHECKING:
+    from distlaunch.strategies.protocol import Strategy  # imports Keras
 
 _REQUEST = struct.Struct("!IQQ")
 """Number of the file, offset, number of bytes."""

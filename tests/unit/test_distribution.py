@@ -36,6 +36,7 @@ from distlaunch.checkpoints.state_files import FileDamagedError, StateFile, Stat
 from distlaunch.checkpoints.store import CheckpointStore, DamagedError
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.state import ShardSlice, State
+from tests.unit.read_location import read_and_change
 from tests.unit.test_peers import DEADLINE_S, MemoryStore
 
 STATE = {
@@ -238,7 +239,7 @@ def test_memory_is_shared_by_all_of_one_host(tmp_path: Path, is_local: bool) -> 
     assert location.mapped is not None
     shutil.rmtree(tmp_path)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        assert same(pool.submit(_read_and_change, location).result(DEADLINE_S) or {}, STATE)
+        assert same(pool.submit(read_and_change, location).result(DEADLINE_S) or {}, STATE)
     mine = location.read() or {}
     mine["a/b:0"][0] = 7
     saved.state["a/b:0"][1] = 7
@@ -271,14 +272,6 @@ def test_a_damaged_file_does_not_get_into_memory(tmp_path: Path, at: int | None)
     assert same(saved.state, STATE)
     assert chief.location is not None
     assert same(chief.location.read() or {}, STATE)
-
-
-def _read_and_change(location: CheckpointLocation) -> State | None:
-    state = location.read()
-    was = None if state is None else {name: value.copy() for name, value in state.items()}
-    for value in (state or {}).values():
-        value[...] = np.zeros((), value.dtype)
-    return was
 
 
 def test_files_are_read_by_all_who_can(tmp_path: Path) -> None:
