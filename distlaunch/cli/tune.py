@@ -34,10 +34,10 @@ def command(
 ) -> int:  # fmt: skip
     """Measure the config's model and data under other strategies and settings on the hosts of its engine.
 
-    First the strategies that are possible on these hosts are measured, then settings of the fastest: XLA, oneDNN,
-    threads, steps per call. Candidates take turns in short rounds, so that other work on the machine slows all of them
-    equally. After some rounds the slower half is dropped, until few are left. Global batch, seed, model and data stay
-    the same. On ssh hosts, and in a Slurm allocation, candidates run on the hosts that the config's tasks use. If all
+    Candidates are the strategies that are possible on these hosts, and the settings XLA, oneDNN, threads and steps per
+    call, first on the config's own strategy, then on the fastest. Candidates take turns in short rounds, so that other
+    work on the machine slows all of them equally. After some rounds the slower half is dropped, until few are left.
+    Global batch, seed, model and data stay the same. On ssh hosts, and in a Slurm allocation, candidates run on the hosts that the config's tasks use. If all
     tasks run on one host, candidates use all hosts of the engine. Candidates on one device use the first host.
 
 
