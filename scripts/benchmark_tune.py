@@ -198,7 +198,9 @@ class Bench:
         """Start a candidate; return it once it is ready to be measured, and whether its losses are equal."""
         context = self._contexts.take(candidate.environ)
         run = Contestant.run_dir(self._reference.run, RECORDED_STEPS)
-        contestant = Contestant(candidate, run, context, RECORDED_STEPS, ROUND_S, self._stop_if_asked)
+        contestant = Contestant(
+            candidate, run, context, RECORDED_STEPS, ROUND_S, self.site.hardware.num_cores, self._stop_if_asked
+        )
         stack.callback(self._contexts.give_back, context, candidate.environ)
         stack.callback(contestant.close)
         stack.callback(contestant.ask_to_stop)

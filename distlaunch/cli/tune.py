@@ -37,9 +37,9 @@ def command(
     Candidates are the strategies that are possible on these hosts, and the settings XLA, oneDNN, threads and steps per
     call, first on the config's own strategy, then on the fastest. Candidates take turns in short rounds, so that other
     work on the machine slows all of them equally. After some rounds the slower half is dropped, until few are left.
-    Global batch, seed, model and data stay the same. On ssh hosts, and in a Slurm allocation, candidates run on the hosts that the config's tasks use. If all
-    tasks run on one host, candidates use all hosts of the engine. Candidates on one device use the first host.
-
+    Global batch, seed, model and data stay the same. On ssh hosts, and in a Slurm allocation, candidates run on the
+    hosts that the config's tasks use. If all tasks run on one host, candidates use all hosts of the engine. Candidates
+    on one device use the first host.
 
     A candidate wins only if the range of its step times lies below that of the untuned config, and if its losses,
     metrics and weights equal those of one device by the noise rule of `verify`. Callbacks, validation and checkpoints

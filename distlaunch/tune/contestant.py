@@ -28,6 +28,18 @@ from distlaunch.verify.trials import reference_config
 
 _POLL_S = 0.01
 _CALLS_IN_ROUND = 2
+_FEWEST_STEPS_IN_CALL = 8
+"""DTensor may make so many steps together; a call of `auto` has as many, if it has them in training."""
+_TRAINING_CALL_S = 0.5
+"""Duration of a call of `auto` in training."""
+_READ_AHEAD = 4
+"""Batches that may be ready when a round begins, in addition to one for each core."""
+_READING_S = 5.0
+"""Limit on the untimed steps that use up these batches, in seconds."""
+_WAITS = 0.05
+"""Share of waiting for input from which each round begins with such steps."""
+_PREPARE_LIMIT = 5
+"""Limit on the time for longer calls, which compile too, as a factor of the time for the recorded steps."""
 _ROUND_LIMIT_S, _ROUND_LIMIT = 60.0, 50
 """Limits on the duration of a round, in seconds and as a factor of the expected duration; the larger one counts."""
 _ATTEMPT = 0
@@ -144,6 +156,7 @@ class Contestant:
         run: the candidate's own run directory, with the checkpoints of the reference.
         num_steps: number of recorded steps.
         round_s: the duration of a round.
+        num_cores: number of cores of a host.
         poll: called while waiting; it raises an exception to give up.
 
     Attributes:
@@ -153,14 +166,18 @@ class Contestant:
 
     def __init__(
         self, candidate: Candidate, run: RunDir, context: LaunchContext, num_steps: int, round_s: float,
-        poll: Callable[[], None],
+        num_cores: int, poll: Callable[[], None],
     ) -> None:  # fmt: skip
         self.candidate, self.context, self.run = candidate, context, run
         self.tasks = TrialTasks(candidate.trial_config, run, context, TrialOrder(num_steps, timed=True))
-        self._round_s, self._poll = round_s, poll
-        self._number, self.step_s, self._steps_per_call = 0, 0.0, 1
-        self._limit_s, self._answer_until = 0.0, math.inf
-        self.start, self.ask_to_stop = self.tasks.start, self.tasks.ask_to_stop
+        self._round_s, self._num_ready, self._poll = round_s, num_cores + _READ_AHEAD, poll
+        self._number, self.step_s, self._steps_per_call, self._waits = 0, 0.0, 1, False
+        self._began = self._limit_s = self._answer_until = math.inf
+        self.ask_to_stop = self.tasks.ask_to_stop
+
+    def start(self) -> None:
+        self._began = time.monotonic()
+        self.tasks.start()
 
     @staticmethod
     def run_dir(reference: RunDir, num_steps: int) -> RunDir:
@@ -182,19 +199,18 @@ class Contestant:
         After the recorded steps, the tasks train the same steps in longer calls, and run a round that does not count.
 
         Raises:
-            TrialFailed: the tasks have ended.
+            TrialFailed: the tasks have ended, or the longer calls take much longer than the recorded steps.
         """
         if self._number == 0:
             result = self._result(0)
             if result is not None:
                 self.step_s = result.step_s
                 self._set_call_length()
-                self._order_round(checks_calls=True)
-                self._answer_until = math.inf  # it compiles, and the caller knows how long it may take
+                self._order_round(_PREPARE_LIMIT * (time.monotonic() - self._began), checks_calls=True)
             return False
         result = self._answer()
         if result is not None:
-            self.step_s = result.step_s
+            self.step_s, self._waits = result.step_s, result.waits > _WAITS
         return result is not None
 
     def measure(self) -> float:
@@ -211,19 +227,30 @@ class Contestant:
         return self.step_s
 
     def _set_call_length(self) -> None:
-        # a call of `auto` takes half a second in training; shorter ones differ little, and allow more rounds
+        # calls of `auto` are longer in training; shorter ones differ little, and allow more rounds
         wanted = self.candidate.steps_per_call
-        self._steps_per_call = call_length(wanted, self.step_s, target_s=self._round_s / _CALLS_IN_ROUND)
+        shorter = call_length(wanted, self.step_s, target_s=self._round_s / _CALLS_IN_ROUND)
+        longer = call_length(wanted, self.step_s, target_s=_TRAINING_CALL_S)
+        self._steps_per_call = max(shorter, min(_FEWEST_STEPS_IN_CALL, longer))
 
-    def _order_round(self, *, checks_calls: bool = False) -> None:
-        """Tell the tasks to run a round."""
+    def _order_round(self, least_s: float = 0.0, *, checks_calls: bool = False) -> None:
+        """Tell the tasks to run a round.
+
+        Args:
+            least_s: time that it may take in any case.
+        """
         assert self.tasks.starter is not None, "the tasks have answered before"
         self._number += 1
         num_steps = steps_of_round(self.step_s, self._steps_per_call, self._round_s)
+        untimed = self._steps_per_call
+        if checks_calls or self._waits:
+            # batches that are ready, because the candidate was waiting, would hide that input is slow
+            fitting = int(_READING_S / max(self.step_s, 1e-6))
+            untimed *= max(1, -(-min(self._num_ready, fitting) // untimed))
         path = self.run.round_order(_ATTEMPT)
-        RoundOrder(self._number, num_steps, self._steps_per_call, checks_calls).write(path)
+        RoundOrder(self._number, num_steps, self._steps_per_call, untimed, checks_calls).write(path)
         self.tasks.starter.send_file(path)
-        self._limit_s = max(_ROUND_LIMIT_S, _ROUND_LIMIT * num_steps * self.step_s)
+        self._limit_s = max(_ROUND_LIMIT_S, least_s, _ROUND_LIMIT * num_steps * self.step_s)
         self._answer_until = time.monotonic() + self._limit_s
 
     def _answer(self) -> RoundResult | None:

@@ -9,7 +9,7 @@ import signal
 import statistics
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,7 +69,7 @@ _ROUNDS_IN_BUDGET, _SHORTEST_ROUND_S, _LONGEST_ROUND_S = 150, 0.15, 1.0
 _HELPS = 0.98
 """A setting is combined with others if it reduces the duration of a step to this fraction or less."""
 _MEMORY_SPARE = 1.5
-"""Memory that must be free to start another candidate, as a factor of the largest one so far."""
+"""Memory that must be free for each task that starts, as a factor of the largest task so far."""
 _PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 """With `false`, JAX does not reserve most of a GPU's memory, which the other candidates need."""
 _START_LIMIT_S, _START_LIMIT = 60.0, 3
@@ -137,6 +137,7 @@ class TuneResult:
         hosts: the names of the hosts on which candidates were measured; empty for this machine.
         interrupted: the exit code if the search has ended early.
         ended_early: why the search has ended early; empty if it has not, or if the user has interrupted the command.
+        allows_16_bit: see `TuneRequest`.
         not_a_number: which values of the untuned config are not numbers, so that nothing can be compared.
     """
 
@@ -151,6 +152,11 @@ class TuneResult:
     interrupted: int | None = None
     ended_early: str = ""
     not_a_number: str = ""
+    allows_16_bit: bool = False
+
+    def may_win(self, row: Row) -> bool:
+        """Return True if the numbers of a candidate allow it to win."""
+        return self.allows_16_bit if row.candidate.is_16_bit else row.is_equal
 
     @property
     def untuned(self) -> Row | None:
@@ -190,7 +196,7 @@ def tune(request: TuneRequest, machine: Machine, note: Callable[[str], None]) ->
     isolate_if_configured(choice.config, choice.context)
     for warning in untested(frameworks(choice.config.strategy.backend)):
         note(f"warning: {warning}")
-    result = TuneResult()
+    result = TuneResult(allows_16_bit=request.allows_16_bit)
     with (
         tempfile.TemporaryDirectory(prefix="distlaunch-tune-") as folder,
         SignalPipe() as signals,
@@ -240,7 +246,7 @@ class _Tuning:
         """The reason for each candidate that has not been started."""
         self._offered = set[Hashable]()
         self._starts_at_once = _FEWEST_STARTS
-        self._largest_bytes = self._num_noted = 0
+        self._largest_task_bytes = self._num_noted = 0
         self._start_s = defaultdict[str, list[float]](list)
         """Durations of the starts of each strategy."""
         self._searching_from = began
@@ -305,7 +311,7 @@ class _Tuning:
         self._race.run(_FEWEST_ROUNDS, self._time_of(_BEST_SETTINGS))
         self._start(Lane.of(self._combinations(self._best_candidates()), self._time_of(_COMBINATIONS)))
         self._race.halve(_FINALISTS, self._time_of(_FINALS))
-        self._race.run(_FINAL_ROUNDS, self._time_of(1.0), at_least=2)
+        self._race.run(_FINAL_ROUNDS, self._time_of(1.0), at_least=_FEWEST_ROUNDS)
 
     def _finished_reference(self) -> Record:
         """Return the record of the reference, after its end.
@@ -377,7 +383,7 @@ class _Tuning:
 
     def _next_setting(self, own: Candidate) -> Candidate | None:
         """Return a further setting for the config; for another candidate, if that is much faster so far."""
-        may_win = [name for name in self._race.running if self._may_win(self._rows[name])]
+        may_win = [name for name in self._race.running if self._result.may_win(self._rows[name])]
         fastest = min(may_win, key=lambda name: self._running[name].step_s, default=UNTUNED)
         is_ahead = self._running[fastest].step_s * _AHEAD < self._running[UNTUNED].step_s
         found = self._settings_of(self._rows[fastest].candidate if is_ahead else own)
@@ -392,7 +398,7 @@ class _Tuning:
         ranked = [self._rows[name] for name in self._race.ranking() or self._race.running]
         best: dict[str, Candidate] = {}
         for row in ranked:
-            if self._may_win(row):
+            if self._result.may_win(row):
                 best.setdefault(row.candidate.label, row.candidate)
         return list(best.values())[:_BEST]
 
@@ -419,7 +425,7 @@ class _Tuning:
         for candidate in best:
             combined, taken = candidate, candidate.changed_names
             for row in self._rows.values():
-                if row.candidate.label != candidate.label or not row.candidate.changes or not self._may_win(row):
+                if row.candidate.label != candidate.label or not row.candidate.changes or not self._result.may_win(row):
                     continue
                 change, parent = row.candidate.changes[-1], self._rows.get(row.candidate.parent.name)
                 if parent is None or parent.spread is None or row.spread is None or change.names & taken:
@@ -498,9 +504,17 @@ class _Tuning:
         available = [report.available_bytes for report in reports]
         if not self._site.hosts:
             available = [psutil.virtual_memory().available]
-        if min(available, default=0) < _MEMORY_SPARE * self._largest_bytes:
+        # those that are starting have not taken their memory yet
+        starting = [self._rows[name].candidate for name in self._running if name not in self._race.rounds]
+        tasks = sum(map(self._tasks_per_host, [candidate, *starting]))
+        if min(available, default=0) < _MEMORY_SPARE * tasks * self._largest_task_bytes:
             return "too little memory beside the other candidates"
         return ""
+
+    def _tasks_per_host(self, candidate: Candidate) -> int:
+        workers = candidate.config.cluster.workers
+        number = workers if isinstance(workers, int) else self._site.num_workers
+        return -(-number // max(1, len(self._site.hosts)))
 
     def _begin(self, candidate: Candidate) -> None:
         assert self._trained is not None, "the reference is trained first"
@@ -510,7 +524,8 @@ class _Tuning:
         self._close_ended()
         run = Contestant.run_dir(self._trained.run, RECORDED_STEPS)
         context = self._contexts.take(candidate.environ)
-        contestant = Contestant(candidate, run, context, RECORDED_STEPS, self._round_s, self._poll)
+        cores = self._site.hardware.num_cores
+        contestant = Contestant(candidate, run, context, RECORDED_STEPS, self._round_s, cores, self._poll)
         self._running[candidate.name] = contestant
         contestant.start()
 
@@ -550,11 +565,9 @@ class _Tuning:
 
     def _note_memory(self, name: str) -> None:
         reports = self._running[name].memory()
-        self._rows[name].memory_bytes = sum(report.resident_bytes for report in reports)
-        by_host = Counter[str]()
-        for report in reports:
-            by_host[report.host] += report.resident_bytes
-        self._largest_bytes = max(self._largest_bytes, *by_host.values(), 0)
+        sizes = [report.resident_bytes for report in reports]
+        self._rows[name].memory_bytes = sum(sizes)
+        self._largest_task_bytes = max(self._largest_task_bytes, *sizes, 0)
 
     def _fail(self, name: str, failed: TrialFailed) -> None:
         """Record that a candidate has failed.
@@ -622,7 +635,7 @@ class _Tuning:
             Entry(
                 row.candidate.name,
                 row.spread,
-                can_compare and len(row.rounds) >= _FEWEST_ROUNDS and self._may_win(row),
+                can_compare and len(row.rounds) >= _FEWEST_ROUNDS and self._result.may_win(row),
                 row.candidate.num_changes,
             )
             for row in self._result.rows
@@ -630,7 +643,3 @@ class _Tuning:
         ]
         untuned_entry = Entry(own.candidate.name, own.spread, may_win=True, num_changes=0)
         self._result.winner = self._rows[race.choose(entries, untuned_entry).name]
-
-    def _may_win(self, row: Row) -> bool:
-        """Return True if the numbers of a candidate allow it to win."""
-        return self._request.allows_16_bit if row.candidate.is_16_bit else row.is_equal

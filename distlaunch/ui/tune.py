@@ -99,7 +99,11 @@ def conclusion(result: TuneResult) -> list[str]:
     if result.not_a_number:
         return _wrap(f"Nothing was compared: even on one device, values are not numbers {result.not_a_number}.")
     if winner is own:
-        faster = [row for row in result.rows if row is not own and row.spread and row.spread.is_below(own.spread)]
+        measured = [row for row in result.rows if row is not own and row.spread and not row.failed]
+        faster = [row for row in measured if row.spread and row.spread.is_below(own.spread)]
+        unsure = [_name(row.candidate, result) for row in faster if result.may_win(row)]
+        if unsure:
+            return _wrap(f"Measured in too few rounds to be sure, but faster so far: {'; '.join(unsure)}.")
         but = ""
         if any(row.candidate.is_16_bit for row in faster):
             but = " 16-bit precision is faster, but changes the numbers; --allow-16-bit accepts that."

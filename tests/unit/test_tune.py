@@ -311,14 +311,14 @@ def test_a_round_is_shortened_to_a_pass_that_is_hardly_shorter(length: int, expe
     """The untimed call comes before it."""
     from distlaunch.training.trials.rounds import steps_within_pass
 
-    assert steps_within_pass(RoundOrder(1, 40, 10), length) == expected
+    assert steps_within_pass(RoundOrder(1, 40, 10, 10), length) == expected
 
 
 def test_orders_and_results_of_rounds_in_files(tmp_path: Path) -> None:
     path = tmp_path / "file"
     assert RoundOrder.read(path) is None
     assert RoundResult.read(path) is None
-    order = RoundOrder(3, 20, 10, checks_calls=True)
+    order = RoundOrder(3, 20, 10, 10, checks_calls=True)
     order.write(path)
     assert RoundOrder.read(path) == order
     RoundResult(3, 0.25).write(path)
@@ -401,9 +401,22 @@ def test_the_table_names_the_winner_and_what_was_not_tried() -> None:
 
 def test_no_difference_beyond_noise() -> None:
     found = result()
+    found.rows[1].rounds = [0.0115]
     text = " ".join(table_lines(dataclasses.replace(found, winner=found.rows[0])))
     assert "No candidate with the same losses is faster than the untuned config, beyond noise." in text
     assert "--allow-16-bit" in text
+
+
+@pytest.mark.parametrize("allows", [False, True])
+def test_a_candidate_with_too_few_rounds_is_no_winner_but_named(allows: bool) -> None:
+    found = result(allows_16_bit=allows)
+    found.rows[1].judgement = OTHER
+    text = " ".join(table_lines(dataclasses.replace(found, winner=found.rows[0])))
+    assert ("faster so far: untuned (one_device), bf16" in text) == allows
+    assert ("--allow-16-bit" in text) != allows
+    found.rows[1].judgement = EQUAL
+    text = " ".join(table_lines(dataclasses.replace(found, winner=found.rows[0])))
+    assert "faster so far: jax, batch 1" in text
 
 
 def test_a_winner_with_variables_prints_them() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from distlaunch.base.run_dir import RunDir, checkpoint_name
-from distlaunch.base.run_files.trial_records import MemoryReport, RoundResult
+from distlaunch.base.run_files.trial_records import MemoryReport, RoundOrder, RoundResult
 from distlaunch.cluster.hardware import ONEDNN, POOL_SIZES, Hardware
 from distlaunch.cluster.machine import Machine
 from distlaunch.cluster.settings import kept_variables
@@ -22,7 +22,7 @@ from distlaunch.engines.context import LaunchContext
 from distlaunch.engines.remote.allocation import forwarded
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.tune.candidates import Candidate, NotTried, settings, strategies, untuned
-from distlaunch.tune.contestant import Contestant, TrialFailed
+from distlaunch.tune.contestant import Contestant, TrialFailed, TrialTasks
 from distlaunch.tune.contexts import Contexts
 from distlaunch.tune.site import Site, common_hardware, hosts_of, site_at
 from tests.unit.test_tune import config
@@ -173,28 +173,34 @@ class _Starter:
 
     def __init__(self, run: RunDir, answers: list[str]) -> None:
         self._run, self._answers = run, answers
+        self.orders: list[RoundOrder] = []
 
     def send_file(self, path: Path) -> None:
         assert path == self._run.round_order(0)
+        order = RoundOrder.read(path)
+        assert order is not None, "it was written just now"
+        self.orders.append(order)
         self._run.round_result(0).write_text(self._answers.pop(0))
 
 
-def contestant(tmp_path: Path, *answers: str) -> Contestant:
-    reference, own = RunDir.claim(tmp_path, "reference"), untuned(config())
+def contestant(tmp_path: Path, *answers: str, own: RunConfig | None = None, step_s: float = 0.01) -> Contestant:
+    reference, candidate = RunDir.claim(tmp_path, "reference"), untuned(own or config())
     for step in (0, 10):
         (reference.checkpoints / checkpoint_name(step)).mkdir(parents=True)
     run = Contestant.run_dir(reference, 10)
     run.task(0, "worker:0").path.mkdir(parents=True)
     context = LaunchContext(Machine({}), Ssh(kind="ssh", hosts=["a"]), HostFiles())
-    found = Contestant(own, run, context, 10, 0.4, lambda: None)
+    found = Contestant(candidate, run, context, 10, 0.4, 2, lambda: None)
     starter: Any = _Starter(run, list(answers))
     found.tasks.take_starter(starter)
-    RoundResult(0, 0.01).write(run.round_result(0))
+    RoundResult(0, step_s).write(run.round_result(0))
     return found
 
 
 def test_rounds_of_a_contestant(tmp_path: Path) -> None:
-    found = contestant(tmp_path, '{"number": 1, "step_s": 0.5}', '{"number": 2, "step_s": 0.25}', "{")
+    found = contestant(
+        tmp_path, '{"number": 1, "step_s": 0.5, "waits": 0.0}', '{"number": 2, "step_s": 0.25, "waits": 0.0}', "{"
+    )
     try:
         assert not found.is_prepared(), "it trains the same steps in longer calls"
         assert found.is_prepared()
@@ -220,7 +226,7 @@ def test_a_contestant_that_stands_still_is_dropped(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("distlaunch.tune.contestant._ROUND_LIMIT_S", 0.05)
     monkeypatch.setattr("distlaunch.tune.contestant._ROUND_LIMIT", 0)
     found = contestant(
-        tmp_path, *['{"number": 1, "step_s": 0.5}'] * 3
+        tmp_path, *['{"number": 1, "step_s": 0.5, "waits": 0.0}'] * 3
     )  # the last answers are those to the round before
     try:
         found.is_prepared()
@@ -232,13 +238,53 @@ def test_a_contestant_that_stands_still_is_dropped(tmp_path: Path, monkeypatch: 
         found.close()
 
 
-def test_longer_calls_compile_without_a_limit_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("limit", "ends"), [(0, True), (1e9, False)])
+def test_longer_calls_may_take_some_times_as_long_as_the_recorded_steps(
+    limit: float, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("distlaunch.tune.contestant._ROUND_LIMIT_S", 0.0)
     monkeypatch.setattr("distlaunch.tune.contestant._ROUND_LIMIT", 0)
-    found = contestant(tmp_path, '{"number": 0, "step_s": 0.5}')
+    monkeypatch.setattr("distlaunch.tune.contestant._PREPARE_LIMIT", limit)
+    monkeypatch.setattr(TrialTasks, "start", lambda self: None)
+    found = contestant(tmp_path, '{"number": 0, "step_s": 0.5, "waits": 0.0}')
+    found.start()
     try:
-        for _ in range(3):
+        assert not found.is_prepared()
+        if ends:
+            with pytest.raises(TrialFailed):
+                found.is_prepared()
+        else:
             assert not found.is_prepared()
+    finally:
+        found.close()
+
+
+@pytest.mark.parametrize(("waits", "untimed"), [(0.01, [6, 1, 1]), (0.3, [6, 6, 6])])
+def test_if_input_is_slow_rounds_use_up_the_batches_that_are_ready(
+    waits: float, untimed: list[int], tmp_path: Path
+) -> None:
+    answers = [f'{{"number": {n}, "step_s": 0.01, "waits": {waits}}}' for n in (1, 2, 3)]
+    found = contestant(tmp_path, *answers, own=config(train={"steps_per_call": 1}))
+    try:
+        found.is_prepared()
+        assert found.is_prepared()
+        found.measure()
+        found.measure()
+        starter: Any = found.tasks.starter
+        assert [order.untimed_steps for order in starter.orders] == untimed
+    finally:
+        found.close()
+
+
+@pytest.mark.parametrize(("step_s", "steps"), [(0.001, 64), (0.03, 8), (0.1, 5), (2.0, 1)])
+def test_calls_are_shorter_than_in_training_but_make_as_many_steps_together(
+    step_s: float, steps: int, tmp_path: Path
+) -> None:
+    found = contestant(tmp_path, f'{{"number": 0, "step_s": {step_s}, "waits": 0.0}}', step_s=step_s)
+    try:
+        found.is_prepared()
+        starter: Any = found.tasks.starter
+        assert [order.steps_per_call for order in starter.orders] == [steps]
     finally:
         found.close()
 

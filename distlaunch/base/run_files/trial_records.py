@@ -157,8 +157,9 @@ class RoundOrder(_Message):
 
     Attributes:
         number: the number of the round, from 1; a task runs each number once.
-        num_steps: number of timed steps; fewer if the pass over the data ends before. One untimed call comes first.
+        num_steps: number of timed steps; fewer if the pass over the data ends before.
         steps_per_call: number of steps in each graph call.
+        untimed_steps: number of steps before those, in calls of the same length.
         checks_calls: whether to train the steps of the record again first, with calls of this length, so that the
             final weights of the record are those of such calls.
     """
@@ -166,6 +167,7 @@ class RoundOrder(_Message):
     number: int
     num_steps: int
     steps_per_call: int
+    untimed_steps: int
     checks_calls: bool = False
 
     @staticmethod
@@ -184,15 +186,17 @@ class RoundResult(_Message):
     Attributes:
         number: the number of the round; 0 for the steps of the record, in calls of one step.
         step_s: mean duration of a step in seconds.
+        waits: share of the time in which the chief has waited for input.
     """
 
     number: int
     step_s: float
+    waits: float = 0.0
 
     @staticmethod
     def read(path: Path) -> RoundResult | None:
         """Return the latest result, or None if there is none yet. Raise ValueError if it is malformed."""
-        plain = _read(path, {"number": int, "step_s": float})
+        plain = _read(path, {"number": int, "step_s": float, "waits": float})
         if plain is not None and not 0 <= plain["step_s"] < math.inf:
             raise ValueError(f"{path}: step_s: got {plain['step_s']}")
         return None if plain is None else RoundResult(**plain)

@@ -120,13 +120,17 @@ class JaxProgram(MeshProgram):
                 done += group.number
                 self._clock.load_ahead(feed, probe, num_steps - done or num_steps)
                 if len(running) > _IN_FLIGHT:
-                    nonfinite = nonfinite or self._await(running.popleft())
+                    first = self._await(running.popleft())
+                    nonfinite = nonfinite or first
         finally:
             # also after an error, because the variables' previous values were donated to the first step
             self._values.assign(state)
         agreed = self._peers.agree(vote)  # while the devices compute
         for each in running:
-            nonfinite = nonfinite or self._await(each)
+            if nonfinite and self._steps.stop_at_nonfinite:
+                break  # no later step counts
+            first = self._await(each)
+            nonfinite = nonfinite or first
         if nonfinite and self._steps.stop_at_nonfinite and self._loop_call is not None:
             done = nonfinite  # the loop made no further steps
         self._steps_in_epoch += done

@@ -75,11 +75,11 @@ class Rounds:
             if order.checks_calls:
                 self._check_calls(order.steps_per_call)
             num_steps = self._avoid_end_of_pass(order)
-            self._run(order.steps_per_call, order.steps_per_call)
+            self._run(order.untimed_steps, order.steps_per_call)
             began = time.perf_counter()
-            self._run(num_steps, order.steps_per_call)
-            done = order.number
-            self._report(RoundResult(done, (time.perf_counter() - began) / num_steps))
+            waited_s = self._run(num_steps, order.steps_per_call)
+            seconds, done = time.perf_counter() - began, order.number
+            self._report(RoundResult(done, seconds / num_steps, waited_s / seconds))
 
     def _report(self, result: RoundResult) -> None:
         resident, available = psutil.Process().memory_info().rss, psutil.virtual_memory().available
@@ -108,7 +108,7 @@ class Rounds:
         is crossed once before.
         """
         length = self._batches_of_pass
-        if length is None or self._num_read + order.steps_per_call + order.num_steps <= length:
+        if length is None or self._num_read + order.untimed_steps + order.num_steps <= length:
             return order.num_steps
         if num_steps := steps_within_pass(order, length):
             self._read_from_beginning()
@@ -123,9 +123,13 @@ class Rounds:
         self._session.program.set_train_data(source)
         self._batches_of_pass, self._num_read = source.num_batches, 0
 
-    def _run(self, num_steps: int, steps_per_call: int) -> None:
-        """Run steps in calls of a given length, as the training loop does."""
-        program, left = self._session.program, num_steps
+    def _run(self, num_steps: int, steps_per_call: int) -> float:
+        """Run steps in calls of a given length, as the training loop does.
+
+        Returns:
+            The seconds in which this process has waited for input.
+        """
+        program, left, waited_s = self._session.program, num_steps, 0.0
         program.reset_metrics()
         while left:
             result = program.run_steps(min(steps_per_call, left), Vote(stop=self._process.should_stop()))
@@ -136,6 +140,8 @@ class Rounds:
             scalars(result.logs)
             left -= result.steps
             self._num_read += result.steps
+            waited_s += result.times.input_s
+        return waited_s
 
 
 def steps_within_pass(order: RoundOrder, length: int) -> int:
@@ -144,6 +150,6 @@ def steps_within_pass(order: RoundOrder, length: int) -> int:
     Args:
         length: number of batches of a pass.
     """
-    calls = (length - order.steps_per_call) // order.steps_per_call
+    calls = (length - order.untimed_steps) // order.steps_per_call
     fitting = min(order.num_steps, calls * order.steps_per_call)
     return fitting if fitting * _FEWER_STEPS >= order.num_steps else 0
