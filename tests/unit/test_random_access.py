@@ -29,7 +29,7 @@ from distlaunch.data.rows import rows_of_process, split_rows  # noqa: E402
 from distlaunch.data.source import make_split  # noqa: E402
 from tests.documents import snippet  # noqa: E402
 
-FEWER = settings(max_examples=max(6, settings().max_examples // 16))  # each builds its graphs
+FEWER = settings(max_examples=max(4, settings().max_examples // 16))  # each builds its graphs
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 
 
