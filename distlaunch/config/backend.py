@@ -7,15 +7,32 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.base.plain_types import is_dict
 
 Backend = Literal["tensorflow", "jax"]
 
-_INSTALL = {"jax": "JAX is not installed: pip install 'distlaunch[jax]', or 'jax[cuda13]' for GPUs"}
-"""Advice for the backends that an extra of the package installs."""
+
+class Packages(NamedTuple):
+    """What pip installs for a backend.
+
+    Attributes:
+        name: the name of the framework.
+        cuda: the package that brings NVIDIA's libraries along.
+        extra: the package for CPUs; empty if distlaunch depends on it.
+    """
+
+    name: str
+    cuda: str
+    extra: str = ""
+
+
+PACKAGES: dict[Backend, Packages] = {
+    "tensorflow": Packages("TensorFlow", "tensorflow[and-cuda]"),
+    "jax": Packages("JAX", "jax[cuda13]", "distlaunch[jax]"),
+}
 
 
 def choose_backend(backend: Backend) -> None:
@@ -70,4 +87,7 @@ def ignored_backend(kind: str, backend: Backend, environ: Mapping[str, str]) -> 
 
 def missing_backend(backend: Backend) -> str:
     """Return how to install the backend's package if it is missing, or an empty string."""
-    return _INSTALL[backend] if backend in _INSTALL and importlib.util.find_spec(backend) is None else ""
+    packages = PACKAGES[backend]
+    if not packages.extra or importlib.util.find_spec(backend) is not None:
+        return ""
+    return f"{packages.name} is not installed: pip install '{packages.extra}', or '{packages.cuda}' for GPUs"

@@ -9,11 +9,8 @@ from distlaunch.base.compat import installed
 from distlaunch.base.errors import UsageError
 from distlaunch.base.plural import count
 from distlaunch.cluster.gpus import VISIBLE, find_gpus
-from distlaunch.config.backend import Backend
+from distlaunch.config.backend import PACKAGES, Backend
 from distlaunch.patches.tensorflow_late import tf
-
-_WITH_CUDA = {"tensorflow": ("TensorFlow", "tensorflow[and-cuda]"), "jax": ("JAX", "jax[cuda13]")}
-"""Name of each framework, and the package that installs it with NVIDIA's libraries."""
 
 
 def grow_gpu_memory() -> None:
@@ -28,11 +25,11 @@ def unused_gpus(backend: Backend) -> str:
     gpus = find_gpus(os.environ)
     if not gpus or sees_gpus(backend):
         return ""
-    name, package = _WITH_CUDA[backend]
+    packages = PACKAGES[backend]
     return (
-        f"the driver has {count(len(gpus), 'GPU')}, but {name} sees none and computes on the CPU. If its CUDA "
-        f"libraries are missing: pip install '{package}=={installed(backend)}'. To use the CPU without this warning, "
-        f"set {VISIBLE}=''"
+        f"the driver has {count(len(gpus), 'GPU')}, but {packages.name} sees none and computes on the CPU. If its CUDA "
+        f"libraries are missing: pip install '{packages.cuda}=={installed(backend)}'. To use the CPU without this "
+        f"warning, set {VISIBLE}=''"
     )
 
 

@@ -305,7 +305,7 @@ def test_lengths_of_calls_and_rounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "expected"), [(1000, 40), (50, 40), (47, 30), (30, 20), (29, 0), (12, 0), (10, 0), (3, 0)]
+    ("length", "expected"), [(1000, 40), (51, 40), (50, 30), (47, 30), (31, 20), (30, 0), (12, 0), (3, 0)]
 )
 def test_a_round_is_shortened_to_a_pass_that_is_hardly_shorter(length: int, expected: int) -> None:
     """The untimed call comes before it."""

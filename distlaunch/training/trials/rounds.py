@@ -101,14 +101,14 @@ class Rounds:
             replace(record, series=with_deviations(record.series, final, expected)).write(self._record)
 
     def _avoid_end_of_pass(self, order: RoundOrder) -> int:
-        """Return the number of timed steps of a round, after which the end of the pass has not come.
+        """Return the number of timed steps of a round, which end before the last batch of the pass.
 
         XLA compiles the step again for a smaller last batch, which would take most of the time of a round. So the data
         is read from its beginning where the round would cross the end. If a pass is much shorter than a round, its end
         is crossed once before.
         """
         length = self._batches_of_pass
-        if length is None or self._num_read + order.untimed_steps + order.num_steps <= length:
+        if length is None or self._num_read + order.untimed_steps + order.num_steps < length:
             return order.num_steps
         if num_steps := steps_within_pass(order, length):
             self._read_from_beginning()
@@ -148,8 +148,8 @@ def steps_within_pass(order: RoundOrder, length: int) -> int:
     """Return how many timed steps a round from the beginning of a pass has; 0 if too few of them fit.
 
     Args:
-        length: number of batches of a pass.
+        length: number of batches of a pass. The last one may be smaller.
     """
-    calls = (length - order.untimed_steps) // order.steps_per_call
+    calls = (length - 1 - order.untimed_steps) // order.steps_per_call
     fitting = min(order.num_steps, calls * order.steps_per_call)
     return fitting if fitting * _FEWER_STEPS >= order.num_steps else 0
