@@ -86,6 +86,7 @@ ELSEWHERE = {
     "distlaunch submit config.yaml": "test_submit.py::test_a_pending_job",
     "distlaunch submit RUN --resume": "../cluster/test_batch_jobs.py::test_stop_from_the_login_host",
     "distlaunch tune mine.yaml": "test_tune.py::test_a_short_search_proves_its_winner",
+    "distlaunch train tuned.yaml": "test_tune.py::test_a_short_search_proves_its_winner",  # `validate` takes it
     "distlaunch plan CONFIG": "test_plan_pictures.py::test_plan_draws_the_mesh",
     "distlaunch COMMAND --help": "test_documents.py::test_every_command_has_its_help_and_its_line",
     "distlaunch evaluate RUN": "test_documents.py::test_the_first_commands_of_the_readme",
@@ -126,6 +127,8 @@ CANNOT = {
     "distlaunch run --jax guide.py": "likewise, and it is for several GPUs",
     "distlaunch train config.yaml": "names no file; it stands for `train` as such",
     "pip install 'distlaunch[jax]'": "installs what these tests run with",
+    "pip install -e '.[jax]'": "likewise",
+    "pip install 'tensorflow[and-cuda]' 'jax[cuda13]'": "needs GPUs",
     "pip install tensorboard": "no part of distlaunch",
     "pip uninstall --yes tensorflow": "changes what these tests run with",
     "pip install --no-deps 'tensorflow-cpu>=2.21,<2.22'": "likewise",

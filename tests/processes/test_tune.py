@@ -70,6 +70,8 @@ def test_a_short_search_proves_its_winner(project: Path) -> None:
     kind = "one_device" if found["winner"] == "one_device" else "mirrored, replicas: 2"
     assert f"strategy: {{kind: {kind}}}  # slower than one device" in text
     assert "# small" in text
+    code, _, err = run("validate", "tuned.yaml", cwd=project)
+    assert code == 0, err
     assert {each["candidate"] for each in found["not_tried"]} >= {"parameter_server", "jax, batch 1"}
 
 
