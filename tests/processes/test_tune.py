@@ -118,11 +118,11 @@ def test_a_candidate_that_fails_is_dropped_with_its_reason(project: Path) -> Non
 @pytest.mark.slow
 def test_a_start_ends_with_the_budget_if_something_else_was_measured(project: Path) -> None:
     stand_still(project)
-    found, rows = tune(project, "--seconds", "20", "--only", "multi_worker", "--only", "one_device")
+    found, rows = tune(project, "--seconds", "40", "--only", "multi_worker", "--only", "one_device")
     assert rows["one_device"]["step_ms"]
     (still,) = (row for name, row in rows.items() if "multi_worker" in name)
     assert (still["step_ms"], still["failed"]) == (None, None)
-    reason = "it was still starting after the budget of 20 s"
+    reason = "it was still starting after the budget of 40 s"
     assert {"candidate": still["candidate"], "reason": reason} in found["not_tried"]
 
 
