@@ -16,7 +16,7 @@ Backend = Literal["tensorflow", "jax"]
 
 
 class Packages(NamedTuple):
-    """What pip installs for a backend.
+    """Packages that pip installs for a backend.
 
     Attributes:
         name: the name of the framework.

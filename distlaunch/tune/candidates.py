@@ -130,6 +130,10 @@ class Candidate:
         cluster = {**config.cluster.model_dump(), "stall_timeout_s": None}  # a trial waits while others are measured
         return trial_config(config, config.strategy.model_dump(), cluster, keeps_precision=True)
 
+    def counted_config(self, site: Site) -> RunConfig:
+        """Return the config with a known number of workers, also for the cluster of the untuned config."""
+        return self.config if self.cluster is not None else self.config.with_workers(site.num_workers)
+
     @property
     def changed_names(self) -> set[Key | str]:
         """The keys and variables of all changed settings."""
@@ -262,8 +266,7 @@ def settings(candidate: Candidate, site: Site, facts: ModelFacts = _NO_FACTS) ->
     Args:
         facts: the properties of the model, which decide on the order.
     """
-    own = candidate.config
-    counted = own if candidate.cluster is not None else own.with_workers(site.num_workers)
+    counted = candidate.counted_config(site)
     num_gpus = site.num_gpus_for(counted)
     for found in _changes(counted, site.hardware, num_gpus, site.workers_per_host(counted), facts):
         if isinstance(found, NotTried):

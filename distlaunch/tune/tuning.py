@@ -506,15 +506,10 @@ class _Tuning:
             available = [psutil.virtual_memory().available]
         # those that are starting have not taken their memory yet
         starting = [self._rows[name].candidate for name in self._running if name not in self._race.rounds]
-        tasks = sum(map(self._tasks_per_host, [candidate, *starting]))
+        tasks = sum(self._site.workers_per_host(each.counted_config(self._site)) for each in [candidate, *starting])
         if min(available, default=0) < _MEMORY_SPARE * tasks * self._largest_task_bytes:
             return "too little memory beside the other candidates"
         return ""
-
-    def _tasks_per_host(self, candidate: Candidate) -> int:
-        workers = candidate.config.cluster.workers
-        number = workers if isinstance(workers, int) else self._site.num_workers
-        return -(-number // max(1, len(self._site.hosts)))
 
     def _begin(self, candidate: Candidate) -> None:
         assert self._trained is not None, "the reference is trained first"
