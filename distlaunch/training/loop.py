@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 import keras
 import numpy as np
 
+from distlaunch.base.call_length import steps_in_call
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.events import EpochEnded, Notice
 from distlaunch.base.plural import count
@@ -557,9 +558,6 @@ class CallLength:
         each_batch: whether a callback watches every batch, so that `auto` means 1.
     """
 
-    TARGET_S = 0.5  # seconds; a stop request is noticed only between two calls
-    LONGEST = 64  # steps
-
     def __init__(self, wanted: int | str, *, each_batch: bool) -> None:
         self._auto = wanted == "auto" and not each_batch
         self._length = 1 if self._auto or wanted == "auto" else int(wanted)
@@ -574,8 +572,7 @@ class CallLength:
         self._calls += 1
         if not self._auto or self._calls == 1 or result.steps == 0:
             return self._length
-        ideal = int(self.TARGET_S * result.steps / max(seconds, 1e-6))
-        return max(1, min(ideal, self.LONGEST, 4 * self._length))
+        return min(steps_in_call(seconds / result.steps), 4 * self._length)
 
     def accept(self, length: int) -> None:
         """Adopt the chief's decision, which is broadcast with the votes."""

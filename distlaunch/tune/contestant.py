@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from distlaunch.base.call_length import BLOCK_STEPS, steps_in_call
 from distlaunch.base.errors import DistlaunchError
 from distlaunch.base.run_dir import RunDir, checkpoint_name
 from distlaunch.base.run_files.trial_records import MemoryReport, Record, RoundOrder, RoundResult, TrialOrder
@@ -23,15 +24,11 @@ from distlaunch.supervise.allocation import Starter
 from distlaunch.supervise.observer import Silent
 from distlaunch.supervise.requests import SignalPipe
 from distlaunch.tune.candidates import Candidate
-from distlaunch.tune.race import call_length, steps_of_round
+from distlaunch.tune.race import steps_of_round
 from distlaunch.verify.trials import reference_config
 
 _POLL_S = 0.01
 _CALLS_IN_ROUND = 2
-_FEWEST_STEPS_IN_CALL = 8
-"""DTensor may make so many steps together; a call of `auto` has as many, if it has them in training."""
-_TRAINING_CALL_S = 0.5
-"""Duration of a call of `auto` in training."""
 _READ_AHEAD = 4
 """Batches that may be ready when a round begins, in addition to one for each core."""
 _READING_S = 5.0
@@ -227,11 +224,13 @@ class Contestant:
         return self.step_s
 
     def _set_call_length(self) -> None:
-        # calls of `auto` are longer in training; shorter ones differ little, and allow more rounds
         wanted = self.candidate.steps_per_call
-        shorter = call_length(wanted, self.step_s, target_s=self._round_s / _CALLS_IN_ROUND)
-        longer = call_length(wanted, self.step_s, target_s=_TRAINING_CALL_S)
-        self._steps_per_call = max(shorter, min(_FEWEST_STEPS_IN_CALL, longer))
+        if isinstance(wanted, int):
+            self._steps_per_call = wanted
+            return
+        # calls are longer in training; shorter ones differ little, unless DTensor makes its steps one by one in them
+        shorter = steps_in_call(self.step_s, target_s=self._round_s / _CALLS_IN_ROUND)
+        self._steps_per_call = max(shorter, min(BLOCK_STEPS, steps_in_call(self.step_s)))
 
     def _order_round(self, least_s: float = 0.0, *, checks_calls: bool = False) -> None:
         """Tell the tasks to run a round.

@@ -145,13 +145,6 @@ def choose(entries: Sequence[Entry], untuned: Entry) -> Entry:
     return min(near, key=lambda entry: (entry.num_changes, entry.spread.median))
 
 
-def call_length(wanted: int | str, step_s: float, *, target_s: float, longest: int = 64) -> int:
-    """Return the number of steps in a call; for `auto`, as many as the target duration allows."""
-    if isinstance(wanted, int):
-        return wanted
-    return max(1, min(longest, int(target_s / max(step_s, 1e-6))))
-
-
 def steps_of_round(step_s: float, steps_per_call: int, round_s: float) -> int:
     """Return the number of steps in a round, which consists of whole calls."""
     calls = max(1, round(round_s / max(step_s * steps_per_call, 1e-6)))

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from distlaunch.base.call_length import steps_in_call
 from distlaunch.base.errors import UsageError
 from distlaunch.base.judge import Judgement
 from distlaunch.base.run_files.trial_records import ModelFacts, Record, RoundOrder, RoundResult, Series
@@ -21,7 +22,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.tune.candidates import UNTUNED, Candidate, Change, NotTried, settings, strategies, untuned
 from distlaunch.tune.equality import judge_candidate, known_causes
 from distlaunch.tune.lanes import Lane, Starts
-from distlaunch.tune.race import Entry, Race, Spread, call_length, choose, steps_of_round
+from distlaunch.tune.race import Entry, Race, Spread, choose, steps_of_round
 from distlaunch.tune.site import Site
 from distlaunch.tune.tuning import Row, TuneResult
 from distlaunch.tune.write import changed_text
@@ -295,10 +296,10 @@ def test_the_range_leaves_out_outliers_if_there_are_many_rounds() -> None:
 
 
 def test_lengths_of_calls_and_rounds() -> None:
-    assert call_length("auto", 0.01, target_s=0.1) == 10
-    assert call_length("auto", 1.0, target_s=0.1) == 1
-    assert call_length("auto", 1e-9, target_s=0.1) == 64
-    assert call_length(7, 1.0, target_s=0.1) == 7
+    assert steps_in_call(0.01) == 50
+    assert steps_in_call(0.01, target_s=0.1) == 10
+    assert steps_in_call(1.0, target_s=0.1) == 1
+    assert steps_in_call(1e-9, target_s=0.1) == 64
     assert steps_of_round(0.01, 10, 0.4) == 40
     assert steps_of_round(0.01, 7, 0.4) == 42
     assert steps_of_round(3.0, 1, 0.4) == 1

@@ -25,6 +25,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
+from distlaunch.base.call_length import BLOCK_STEPS
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.data.batches import Batch, Source
 from distlaunch.patches.keras_functional_optimizer import make_functional
@@ -65,8 +66,6 @@ COMBINES_SUMS = "DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"
 The last digits of each sum then depend on the tensors beside it, and so on the number of steps of a call.
 """
 _STEPS_PER_CHECK = 16  # steps of an evaluation between two checks for a stop request
-BLOCK_STEPS = 8
-"""Number of steps that one call makes for a small model."""
 STEPS_BEFORE_BLOCKS = 1000
 """Number of steps of a process after which it is worth some seconds to compile a call of several steps."""
 MOST_OPERATIONS = 500
