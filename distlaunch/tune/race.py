@@ -9,7 +9,7 @@ from dataclasses import dataclass
 ROUNDS_PER_STAGE = 2
 _OUTLIERS_FROM = 8
 """From this number of rounds on, the range leaves out the fastest and the slowest eighth of the rounds."""
-_HOPELESS = 1.5
+_FAR_BEHIND = 1.5
 """A candidate whose fastest round takes this many times the slowest round of the fastest candidate is far behind."""
 _SAME = 1.02
 """Candidates within 2 % of the fastest count as equally fast: the one with the fewest changes wins."""
@@ -114,15 +114,15 @@ class Race:
             for _ in range(ROUNDS_PER_STAGE):
                 is_known = all(self.rounds[name] for name in self.running)
                 self.run(1, until, at_least=0 if is_known else 1)
-                self._drop_hopeless()
+                self._drop_far_behind()
             ranked = [name for name in self.ranking() if name in candidates and name in self.running]
             for name in ranked[max(keep, (len(ranked) + 1) // 2) :]:
                 self.leave(name)
 
-    def _drop_hopeless(self) -> None:
+    def _drop_far_behind(self) -> None:
         ranked = [name for name in self.ranking() if not self._is_last(name)]
         if ranked:
-            limit = _HOPELESS * max(self.rounds[ranked[0]])
+            limit = _FAR_BEHIND * max(self.rounds[ranked[0]])
             for name in [name for name in self._droppable() if min(self.rounds[name], default=0.0) > limit]:
                 self.leave(name)
 

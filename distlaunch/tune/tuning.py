@@ -61,8 +61,8 @@ _BEST = 2
 _AHEAD = 1.25
 """Ratio of step times from which settings are tried on another strategy than that of the config right away. These times
 are not measured in turns."""
-_FAR_BEHIND = 1.5
-"""Ratio of the step times of two strategies. No setting is expected to change a step time by this factor."""
+_MOST_GAIN = 1.5
+"""Largest factor by which a setting is expected to make a strategy faster."""
 _FINALISTS = 3
 _FINAL_ROUNDS, _FEWEST_ROUNDS = 30, 3
 _ROUNDS_IN_BUDGET, _SHORTEST_ROUND_S, _LONGEST_ROUND_S = 150, 0.15, 1.0
@@ -412,7 +412,7 @@ class _Tuning:
         lists = [self._settings_of(candidate) for candidate in best]
         spreads = [self._rows[candidate.name].spread for candidate in best]
         step_s = [spread.median for spread in spreads if spread is not None]
-        if len(step_s) > 1 and step_s[1] > _FAR_BEHIND * step_s[0]:
+        if len(step_s) > 1 and step_s[1] > _MOST_GAIN * step_s[0]:
             lists = [list(itertools.chain.from_iterable(lists))]
         combined = self._combinations(best)
         known = {each.identity for each in combined}
