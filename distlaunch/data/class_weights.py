@@ -26,19 +26,32 @@ def class_weights(weights: Mapping[int, float]) -> Callable[[Batch], Batch]:
         x, y = batch
         if isinstance(y, np.ndarray):
             return x, y, _weights_on_host(table, y)
-        labels = tf.cast(y, tf.int64)
-        if labels.shape.rank is not None and labels.shape.rank > 1:
-            labels = tf.squeeze(labels, -1) if labels.shape[-1] == 1 else tf.argmax(y, -1)
+        labels = _classes(y)
         known = tf.gather(table, tf.clip_by_value(labels, 0, len(table) - 1))
         return x, y, tf.where((labels >= 0) & (labels < len(table)), known, tf.ones_like(known))
 
     return weigh
 
 
+def _classes(y: tf.Tensor) -> tf.Tensor:
+    """Return the class of each label, as int64."""
+    if y.shape.rank is None or y.shape.rank < 2:
+        return _rounded(y)
+    columns = y.shape[-1]
+    if columns is None:  # it is known only when a batch is there
+        return tf.cond(tf.shape(y)[-1] == 1, lambda: _rounded(y[..., 0]), lambda: tf.argmax(y, -1))
+    return _rounded(y[..., 0]) if columns == 1 else tf.argmax(y, -1)
+
+
+def _rounded(labels: tf.Tensor) -> tf.Tensor:
+    # a label of 0.95 is of class 1, as in Keras
+    return tf.cast(tf.round(labels) if labels.dtype.is_floating else labels, tf.int64)
+
+
 def _weights_on_host(table: np.ndarray, y: np.ndarray) -> np.ndarray:
     labels = y
     if labels.ndim > 1:
         labels = np.squeeze(labels, -1) if labels.shape[-1] == 1 else np.argmax(labels, -1)
-    labels = labels.astype(np.int64)
+    labels = np.round(labels).astype(np.int64)
     known = table[np.clip(labels, 0, len(table) - 1)]
     return np.where((labels >= 0) & (labels < len(table)), known, np.float32(1.0))

@@ -185,11 +185,22 @@ def test_an_example_that_fails_is_named_or_skipped() -> None:
 
 def test_class_weights() -> None:
     weigh = class_weights({0: 2.0, 2: 0.5})
-    for labels in (np.array([0, 1, 2, 9, -1]), np.array([[0], [1], [2]]), np.eye(3, dtype=np.float32)):
+    smooth = np.array([0.05, 0.95, 1.9999999, 2.4], np.float32)  # Keras rounds
+    integers = np.array([0, 1, 2, 9, -1])
+    for labels in (integers, smooth, smooth[:, None], np.array([[0], [1], [2]]), np.eye(3, dtype=np.float32)):
         ours = weigh((labels, labels))[2]
         theirs = np.asarray(weigh((labels, tf.constant(labels)))[2])
         np.testing.assert_array_equal(ours, theirs)
         assert ours.dtype == theirs.dtype
+    assert weigh((smooth, smooth))[2].tolist() == [2.0, 1.0, 0.5, 0.5]
+
+
+def test_class_weights_of_labels_with_an_unknown_number_of_columns() -> None:
+    weigh = class_weights({0: 2.0, 2: 0.5})
+    spec = tf.TensorSpec([None, None], tf.float32)
+    weights_of = tf.function(lambda y: weigh((y, y))[2], input_signature=[spec])
+    assert weights_of(tf.constant([[0.0], [0.95], [2.0]])).numpy().tolist() == [2.0, 1.0, 0.5]
+    assert weights_of(tf.eye(3)).numpy().tolist() == [2.0, 1.0, 0.5]
 
 
 def test_recorded_rows_come_back() -> None:
