@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 
-from distlaunch.patches.keras_private import optimized
+from distlaunch.patches.keras_private import optimized, resolve_decay_exclusions, value_of
 from distlaunch.patches.symbols import Patch, Symbol, internal, private, replaced_attributes
 from distlaunch.patches.tensorflow_late import tf
 
@@ -59,6 +59,8 @@ def make_functional(optimizer: Any) -> None:
     """
     PATCH.check()
     cls = type(optimizer)
+    # before `_var_key` changes; Keras's class for TensorFlow searches patterns in TensorFlow's names
+    resolve_decay_exclusions(optimizer, key=id, name=lambda variable: value_of(variable).name)
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         with _selecting_instead_of_branching():

@@ -202,6 +202,34 @@ def raw_counter(optimizer: Any) -> Any:
     return private(optimizer, "_iterations")
 
 
+def resolve_decay_exclusions(optimizer: Any, key: Callable[[Any], Any], name: Callable[[Any], str]) -> None:
+    """Replace the rules of `exclude_from_weight_decay` by the keys of the variables that they exclude.
+
+    Args:
+        optimizer: a built optimizer.
+        key: returns the key by which the optimizer will look a variable up.
+        name: returns the name in which its patterns are searched.
+    """
+    if not hasattr(optimizer, "_exclude_from_weight_decay"):
+        return  # nothing is excluded
+    own_key, keys = private(optimizer, "_var_key"), private(optimizer, "_exclude_from_weight_decay")
+    pattern = private(optimizer, "_exclude_from_weight_decay_pattern")
+    optimizer._exclude_from_weight_decay = {
+        key(variable)
+        for variable in optimized(optimizer)
+        if own_key(variable) in keys or (pattern is not None and pattern.search(name(variable)))
+    }
+    optimizer._exclude_from_weight_decay_pattern = None
+    optimizer._exclude_from_weight_decay_cache = {}
+
+
+def keep_decay_exclusions(optimizer: Any, of: Any) -> None:
+    """Let an optimizer that is not built yet exclude the same variables from weight decay as another one."""
+    for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
+        if hasattr(of, name):
+            setattr(optimizer, name, getattr(of, name))
+
+
 # state of the process
 
 

@@ -21,6 +21,7 @@ from distlaunch.patches.keras_private import (
     compiled_with,
     compute_loss_takes_training,
     is_functional,
+    keep_decay_exclusions,
     layers_of,
     restart_names,
     trace_outputs,
@@ -187,6 +188,7 @@ def _optimizer(model: keras.Model, given: str | OptimizerComponent | None) -> An
     except (ValueError, TypeError) as error:
         message = f"{type(own).__name__}: {reason_of(error)}"
         raise ConfigError(Problem(key, message)) from error
+    keep_decay_exclusions(made, own)
     if wrapper is own:
         return made
     scale, steps = wrapper.initial_scale, wrapper.dynamic_growth_steps

@@ -30,6 +30,8 @@ OPTIMIZERS = {
 FEATURES = {  # to beyond the schedule's end
     name: case(optimizer=made, data_args=UNEVEN, args={"l2": 0.01}, epochs=4) for name, made in OPTIMIZERS.items()
 }
+PARTLY_DECAYED = "weights without decay"
+FEATURES[PARTLY_DECAYED] = own("partly_decayed", optimizer={"args": {"learning_rate": 0.02}})
 OWN_TRAIN_STEP = own("own_train_step")
 """Compared with one device of JAX: steps of TensorFlow have another form."""
 REFERENCE_STEP = case(loop="custom", optimizer=MOMENTUM, data_args=UNEVEN)
@@ -53,6 +55,17 @@ class OwnTrainStep(keras.Sequential):
     def train_step(self, state, data):
         logs, state = super().train_step(state, data)
         return {**logs, "rows": data[0].shape[0]}, state
+
+
+def partly_decayed() -> keras.Model:
+    """A model whose optimizer decays some weights strongly, and not others, which it has by identity and by name."""
+    first = layers.Dense(32, activation="relu")
+    norm = layers.LayerNormalization(name="the_norm")
+    model = keras.Sequential([layers.Input((12,)), first, norm, layers.Dense(4)])
+    adamw = keras.optimizers.AdamW(0.01, weight_decay=0.8)
+    adamw.exclude_from_weight_decay(var_list=[first.kernel], var_names=["the_norm"])
+    model.compile(adamw)
+    return model
 
 
 def own_train_step() -> keras.Model:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.parity.cases import CASES
 from tests.parity.compare import deviations
-from tests.parity.jax_cases import FEATURES
+from tests.parity.jax_cases import FEATURES, PARTLY_DECAYED
 from tests.parity.test_jax import MESHES, SPARSE, meshes_of
 from tests.parity.test_replicas import check
 
@@ -19,8 +19,14 @@ RUNNING = [name for name in CASES if name != SPARSE]
 # test_jax.py has two inputs and outputs, and BatchNorm
 FAST = [
     ("own train_step", "4x2"),
+    (PARTLY_DECAYED, "8"),
 ]
 ALL = [(name, mesh) for name in RUNNING for mesh in meshes_of(name) if name != IMAGES or mesh != "2x2x2"]
+
+
+@pytest.fixture(autouse=True)
+def features(monkeypatch) -> None:
+    monkeypatch.setitem(CASES, PARTLY_DECAYED, FEATURES[PARTLY_DECAYED])
 
 
 def train_dtensor(name: str, mesh: dict) -> dict:

@@ -64,6 +64,23 @@ def test_arguments_of_the_models_own_optimizer_keep_the_others() -> None:
     assert (optimizer.momentum, optimizer.nesterov, float(optimizer.learning_rate.numpy())) == (0.5, True, 0.75)
 
 
+@pytest.mark.parametrize("wraps", [False, True])
+def test_arguments_of_the_models_own_optimizer_keep_what_is_not_decayed(wraps: bool) -> None:
+    model = network()
+    adamw = keras.optimizers.AdamW(1.0, weight_decay=0.5)
+    kernel, bias = model.trainable_variables
+    adamw.exclude_from_weight_decay(var_list=[kernel], var_names=["no such name"])
+    model.compile(keras.optimizers.LossScaleOptimizer(adamw) if wraps else adamw, "mse")
+    compile_model(model, Compile.model_validate({"optimizer": {"args": {"learning_rate": 0.5}}}))
+    made: Any = model.optimizer
+    made = made.inner_optimizer if wraps else made
+    assert made is not adamw
+    before, _ = kernel.numpy(), bias.assign([2.0])
+    made.apply([np.zeros((3, 1), np.float32), np.zeros(1, np.float32)], [kernel, bias])
+    assert (kernel.numpy() == before).all()
+    assert bias.numpy() == pytest.approx(1.5)
+
+
 def test_a_model_that_is_not_compiled_gets_kerass_default() -> None:
     found = compiled(network(), loss="mse")
     assert found == {"class": "RMSprop", "rate": pytest.approx(0.001), "loss": "MeanSquaredError", "logs": ["loss"]}

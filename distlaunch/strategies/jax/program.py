@@ -10,6 +10,7 @@ metrics, in BatchNorm's statistics and in losses that a layer adds, and would ch
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from distlaunch.base.plural import listed
 from distlaunch.data.batches import Source
 from distlaunch.patches.jax_partitioning import computed_exactly
+from distlaunch.patches.keras_private import resolve_decay_exclusions
 from distlaunch.strategies.coordination import Peers, Vote
 from distlaunch.strategies.final_weights import set_final_weights
 from distlaunch.strategies.finite import loss_probe
@@ -46,7 +48,7 @@ from distlaunch.strategies.mesh.state import restore_state
 from distlaunch.strategies.predictions import concatenate_batches
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Steps
 from distlaunch.strategies.state import State
-from distlaunch.strategies.variables import logs_to_host, metric_results
+from distlaunch.strategies.variables import logs_to_host, metric_results, optimizers_of, with_wrapped_optimizers
 
 _IN_FLIGHT = 2  # calls that may be in progress: more than one keeps the devices busy, and a small number limits memory
 _STEPS_PER_CHECK = 16  # steps of an evaluation between two checks for a stop request
@@ -67,6 +69,9 @@ class JaxProgram(MeshProgram):
         self._placement = Placement(mesh, input_axes)
         self._values = Values(self._model, mesh, layouts, peers)
         weights = [*self._values.groups[0], *self._values.groups[1]]
+        for optimizer in itertools.chain.from_iterable(map(with_wrapped_optimizers, optimizers_of(self._model))):
+            # on TensorFlow, the names of variables have those of their layers
+            resolve_decay_exclusions(optimizer, key=id, name=lambda variable: variable.path)
         self._local = LocalModel(self._model, weights, self._values.local_copy, jnp.asarray)
         self._feed: Feed | None = None
         self._clock = StepClock()
