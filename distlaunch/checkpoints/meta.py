@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from distlaunch.base import strict_json
 from distlaunch.checkpoints.state_files import StateFile
 
-FORMAT = 5
+FORMAT = 6
 _NUMBER = "$float"
 
 

@@ -8,6 +8,8 @@ are used in any case.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -16,13 +18,14 @@ import keras
 import numpy as np
 
 from distlaunch.base.plural import count
-from distlaunch.patches.keras_private import learning_rate_of
+from distlaunch.patches.keras_private import learning_rate_of, raw_counter
 from distlaunch.strategies.state import State, StateMismatchError
 from distlaunch.strategies.variables import (
     WEIGHTS,
     host_value,
     is_slot,
     named_optimizers,
+    optimizers_of,
     state_variables,
     with_wrapped_optimizers,
 )
@@ -270,15 +273,22 @@ def current_rate(model: keras.Model) -> float | None:
     if isinstance(rate, keras.Variable):
         return float(host_value(rate))
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-        updates = own[0].iterations
-        # with accumulated gradients, this is not a variable: Keras computes the number of updates from that of steps
-        number = host_value(updates) if isinstance(updates, keras.Variable) else _on_host(updates)
-        return float(_on_host(rate(number)))
+        # with accumulated gradients, Keras's schedules follow the number of steps, and not of updates
+        value = rate(host_value(raw_counter(own[0])))
+        return float(keras.ops.convert_to_numpy(value))
     return None
 
 
-def _on_host(tensor: Any) -> np.ndarray:
-    return np.asarray(keras.ops.convert_to_numpy(tensor))
+@contextlib.contextmanager
+def unchanged_rates(model: keras.Model) -> Iterator[None]:
+    """Restore the learning rates of all optimizers when the context ends, except those that became schedules."""
+    parts = itertools.chain.from_iterable(map(with_wrapped_optimizers, optimizers_of(model)))
+    rates = [rate for part in parts if isinstance(rate := learning_rate_of(part), keras.Variable)]
+    values = list(map(host_value, rates))
+    yield
+    for rate, value in zip(rates, values, strict=True):
+        if host_value(rate) != value:
+            rate.assign(value)
 
 
 def loss_text(loss: Any) -> str:

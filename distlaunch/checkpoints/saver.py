@@ -19,7 +19,13 @@ from distlaunch.base.errors import CheckpointWriteError
 from distlaunch.base.events import CheckpointFailed, CheckpointSaved, Notice
 from distlaunch.base.process import Process
 from distlaunch.checkpoints.best import BestEpoch
-from distlaunch.checkpoints.callback_state import array_state, place_of, plain_state, restore_arrays, restore_state
+from distlaunch.checkpoints.callback_state import (
+    array_state,
+    plain_state,
+    restore_arrays,
+    restore_state,
+    stored_places,
+)
 from distlaunch.checkpoints.meta import Progress
 from distlaunch.checkpoints.policy import SavePolicy
 from distlaunch.checkpoints.store import CheckpointStore
@@ -267,11 +273,15 @@ class Saver:
         self._best.restore(start.best)
         if self._is_chief and self._best.record is None:
             self._look_for_best(start)
-        for index, callback in enumerate(self._callbacks):
-            place = place_of(callback, index)
-            if place >= len(start.callbacks) or start.callbacks[place]["class"] != type(callback).__name__:
-                continue  # the config has another callback there now
+        for callback, place in zip(self._callbacks, stored_places(self._callbacks, start.callbacks), strict=True):
+            if place < 0:
+                self._report_new_state(callback, start)
+                continue
             restore_state(callback, start.callbacks[place])
+            for name in start.callbacks[place]["too_large"]:
+                self._note(
+                    f"{type(callback).__name__}.{name} starts anew, because checkpoints have no such large values"
+                )
             prefix = f"{CALLBACK}{place}/"
             own = {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
             restore_arrays(callback, own)
@@ -279,6 +289,16 @@ class Saver:
         history.history = {name: list(values) for name, values in start.history.items()}
         # like Keras's `fit`, list the epochs that were trained
         history.epoch = list(range(start.epoch))
+
+    def _report_new_state(self, callback: keras.callbacks.Callback, start: Progress) -> None:
+        monitor, name = getattr(callback, "monitor", None), type(callback).__name__
+        stored = next((state["monitor"] for state in start.callbacks if state["class"] == name), None)
+        if stored is not None and monitor is not None and stored != monitor:
+            self._note(f"{name} starts anew, because it watches {monitor} now, and has watched {stored}")
+
+    def _note(self, message: str) -> None:
+        if self._is_chief:
+            self._process.emit(Notice(level="info", message=message))
 
     def _look_for_best(self, start: Progress) -> None:
         """Find the best epoch in the history, if the checkpoint has no record with this metric and mode."""

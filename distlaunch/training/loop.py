@@ -22,7 +22,7 @@ from distlaunch.base.plural import count
 from distlaunch.base.process import Process
 from distlaunch.checkpoints.best import BestEpoch, mode_warnings
 from distlaunch.checkpoints.meta import Progress
-from distlaunch.checkpoints.optimizer_changes import carry_over, current_rate, describe_optimizers
+from distlaunch.checkpoints.optimizer_changes import carry_over, current_rate, describe_optimizers, unchanged_rates
 from distlaunch.checkpoints.policy import Failures, Moment, SaveContext, save_decision
 from distlaunch.checkpoints.saver import CALLBACK, Saver
 from distlaunch.checkpoints.store import CheckpointStore
@@ -321,8 +321,11 @@ class TrainingLoop:
         """Run one epoch; return its logs, or None if asked to stop within it."""
         epoch, began = self._progress.epoch, self._hooks.clock()
         self._progress = replace(self._progress, final_weights=None)
-        self._call_hook("epoch_begin", epoch)
         logs = self._progress.pending_logs
+        # a callback that multiplies the rate has done so when the epoch began, in an earlier attempt
+        has_begun = self._progress.step_in_epoch > 0 or logs is not None
+        with unchanged_rates(self._model) if has_begun else nullcontext():
+            self._call_hook("epoch_begin", epoch)
         if logs is None:
             if self._progress.step_in_epoch == 0:
                 self._program.reset_metrics()

@@ -84,6 +84,8 @@ progresses = st.builds(
                 "class": texts,
                 "changed": st.dictionaries(texts, values, max_size=3),
                 "unchanged": st.lists(texts, max_size=3),
+                "monitor": st.none() | texts,
+                "too_large": st.lists(texts, max_size=1),
             }
         ),
         max_size=2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ keras = pytest.importorskip("keras")
 
 from distlaunch.base.errors import ConfigError  # noqa: E402
 from distlaunch.base.run_dir import RunDir  # noqa: E402
-from distlaunch.checkpoints.callback_state import plain_state, restore_state  # noqa: E402
+from distlaunch.checkpoints.callback_state import plain_state, restore_state, stored_places  # noqa: E402
 from distlaunch.config.references import keras_names  # noqa: E402
 from distlaunch.config.run import Callback  # noqa: E402
 from distlaunch.training.callbacks import (  # noqa: E402
@@ -54,6 +55,69 @@ def test_progress_goes_along_and_arguments_are_the_configs(tmp_path: Path) -> No
     second.on_train_begin()
     restore_state(second, plain_state(first))
     assert (second.most, second.left, second.seen) == (20, 0, 7)
+
+
+OWN = """
+import keras
+
+class Own(keras.callbacks.Callback):
+    seen_by_class = 0
+
+    def __init__(self, names=("a",), monitor="loss"):
+        super().__init__()
+        self.names, self.monitor = list(names), monitor
+        self._steps, self.window, self.by_name, self._all = 0, [], {}, []
+
+    def on_train_begin(self, logs=None):
+        self.window = []
+
+    def work(self):
+        self._steps += 3
+        self.seen_by_class += 1
+        self.window += [0.5, None]
+        self.by_name["a"] = {"best": [1, 2.5]}
+        self.params = {"epochs": 7}
+        self._all = list(range(20_000))
+"""
+
+
+def own(folder: Path, **args: Any) -> Any:
+    (folder / "own.py").write_text(OWN)
+    return built(f"{folder}/own.py:Own", **args)
+
+
+def test_private_attributes_lists_and_dicts_of_own_classes_are_restored(tmp_path: Path) -> None:
+    first, second = own(tmp_path, names=["a"]), own(tmp_path, names=["b", "c"])
+    first.work()
+    state = json.loads(json.dumps(plain_state(first)))
+    second.set_params({"epochs": 9})
+    second.on_train_begin()
+    restore_state(second, state)
+    assert (second._steps, second.seen_by_class) == (3, 1)
+    assert (second.window, second.by_name) == ([0.5, None], {"a": {"best": [1, 2.5]}})
+    assert second.names == ["b", "c"], "from the config"
+    assert second.params == {"epochs": 9}, "Keras sets it"
+    assert (second._all, state["too_large"]) == ([], ["_all"])
+    second.names.append("d")
+    assert own(tmp_path, names=["b", "c"]).names == ["b", "c"]
+
+
+def test_each_callback_finds_its_state(tmp_path: Path) -> None:
+    stopping = lambda monitor: Callback(name="EarlyStopping", args={"monitor": monitor})  # noqa: E731
+    mine, log = Callback(name=f"{tmp_path}/own.py:Own"), Callback(name="CSVLogger", args={"filename": "log.csv"})
+    (tmp_path / "own.py").write_text(OWN)
+
+    def places(*configs: Callback, is_chief: bool = True) -> list[int]:
+        return stored_places(build_callbacks(list(configs), is_chief=is_chief, run=RunDir(tmp_path)), stored)
+
+    before = build_callbacks([mine, stopping("loss"), stopping("val_loss"), mine], is_chief=True, run=RunDir(tmp_path))
+    stored = [plain_state(callback) for callback in before]
+    assert places(mine, stopping("loss"), stopping("val_loss"), mine) == [0, 1, 2, 3]
+    assert places(log, mine, stopping("loss"), stopping("val_loss"), mine) == [-1, 0, 1, 2, 3]
+    assert places(log, mine, stopping("loss"), stopping("val_loss"), mine, is_chief=False) == [0, 1, 2, 3]
+    assert places(stopping("val_loss"), stopping("loss")) == [2, 1]
+    assert places(stopping("val_mae"), stopping("val_mae")) == [-1, -1]
+    assert places(mine, mine, mine) == [0, 3, -1]
 
 
 PATHS = """

@@ -17,11 +17,12 @@ from safetensors import safe_open
 
 from distlaunch.base.errors import CheckpointError
 from distlaunch.checkpoints.format import STATE_FILE
-from distlaunch.checkpoints.meta import Progress
+from distlaunch.checkpoints.meta import FORMAT, Progress
 from distlaunch.checkpoints.state_files import StateFile, StateFiles
 from distlaunch.checkpoints.store import CheckpointStore, DamagedError, UnreadableCheckpointError
 from distlaunch.strategies.state import State
 
+READS = f"this version of distlaunch reads format {FORMAT}"
 STATE = {
     "model/a/kernel": np.arange(6, dtype=np.float32).reshape(2, 3),
     "model/b": np.array([1.5, -2.25], ml_dtypes.bfloat16),
@@ -74,7 +75,7 @@ def test_keys_that_are_numbers_are_no_damage(tmp_path: Path, config: dict[str, A
     assert store.load(3).progress == Progress(step=3)
 
 
-@pytest.mark.parametrize("version", [4, 6])
+@pytest.mark.parametrize("version", [FORMAT - 1, FORMAT + 1])
 def test_another_format_is_refused_and_no_damage(tmp_path: Path, version: int) -> None:
     store = CheckpointStore(tmp_path)
     store.save(STATE, Progress(step=3), {"data": {}})
@@ -83,7 +84,9 @@ def test_another_format_is_refused_and_no_damage(tmp_path: Path, version: int) -
     del plain["meta_sha256"]
     own = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
     meta.write_text(json.dumps({**plain, "meta_sha256": own}))
-    with pytest.raises(CheckpointError, match=f"format {version}; this version of distlaunch reads format 5") as raised:
+    with pytest.raises(
+        CheckpointError, match=f"format {version}; this version of distlaunch reads format {FORMAT}"
+    ) as raised:
         store.load(3)
     assert not isinstance(raised.value, DamagedError)
 
@@ -112,8 +115,10 @@ def test_one_of_a_later_format_is_refused_and_not_called_damaged(tmp_path: Path)
     store = CheckpointStore(tmp_path)
     store.save(STATE, Progress(step=1), {})
     meta = tmp_path / "step-00000001" / "meta.json"
-    meta.write_text(meta.read_text().replace('"format": 5', '"format": 6'))
-    with pytest.raises(CheckpointError, match=r"format 6; this version of distlaunch reads format 5") as caught:
+    meta.write_text(meta.read_text().replace(f'"format": {FORMAT}', f'"format": {FORMAT + 1}'))
+    with pytest.raises(
+        CheckpointError, match=f"format {FORMAT + 1}; this version of distlaunch reads format {FORMAT}"
+    ) as caught:
         store.newest_good()
     assert not isinstance(caught.value, DamagedError)
 

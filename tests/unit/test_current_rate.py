@@ -18,7 +18,7 @@ HALVES = keras.optimizers.schedules.ExponentialDecay(0.8, 1, 0.5, staircase=True
     [
         (lambda: keras.optimizers.SGD(0.25), 0.25),
         (lambda: keras.optimizers.SGD(HALVES), 0.1),
-        (lambda: keras.optimizers.SGD(HALVES, gradient_accumulation_steps=3), 0.4),
+        (lambda: keras.optimizers.SGD(HALVES, gradient_accumulation_steps=3), 0.1),
         (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(HALVES)), 0.1),
         (lambda: keras.optimizers.SGD(lambda: 0.5), None),
         (lambda: None, None),
