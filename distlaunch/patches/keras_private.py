@@ -184,6 +184,16 @@ def take_autocast(variable: Any, of: Any) -> None:
     variable._autocast = private(of, "_autocast")
 
 
+# callbacks
+
+
+def counts_batches(callback: keras.callbacks.Callback) -> bool:
+    """Return whether this is a TensorBoard callback that writes values or profiles at certain batches."""
+    if not isinstance(callback, keras.callbacks.TensorBoard):
+        return False
+    return callback.update_freq != "epoch" or callback.write_steps_per_second or private(callback, "_should_trace")
+
+
 # optimizers
 
 

@@ -18,7 +18,7 @@ from distlaunch.config.read.scalars import RUN_DIR
 from distlaunch.config.references.keras_names import canonical, missing_package
 from distlaunch.config.run import Callback as CallbackConfig
 from distlaunch.data.function_references import load_function
-from distlaunch.patches.keras_private import learning_rate_of
+from distlaunch.patches.keras_private import counts_batches, learning_rate_of
 from distlaunch.strategies.variables import host_value
 
 _WRITERS = ("CSVLogger", "ModelCheckpoint", "RemoteMonitor", "TensorBoard")  # several tasks would write the same file
@@ -131,11 +131,14 @@ def _uses_monitor(callback: keras.callbacks.Callback) -> bool:
 
 
 def watch_batches(callbacks: list[keras.callbacks.Callback]) -> bool:
-    """Return whether a user callback has a hook for training batches.
+    """Return whether a user callback has a hook for training batches, or TensorBoard counts them.
 
-    Keras's own callbacks are called once per graph call.
+    Keras's other callbacks are called once per graph call.
     """
-    return any(_defines_hook(callback, hook) for callback in callbacks for hook in _TRAIN_HOOKS)
+    return any(
+        counts_batches(callback) or any(_defines_hook(callback, hook) for hook in _TRAIN_HOOKS)
+        for callback in callbacks
+    )
 
 
 def user_epoch_hooks(callbacks: list[keras.callbacks.Callback]) -> list[str]:

@@ -19,6 +19,7 @@ from distlaunch.training.callbacks import (  # noqa: E402
     build_callbacks,
     continue_log,
     missing_monitor,
+    watch_batches,
 )
 
 MINE = """
@@ -207,6 +208,25 @@ def test_a_csv_log_goes_on_without_what_is_trained_again(tmp_path: Path, epoch: 
         *(older + "".join(rows[:epoch])).splitlines(),
         f"{epoch},0.5,0.6",
     ]
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ({}, False),
+        ({"update_freq": "epoch", "profile_batch": 0}, False),
+        ({"update_freq": "batch"}, True),
+        ({"update_freq": 100}, True),
+        ({"write_steps_per_second": True}, True),
+    ],
+)
+def test_a_tensorboard_that_counts_batches_sees_each_of_them(tmp_path: Path, args: Any, expected: bool) -> None:
+    board = built("TensorBoard", tmp_path, **args)
+    assert watch_batches([board]) is expected
+    board._global_train_batch = 7
+    resumed = built("TensorBoard", tmp_path, **args)
+    restore_state(resumed, plain_state(board))
+    assert resumed._global_train_batch == 7
 
 
 LOGS = {"loss": 1.0, "val_loss": 1.0, "val_psnr": 20.0}
