@@ -330,7 +330,7 @@ def to_jax_arrays(batch: Batch) -> Batch:
     """Return the batch as arrays that JAX supports.
 
     Raises:
-        ConfigError: the batch contains text, or rows of different lengths.
+        ConfigError: the batch contains text, rows of different lengths, or whole numbers that need 64 bits.
     """
     return map_structure(_to_jax_array, batch)
 
@@ -349,7 +349,18 @@ def _to_jax_array(leaf: Any) -> np.ndarray:
         )
         raise ConfigError(Problem(("data",), message))
     array = np.asarray(leaf)
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    if dtype != array.dtype and np.issubdtype(dtype, np.integer) and array.size:
+        limits = np.iinfo(dtype)  # NumPy would wrap larger numbers without an error
+        wrong = next((each for each in (array.min(), array.max()) if not limits.min <= each <= limits.max), None)
+        if wrong is not None:
+            message = (
+                f"a batch has the number {wrong} in a component of type {array.dtype}, but whole numbers on JAX have "
+                f"{dtype.itemsize * 8} bits; convert the component to float32, or make its numbers smaller, in the "
+                "data function or `data.map`"
+            )
+            raise ConfigError(Problem(("data",), message))
+    return array.astype(dtype, copy=False)
 
 
 class StepClock:
