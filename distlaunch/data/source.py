@@ -284,7 +284,10 @@ def with_preprocessing(splits: Splits, config: RunConfig, run: RunDir) -> Splits
     # with streams, each process reads only some of them, but all need the same layer
     everything = splits if config.data.streams is None else read_splits(config.data)
     unaugmented = config.data.model_copy(update={"augment": None})
-    train = make_split(everything.train, unaugmented, seed=config.seed, training=True)
+    data = everything.train
+    # a separate dataset, because the hooks of the one that training reads must not be called
+    data = PyData(data.reload(), data.reload) if isinstance(data, PyData) else data
+    train = make_split(data, unaugmented, seed=config.seed, training=True)
     if train.endless:
         message = "needs training data that ends, but the data is endless"
         raise ConfigError(Problem(("data", "preprocessing"), message))

@@ -53,6 +53,46 @@ def test_it_is_made_once_and_used_for_both_splits(config: Any, tmp_path: Path) -
     assert (tmp_path / "calls").read_text() == "xx", "other arguments make another layer"
 
 
+class Shuffled(keras.utils.PyDataset):
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = np.arange(6)
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        rows = self.order[3 * index : 3 * index + 3].astype("float32")
+        return rows[:, None], rows
+
+    def on_epoch_end(self) -> None:
+        np.random.shuffle(self.order)
+
+
+def shuffled() -> dict[str, Any]:
+    return {"train": Shuffled()}
+
+
+def adapted(inputs: tf.data.Dataset) -> keras.Layer:
+    layer = keras.layers.Normalization()
+    layer.adapt(inputs)
+    return layer
+
+
+def test_adapting_to_a_py_dataset_leaves_its_order(tmp_path: Path) -> None:
+    def first_labels(run: str, preprocessing: dict[str, Any] | None) -> list[float]:
+        data = {"function": f"{__name__}:shuffled", "preprocessing": preprocessing}
+        _, train, _ = open_splits(
+            RunConfig.model_validate({"model": {"function": "unused:model"}, "data": data}), RunDir(tmp_path / run)
+        )
+        source = train.training_source(0, 0, ends_visible=False, batches=2)
+        return [label for batch in source.elements.take(2) for label in np.asarray(source.load(batch)[1]).tolist()]
+
+    expected = first_labels("none", None)
+    for _ in range(2):  # when the layer is adapted, and when it is loaded
+        assert first_labels("one", {"function": f"{__name__}:adapted"}) == expected
+
+
 def table(config: Any, **args: Any) -> RunConfig:
     """A table of mixed columns, and a FeatureSpace for it."""
     found = config("space", **args)
