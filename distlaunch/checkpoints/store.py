@@ -167,6 +167,14 @@ class CheckpointStore:
         """Return the steps of the existing checkpoints, oldest first."""
         return steps_of(self.directory)
 
+    def values_id(self, step: int) -> str | None:
+        """Return a text that is the same for checkpoints with the same values; None if this one cannot be read now."""
+        try:
+            meta = read_meta(read_regular(self._path(step) / "meta.json"))
+        except (OSError, OtherFormatError):
+            return None
+        return None if meta is None else " ".join(file.digests for file in meta.files)
+
     def load(self, step: int | BestName, read: StateReader = read_files) -> Saved:
         """Read one checkpoint.
 

@@ -39,31 +39,42 @@ class Evaluator:
             raise ConfigError(Problem(("cluster", "evaluator"), "there is no validation data to evaluate on"))
         self._session, self._run, self._attempt, self._emit = session, run, attempt, emit
         self._events, self._ended = EventReader(run.events), False
-        self._evaluated = self._already_evaluated()
-        self._failed_once: set[int] = set()  # steps that could not be read the first time
+        self._evaluated = {step: session.store.values_id(step) for step in self._already_evaluated()}
+        """The evaluated steps with the values of their checkpoints.
+
+        A step gets other values if a callback sets other weights at the end, or if a restart trains it again.
+        """
+        self._failed_once: set[tuple[int, str]] = set()  # what could not be read the first time
         self._summary_writer = _create_summary_writer(run)
 
     def follow(self, asked_to_stop: threading.Event) -> None:
         """Evaluate checkpoints as they come, until the run has ended and its last one is evaluated."""
         while not asked_to_stop.is_set():
             ended = self._run_has_ended()  # checked first, so that no checkpoint written before the end is missed
-            new = [step for step in self._session.store.steps() if step not in self._evaluated]
-            for step in new:
+            new = self._new_checkpoints()
+            for step, values_id in new:
                 if asked_to_stop.is_set():
                     return
-                self._evaluate(step)
+                self._evaluate(step, values_id)
             if ended and not new:
                 return
             asked_to_stop.wait(_CHECK_INTERVAL_S)
 
-    def _evaluate(self, step: int) -> None:
+    def _new_checkpoints(self) -> list[tuple[int, str]]:
+        store = self._session.store
+        found = [(step, store.values_id(step)) for step in store.steps()]
+        return [(step, values) for step, values in found if values and self._evaluated.get(step) != values]
+
+    def _evaluate(self, step: int, values_id: str) -> None:
         try:
             logs = self._session.evaluate_checkpoint("validation", step)
         except CheckpointError:
-            # the checkpoint was deleted (`checkpoint.keep`), is being replaced, or is damaged; it is tried once more
-            (self._evaluated if step in self._failed_once else self._failed_once).add(step)
+            # the checkpoint was deleted (`checkpoint.keep`) or is damaged; it is tried once more
+            if (step, values_id) in self._failed_once:
+                self._evaluated[step] = values_id
+            self._failed_once.add((step, values_id))
             return
-        self._evaluated.add(step)
+        self._evaluated[step] = values_id
         if logs is None:  # asked to stop
             return
         self._emit(Evaluated(step=step, split="validation", logs=logs))
