@@ -9,9 +9,11 @@ from typing import Any
 import keras
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.patches.keras_private import compiled_with, mask_of
 from distlaunch.patches.tensorflow_late import not_converted, tf
 from distlaunch.strategies.replica.share import current_row_fraction, global_rows, zero_without_rows
 
+_MEANS = ("sum_over_batch_size", "mean")
 PerExampleLoss = Callable[[Any, Any], Any]
 
 
@@ -32,7 +34,7 @@ class StepContext:
 
     @not_converted
     def per_example_loss(self, y: Any, predictions: Any) -> Any:
-        """Return the config's loss without reduction; shape [rows]."""
+        """Return the config's loss without reduction, times its `loss_weights`; shape [rows]."""
         if self._per_example_loss is None:
             raise ConfigError(
                 Problem(
@@ -101,23 +103,48 @@ class StepContext:
         return tape.gradient(loss, variables)
 
 
-def per_example(model: keras.Model) -> PerExampleLoss | None:
-    """Return the compiled loss without its reduction; None if there is no loss, or there are several."""
+def _single_loss(model: keras.Model) -> Any:
     loss = getattr(model, "loss", None)
-    if loss is None or isinstance(loss, (dict, list, tuple)):
+    return None if loss is None or isinstance(loss, (dict, list, tuple)) else keras.losses.get(loss)
+
+
+def per_example(model: keras.Model) -> PerExampleLoss | None:
+    """Return the compiled loss with its weight, without its reduction; None if there is no loss, or several."""
+    loss = _single_loss(model)
+    if loss is None:
         return None
-    loss: Any = keras.losses.get(loss)
-    if not isinstance(loss, keras.losses.Loss):
-        return loss
-    # a copy, so that the model's own loss keeps its reduction
-    unreduced: Any = type(loss).from_config({**loss.get_config(), "reduction": "none"})
-    return unreduced
+    unreduced = loss
+    if isinstance(loss, keras.losses.Loss):
+        # a copy, so that the model's own loss keeps its reduction
+        unreduced = type(loss).from_config({**loss.get_config(), "reduction": "none"})
+    weights = keras.tree.flatten(compiled_with(model).get("loss_weights"))
+    weight = next((weight for weight in weights if weight is not None), None)
+    return unreduced if weight is None else lambda y, predictions: unreduced(y, predictions) * weight
 
 
-def check_reference(context: StepContext) -> None:
-    if context._per_example_loss is None:
+def check_reference(model: keras.Model) -> None:
+    """Raise ConfigError if the reference step cannot compute the loss of a model as `fit` does."""
+    loss = _single_loss(model)
+    if loss is None:
         message = "the reference step of 'loop: custom' needs exactly one loss; name it, or use 'loop: fit'"
         raise ConfigError(Problem(("compile", "loss"), message))
+    reduction = getattr(loss, "reduction", _MEANS[0])
+    if reduction not in _MEANS:
+        message = (
+            f"the reference step of 'loop: custom' computes means over the batch, but the loss has the reduction "
+            f"'{reduction}'; use 'loop: fit', or a step of your own"
+        )
+        raise ConfigError(Problem(("compile", "loss"), message))
+
+
+def check_not_masked(predictions: Any) -> None:
+    """Raise ConfigError for masked predictions, for which `fit` computes the mean of the unmasked positions only."""
+    if any(mask_of(tensor) is not None for tensor in keras.tree.flatten(predictions)):
+        message = (
+            "got 'custom', but the model masks positions of its output, as with Embedding(mask_zero=True), and the "
+            "reference step computes means over all positions; use 'loop: fit', or a step of your own"
+        )
+        raise ConfigError(Problem(("train", "loop"), message))
 
 
 def num_parameters(step: Callable[..., Any]) -> int:

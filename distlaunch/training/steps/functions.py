@@ -26,7 +26,13 @@ from distlaunch.strategies.mesh.functional_step import FunctionalStep, TestState
 from distlaunch.strategies.protocol import StepFunction, Steps
 from distlaunch.strategies.variables import flat_logs, overrides_method, slot_variables
 from distlaunch.training.build import can_be_tested
-from distlaunch.training.steps.context import StepContext, check_reference, num_parameters, per_example
+from distlaunch.training.steps.context import (
+    StepContext,
+    check_not_masked,
+    check_reference,
+    num_parameters,
+    per_example,
+)
 
 UserStep = Callable[[StepContext, Batch], dict[str, Any]]
 _STEP = ("train", "step")
@@ -41,6 +47,7 @@ def reference_step(context: StepContext, batch: Batch) -> dict[str, Any]:
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     with tf.GradientTape() as tape:
         predictions = context.model(x, training=True)
+        check_not_masked(predictions)
         loss = context.average(context.per_example_loss(y, predictions), sample_weight) + context.regularization()
     context.apply(tape, loss)
     context.model.compute_metrics(x, y, predictions, sample_weight)
@@ -68,7 +75,7 @@ def _steps(config: RunConfig, model: keras.Model) -> Steps:
         return Steps(model, model.train_step, test)
     context = StepContext(model, per_example(model) if model.compiled else None)
     if config.train.step is None:
-        check_reference(context)
+        check_reference(model)
         return Steps(model, lambda batch: reference_step(context, batch), test, logs="mean")
     function = load_function(config.train.step, ("train", "step"))
     if num_parameters(function) != 2:
@@ -85,7 +92,8 @@ class FunctionalContext:
     Attributes:
         model: the Keras model; `model.stateless_call` computes its outputs.
         optimizer: the model's optimizer; `optimizer.stateless_apply` returns the updated variables.
-        per_example_loss: function (y, predictions) that returns the config's loss without reduction; shape [rows].
+        per_example_loss: function (y, predictions) that returns the config's loss without reduction, times its
+            `loss_weights`; shape [rows].
         average: function (per_example, sample_weight=None) that returns the mean over the rows of the global batch.
     """
 
@@ -123,8 +131,13 @@ def _mesh_steps(config: RunConfig, model: keras.Model) -> Steps:
             model, _load_user_step(config.train.step, model, in_place), FunctionalStep(model).test_step, logs="mean"
         )
     context = StepContext(model, per_example(model))
-    check_reference(context)
-    step = FunctionalStep(model, reference_loss(model, context.per_example_loss))
+    check_reference(model)
+
+    def loss_of(y: Any, predictions: Any) -> Any:
+        check_not_masked(predictions)
+        return context.per_example_loss(y, predictions)
+
+    step = FunctionalStep(model, reference_loss(model, loss_of))
     return Steps(model, step.train_step, step.test_step, logs="mean")
 
 
