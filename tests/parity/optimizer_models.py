@@ -54,7 +54,7 @@ def two_in_one(frozen: bool = False, ema: bool = True) -> keras.Model:
     model = mlp(frozen)
     body = keras.optimizers.SGD(0.05, momentum=0.9, use_ema=ema, ema_momentum=0.7)
     head = keras.optimizers.Adam(0.01, use_ema=ema, ema_momentum=0.4)
-    model.compile(keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(body, {"head/.*": head})), "mse")
+    model.compile(keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(body, {".*/head/.*": head})), "mse")
     return model
 
 

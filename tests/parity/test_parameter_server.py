@@ -115,3 +115,21 @@ def test_sums_over_devices_are_refused_in_a_process_with_servers():
     for kind, line in zip(("mirrored", "dtensor"), lines, strict=True):
         assert line.startswith(f"{kind} cannot train in this process: it is part of a TensorFlow cluster")
         assert "restart the process (the notebook's kernel)" in line
+
+
+def counted(kind, folder):
+    """The steps that each optimizer of a MultiOptimizer has counted, and whose counters the coordinator sets."""
+    from tests.parity.optimizer_runs import Run
+
+    run = Run(kind, folder, "two_in_one", ema=False)
+    session = run.train(5, cluster={"workers": 2, "ps": 1, "hosting": "in_process"})
+    counts = {name: int(value) for name, value in session.program.snapshot().items() if name.endswith("iteration")}
+    # workers that increment a counter at the same time lose counts, but too rarely to be seen here
+    return {"counts": counts, "set": sorted(counter.path for counter in session.program._counters)}
+
+
+def test_the_coordinator_counts_the_steps_of_optimizers_within_another():
+    out = run_module("tests.parity.optimizer_runs", ["parameter_server", f"{__name__}.counted"])
+    (found,) = json.loads(out.splitlines()[-1]).values()
+    assert list(found["counts"].values()) == [20] * 3
+    assert found["set"] == ["adam/iteration", "multi_optimizer/iteration", "sgd/iteration"]

@@ -59,6 +59,7 @@ from distlaunch.strategies.variables import (
     restore_variables,
     state_variables,
     untracked_state,
+    with_wrapped_optimizers,
 )
 
 BLOCKS_PER_WORKER = 4  # in a call: with fewer, a slow worker delays the others; with more, blocks are too short
@@ -76,7 +77,10 @@ class CoordinatorProgram(Program):
         self._model = steps.model
         self._metrics = metric_variables(self._model)
         self._counters = [
-            raw_counter(optimizer) for optimizer in optimizers_of(self._model) if _counts_every_step(optimizer)
+            raw_counter(part)
+            for optimizer in optimizers_of(self._model)
+            if _counts_every_step(optimizer)
+            for part in with_wrapped_optimizers(optimizer)
         ]
         self._increments = [0] * len(self._counters)
         self._counts = [int(host_value(counter)) for counter in self._counters]
