@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import resource
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from distlaunch.agent.remote import file_transfer
-from distlaunch.agent.remote.file_transfer import MOVE, REMOVE, Incoming, receive, send_folder
+from distlaunch.agent.remote.file_transfer import MOVE, REMOVE, WRITE, Incoming, receive, send_folder
 from distlaunch.agent.remote.frames import Frame, FrameReader
 from distlaunch.agent.remote.run_copy import RunCopy, is_shared
 from distlaunch.base.errors import UsageError
@@ -168,6 +169,22 @@ def test_half_of_a_checkpoint_is_never_put_in_place(
                 incoming.take(frame)
     assert "No space left" in incoming.problem
     assert [path.name for path in (target / "checkpoints").iterdir()] == ["step-00000002"]
+
+
+def test_a_file_that_does_not_fit_is_never_put_in_place(target: Path) -> None:
+    """The system writes the part that fits and reports its length; only the next write fails."""
+    incoming = Incoming(target)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        for path, payload in (("long", b"x" * 1001), ("short", b"x" * 1000)):
+            incoming.take(Frame(WRITE, {"path": f".{path}.part.tmp", "fresh": True}, payload))
+            incoming.take(Frame(MOVE, {"path": f".{path}.part.tmp", "to": path}))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert incoming.problem == ".long.part.tmp cannot be written: File too large"
+    assert (target / "short").read_bytes() == b"x" * 1000
+    assert not (target / "long").exists()
 
 
 def test_only_a_copy_is_deleted(copy: RunCopy) -> None:

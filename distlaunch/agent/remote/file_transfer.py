@@ -84,7 +84,9 @@ def receive(root: Path, frame: Frame, limit: int | None = None) -> None:
                 raise OSError(errno.EFBIG, f"longer than {limit:,} bytes", str(path))
             if isinstance(mode := frame.fields.get("mode"), int):
                 os.fchmod(file.fileno(), mode & 0o700)
-            file.write(frame.payload)
+            left = memoryview(frame.payload)
+            while left:  # a nearly full disk takes only a part of the data; the next write then fails
+                left = left[file.write(left) or 0 :]
 
 
 def _move(path: Path, to: Path) -> None:
