@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection, Iterator
 
@@ -36,7 +37,7 @@ def end_leftovers(run_dir: str, attempt: int, tasks: Collection[str], within_s: 
 
 
 def _find_leftovers(run_dir: str, attempt: str, tasks: Collection[str]) -> Iterator[psutil.Process]:
-    launcher = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    launcher = {os.getpid(), *(parent.pid for parent in _ancestors(psutil.Process()))}
     for process in psutil.process_iter(["name", "uids", "status"]):
         try:
             is_mine = process.info["uids"] is not None and process.info["uids"].real == os.getuid()
@@ -50,10 +51,25 @@ def _find_leftovers(run_dir: str, attempt: str, tasks: Collection[str]) -> Itera
             continue
 
 
+def _ancestors(process: psutil.Process) -> list[psutil.Process]:
+    """Return the ancestors of a process, nearest first, up to the first that cannot be inspected."""
+    found = list[psutil.Process]()
+    # with the mount option hidepid of /proc, the processes of other users cannot be inspected
+    with contextlib.suppress(psutil.Error):
+        parent = process.parent()
+        while parent is not None:
+            found.append(parent)
+            parent = parent.parent()
+    return found
+
+
 def _is_detached(process: psutil.Process) -> bool:
     """Return True for a launcher that was started with --detach, and for its child processes."""
-    for each in (process, *process.parents()):
-        words = each.cmdline()
+    for each in (process, *_ancestors(process)):
+        try:
+            words = each.cmdline()
+        except psutil.AccessDenied:
+            continue
         if {"--detach", "-d"} & set(words) and any("distlaunch" in word for word in words[:4]):
             return True
     return False

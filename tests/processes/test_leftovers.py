@@ -13,6 +13,8 @@ import pytest
 from supervised import wait_until
 from tiny_job import MODULE, command, environment, kill_all, run_command, write_job
 
+from distlaunch.agent.leftover_processes import end_leftovers
+from distlaunch.base.protocol import ATTEMPT, RUN_DIR, TASK
 from distlaunch.base.run_dir import RunDir
 
 _STARTS = """#!/bin/bash
@@ -65,6 +67,22 @@ def test_a_daemon_that_training_has_started(tmp_path: Path) -> None:
     finally:
         kill_all(ended)
         kill_all(lives)
+
+
+def test_ancestors_that_cannot_be_inspected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The /proc of some machines, mounted with hidepid=1, denies access to the processes of other users."""
+
+    def refuse(process: psutil.Process) -> None:
+        raise psutil.AccessDenied(process.pid)
+
+    environ = {**os.environ, RUN_DIR: str(tmp_path), ATTEMPT: "0", TASK: "worker:0"}
+    sleep = subprocess.Popen(["sleep", "600"], env=environ, start_new_session=True)
+    try:
+        monkeypatch.setattr(psutil.Process, "parent", refuse)
+        ended = end_leftovers(str(tmp_path), 0, ["worker:0"])
+        assert ended == f"ended processes that tasks had left running: sleep ({sleep.pid})"
+    finally:
+        kill_all(sleep.pid)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
