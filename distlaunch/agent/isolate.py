@@ -41,9 +41,9 @@ def _leave_network() -> None:
         user, group = os.geteuid(), os.getegid()
         _unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
         # only this process's user and group can be mapped, the group first; see user_namespaces(7)
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
 
 
 def _unshare(flags: int) -> None:

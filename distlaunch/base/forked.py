@@ -71,8 +71,8 @@ def _become(function: Callable[[Connection], None], pipe: Connection) -> NoRetur
                 with contextlib.suppress(OSError):
                     os.close(number)
         # buffered by line, so that no complete line is lost if this process is killed
-        sys.stdout = sys.__stdout__ = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-        sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+        sys.stdout = sys.__stdout__ = open(1, "w", buffering=1, encoding="locale", closefd=False)  # noqa: SIM115
+        sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, encoding="locale", closefd=False)  # noqa: SIM115
         function(pipe)
         code = 0
     except BaseException:

@@ -77,7 +77,7 @@ def run_helper(
             except subprocess.TimeoutExpired:
                 raise TimeoutError from None
         mask = SecretMask(env)
-        said = mask.whole(log.read_text(errors="replace"))
+        said = mask.whole(log.read_text(encoding="locale", errors="replace"))
         output = tuple(line for line in said.splitlines() if line.strip())
         try:
             answer = json.loads(answer_file.read_text(encoding="utf-8"))

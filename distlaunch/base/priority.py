@@ -24,7 +24,7 @@ def yield_to_training() -> None:
         return  # training may run in this session, so leave the session's nice value as it is
     for _ in range(_ATTEMPTS):
         try:
-            _AUTOGROUP.write_text(str(_LOWEST))
+            _AUTOGROUP.write_text(str(_LOWEST), encoding="ascii")
         except BlockingIOError:  # all unprivileged users together may write once every 0.1 s
             time.sleep(_RETRY_S)
         except OSError:  # not on Linux, or a kernel without it

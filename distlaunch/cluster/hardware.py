@@ -142,7 +142,7 @@ def node_cores(folder: Path) -> list[list[int]]:
     """
     try:
         names = sorted(folder.glob("node[0-9]*/cpulist"), key=lambda path: int(path.parent.name.removeprefix("node")))
-        return [_parse_cores(path.read_text()) for path in names]
+        return [_parse_cores(path.read_text(encoding="ascii")) for path in names]
     except (OSError, ValueError):
         return []
 

@@ -266,7 +266,7 @@ def _write_run(
         The former text of the config, or None if it has not changed.
     """
     replaced: str | None = None
-    if plan.attempt and run.config.exists() and (former := run.config.read_text()) != text:
+    if plan.attempt and run.config.exists() and (former := run.config.read_text(encoding="utf-8")) != text:
         replaced = former
     # write the secrets first: without them, a resume could not fill in the references of the config
     run.keep_secrets(config.secrets.variables)

@@ -123,7 +123,7 @@ def offering_metrics(
     words += ["--file", str(metrics.file)] if metrics.file else []
     process = subprocess.Popen(
         [sys.executable, *SAFE_MODULE, "distlaunch.runs.metrics", str(run.path), *words],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(environ),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="locale", env=dict(environ),
         pass_fds=descriptors, start_new_session=True,
     )  # fmt: skip
     if metrics.listening is not None:

@@ -103,6 +103,7 @@ def _later(run: RunDir, name: TrackerName) -> str:
 
 def _last_line(log: Path) -> str:
     with contextlib.suppress(OSError):
-        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        text = log.read_text(encoding="locale", errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
         return lines[-1] if lines else "no output"
     return "no output"

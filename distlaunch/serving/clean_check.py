@@ -34,7 +34,7 @@ def main() -> None:
     parcel = pickle.loads(parcel_path.read_bytes())  # safe: the process that waits for this one has written it
     exported = _sibling("exported")
     findings = {name: _check(name, parcel, exported) for name in ORDER if name in parcel["files"]}
-    findings_path.write_text(json.dumps(findings))
+    findings_path.write_text(json.dumps(findings), encoding="utf-8")
     # `os._exit` flushes nothing
     sys.stdout.flush()
     sys.stderr.flush()

@@ -82,13 +82,13 @@ PROGRAMS = {
             run = RunDir(os.environ["DISTLAUNCH_RUN_DIR"])
             files = run.task(int(os.environ["DISTLAUNCH_ATTEMPT"]), os.environ["DISTLAUNCH_TASK"])
             files.path.mkdir(parents=True, exist_ok=True)
-            files.error_json.write_text('{"reason": "as written"}')
+            files.error_json.write_text('{"reason": "as written"}', encoding="utf-8")
         """,
         "reads": """
             import os, pathlib, time
             path = pathlib.Path(os.environ["DISTLAUNCH_RUN_DIR"], "sent.txt")
             print("up")
-            while not path.exists() or path.read_text() != "second":
+            while not path.exists() or path.read_text(encoding="utf-8") != "second":
                 time.sleep(0.01)
             print("read")
         """,
@@ -169,7 +169,7 @@ class Attempt:
         """Return the content of a task's log."""
         (found,) = [each.files for each in self.plan.tasks if str(each.task) == task]
         log = found.stdout_log if stream == "stdout" else found.stderr_log
-        return log.read_text()
+        return log.read_text(encoding="utf-8")
 
 
 class EngineConformance:
@@ -324,7 +324,7 @@ class EngineConformance:
         with self.make(tmp_path) as engine, self.attempt(engine, tmp_path, "reports") as attempt, attempt.started():
             attempt.wait_until(lambda: len(attempt.ends) == 2, "all tasks have ended")
             for task in attempt.plan.tasks:
-                assert task.files.error_json.read_text() == '{"reason": "as written"}'
+                assert task.files.error_json.read_text(encoding="utf-8") == '{"reason": "as written"}'
 
     def test_tasks_can_read_a_file_that_is_sent_while_they_run(self, tmp_path: Path) -> None:
         with self.make(tmp_path) as engine, self.attempt(engine, tmp_path, "reads") as attempt:

@@ -156,7 +156,7 @@ def _write_records(root: Path) -> None:
 def _write_table(root: Path) -> None:
     random = np.random.default_rng(0)
     for split, number in _SIZES.items():
-        with (root / f"{split}.csv").open("w", newline="") as file:
+        with (root / f"{split}.csv").open("w", encoding="utf-8", newline="") as file:
             rows = csv_writer(file)
             rows.writerow(["hour", "temperature", "weather", "working", "rides"])
             for _ in range(number):

@@ -38,7 +38,7 @@ for name in (
     parser.add_argument(name)
 ARGS = parser.parse_args()
 RUN, ATTEMPT = RunDir(ARGS.run_dir), int(ARGS.attempt)
-CONFIG = yaml.safe_load(RUN.attempt_config(ATTEMPT).read_text())  # importing pydantic takes longer than the rest
+CONFIG = yaml.safe_load(RUN.attempt_config(ATTEMPT).read_bytes())  # importing pydantic takes longer than the rest
 FILES = RUN.task(ATTEMPT, ARGS.task)
 TF_CONFIG = os.environ.get("TF_CONFIG")
 CHIEF = str((from_tf_config(TF_CONFIG)[0] if TF_CONFIG else ClusterSpec({})).chief)

@@ -58,6 +58,13 @@ class Shell:
         """Start the command from a shell with this soft limit on open files."""
         return self._popen(with_open_files(soft, self._argv(words)), {})
 
+    def run_in_ascii(self, *words: str, **env: str) -> tuple[int, str, str]:
+        """Run the command where files without a named encoding are read as ASCII."""
+        locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+        process = self._popen(self._argv(words), {**env, **locale})
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
     def _argv(self, words: Sequence[str]) -> list[str]:
         return [sys.executable, str(Path(__file__).with_name("fake_cli.py")), *words]
 
@@ -148,6 +155,21 @@ def test_what_a_resume_in_vain_has_changed_is_put_back(shell: Shell, how: str) -
     assert config.read_text() == before
     assert shell("train", "runs/job", "--resume", "--set", "seed=7", "-q", FAKE="raise")[0] == 3
     assert "seed: 7" in config.read_text()
+
+
+def test_a_resume_in_vain_where_text_is_not_utf8(shell: Shell) -> None:
+    (shell.directory / "job.yaml").write_text(
+        CONFIG.replace('"m.py:model"', '"m.py:model", args: {width: größe ✓}'), encoding="utf-8"
+    )
+    (shell.directory / "m.py").write_text("def model(width): ...\ndef data(): ...\n")
+    assert shell("train", "job.yaml", "-q", FAKE="fail")[0] == 3
+    config = RunDir(shell.directory / "runs/job").config
+    before = config.read_bytes()
+    assert "größe ✓".encode() in before
+    code, out, err = shell.run_in_ascii("train", "runs/job", "--resume", "--set", "seed=7", FAKE="config")
+    assert code == 2, err
+    assert "no step was made: restored the earlier" in out
+    assert config.read_bytes() == before
 
 
 def test_secrets_are_kept_until_the_run_is_done(shell: Shell) -> None:

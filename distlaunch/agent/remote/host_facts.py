@@ -51,7 +51,7 @@ def host_facts(environ: Mapping[str, str]) -> dict[str, Any]:
 def _machine() -> str:
     """Return an identifier that is unique to this machine or container; empty if the system has none."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/net')} {socket.gethostname()}"
     except OSError:
         return ""

@@ -83,7 +83,9 @@ def node_names(nodelist: str) -> list[str]:
     if "[" not in nodelist:
         return nodelist.split(",")
     try:
-        done = subprocess.run(["scontrol", "show", "hostnames", nodelist], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["scontrol", "show", "hostnames", nodelist], capture_output=True, encoding="utf-8", check=True
+        )
     except (OSError, subprocess.CalledProcessError) as error:
         message = getattr(error, "stderr", "") or str(error)
         raise UsageError(f"`scontrol show hostnames {nodelist}` failed: {message.strip()}") from None

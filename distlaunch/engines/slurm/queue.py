@@ -102,7 +102,7 @@ def _setup_problems(setup: Sequence[str]) -> Iterator[Problem]:
     for number, command in enumerate(setup):
         # a line with an open quote, for example, would swallow the rest of the script
         for text in setup_check(command):
-            done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
+            done = subprocess.run(["bash", "-n"], input=text, capture_output=True, encoding="utf-8")
             if done.returncode or done.stderr or "\0" in text:
                 output = done.stderr.strip().splitlines()[:1]
                 why = output[0].removeprefix("bash: line ").partition(": ")[2] if output else "NUL"
@@ -139,7 +139,9 @@ def _clusters(cluster: str) -> list[str]:
 def _run(command: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
     environ = {**(os.environ if environ is None else environ), "LC_ALL": "C"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, env=environ)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=_TIMEOUT_S, env=environ
+        )
     except FileNotFoundError:
         raise UsageError(
             f"there is no `{command[0]}` on this machine's PATH; use a login node of the Slurm cluster"

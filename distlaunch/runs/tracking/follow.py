@@ -142,7 +142,7 @@ def _config_of(run: RunDir) -> dict[str, Any]:
 def main() -> None:
     name, run = cast("TrackerName", sys.argv[1]), RunDir(sys.argv[2])
     yield_to_training()
-    with (run.path / "tracking" / f"{name}.lock").open("w") as lock:
+    with (run.path / "tracking" / f"{name}.lock").open("wb") as lock:
         # the process of a launcher that was killed may still be sending
         fcntl.flock(lock, fcntl.LOCK_EX)
         follower = Follower(name, run)
