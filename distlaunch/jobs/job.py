@@ -23,6 +23,7 @@ from distlaunch.jobs.use import claim_exports
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.runs.paths import display_path
 from distlaunch.runs.report import newest_training
+from distlaunch.supervise.late_signals import LateSignals
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 
 
@@ -87,26 +88,34 @@ def execute(claimed: ClaimedRun, observer: Observer) -> AttemptResult:
     if choice.evaluator_only:
         with naming_run(display_path(run.path)), choice.context.engine:
             return checked(run_evaluator_only(choice.config, run, observer, choice.context), choice.locate)
+    late = LateSignals()
     with (
         naming_run(display_path(run.path)),
         leaving_page(run, choice.context.machine.environ),  # writes the page after the lock is released
-        ThreadedObserver.of(observer) as threaded,
+        ThreadedObserver.of(observer, late) as threaded,
         run.lock_claim(),
     ):
         if choice.missing_outputs:
-            return _make_missing_outputs(choice, run, threaded)
+            result = _make_missing_outputs(choice, run, threaded, late)
+            late.exit_code = int(result.outcome.exit_code)
+            return result
         environ = choice.context.machine.environ
         with (
-            tracking(run, choice.config.tracking, environ, threaded.note),
+            tracking(run, choice.config.tracking, environ, threaded.note, late.end_waits),
             offering_metrics(run, claimed.metrics, environ, threaded.note),
             limiting_temporary_errors(run),
         ):
-            result = run_job(choice.config, run, threaded, choice.context)
-        return checked(limit_temporary_failures(run, result), choice.locate)
+            result = run_job(choice.config, run, threaded, choice.context, late)
+        result = limit_temporary_failures(run, result)
+        late.exit_code = int(result.outcome.exit_code)
+        return checked(result, choice.locate)
 
 
-def _make_missing_outputs(choice: Choice, run: RunDir, observer: Observer) -> AttemptResult:
+def _make_missing_outputs(choice: Choice, run: RunDir, observer: Observer, late: LateSignals) -> AttemptResult:
     """Make the missing exports and evaluations of a finished run.
+
+    Args:
+        late: handles the stop signals after the last of them.
 
     Returns:
         The result of the first attempt that failed; if none failed, that of the last one.
@@ -120,6 +129,7 @@ def _make_missing_outputs(choice: Choice, run: RunDir, observer: Observer) -> At
                     if mode == "export":
                         claim_exports(run, config, extra, stack)
                     result = checked(run_attempt(config, run, mode, observer, context, extra=extra), choice.locate)
+        late.take_over()
     assert result is not None, "at least one output is missing"
     return result
 

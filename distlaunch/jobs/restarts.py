@@ -24,6 +24,7 @@ from distlaunch.engines.context import LaunchContext
 from distlaunch.jobs.attempt import AttemptResult, run_attempt
 from distlaunch.supervise.diagnose.diagnosis import EXIT_MARK
 from distlaunch.supervise.diagnose.exit_reason import Failure
+from distlaunch.supervise.late_signals import LateSignals
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 from distlaunch.supervise.outcome import Outcome
 from distlaunch.supervise.requests import SignalPipe
@@ -41,8 +42,14 @@ class Limits:
     backoff_s: float = 0.0
 
 
-def run_job(config: RunConfig, run: RunDir, observer: Observer, context: LaunchContext) -> AttemptResult:
-    """Train a run, and restart it after failures that may be temporary. The caller must hold the lock of the run."""
+def run_job(
+    config: RunConfig, run: RunDir, observer: Observer, context: LaunchContext, late: LateSignals
+) -> AttemptResult:
+    """Train a run, and restart it after failures that may be temporary. The caller must hold the lock of the run.
+
+    Args:
+        late: see `SignalPipe`.
+    """
     workers, is_range = config.cluster.num_workers, isinstance(config.cluster.workers, WorkerRange)
 
     def start(signals: SignalPipe) -> AttemptResult:
@@ -60,7 +67,7 @@ def run_job(config: RunConfig, run: RunDir, observer: Observer, context: LaunchC
     limits = Limits(config.max_restarts, policy.window_s, policy.backoff_s)
     note_hosts(context.engine, observer.note)
     with context.engine:
-        return run_with_restarts(start, limits, observer, run.control, adapt_workers)
+        return run_with_restarts(start, limits, observer, run.control, adapt_workers, late)
 
 
 def note_hosts(engine: Engine, note: Callable[[str], None]) -> None:
@@ -75,6 +82,7 @@ def run_with_restarts(
     observer: Observer,
     control: Path,
     adapt: Callable[[Outcome], str] = lambda outcome: "",
+    late: LateSignals | None = None,
 ) -> AttemptResult:
     """Run a job, and restart it after failures that may be temporary.
 
@@ -82,11 +90,12 @@ def run_with_restarts(
         start: runs an attempt.
         control: the run's socket for requests.
         adapt: called before a restart; adapts the next attempt and returns words about the change.
+        late: see `SignalPipe`.
     """
     restart_times, mark = list[float](), ""  # the mark identifies the last failure
     result: AttemptResult | None = None
     # signals are handled over all attempts: one that comes between two attempts must end the job as well
-    with ThreadedObserver.of(observer) as threaded, SignalPipe(control) as signals:
+    with ThreadedObserver.of(observer) as threaded, SignalPipe(control, late) as signals:
         while True:
             try:
                 result = start(signals)

@@ -32,6 +32,7 @@ from distlaunch.jobs.temporary_failures import limit_temporary_failures
 from distlaunch.plan.script import Kind, ScriptJob, plan_script
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.runs.paths import display_path
+from distlaunch.supervise.late_signals import LateSignals
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 from distlaunch.supervise.requests import SignalPipe
 from distlaunch.supervise.supervisor import Supervisor
@@ -85,10 +86,11 @@ def run_script(
         check_run_name(request.name, "--name")
     run = RunDir.claim(request.runs_dir, request.name or run_name(job.program))
     on_run(run)
+    late = LateSignals()
     with (
         naming_run(display_path(run.path)),
         leaving_page(run, machine.environ),  # writes the page after the lock is released
-        ThreadedObserver.of(observer) as threaded,
+        ThreadedObserver.of(observer, late) as threaded,
         run.lock_claim(),
     ):
 
@@ -97,7 +99,10 @@ def run_script(
 
         note_hosts(engine, threaded.note)
         with engine:
-            return limit_temporary_failures(run, run_with_restarts(start, request.limits, threaded, run.control))
+            result = run_with_restarts(start, request.limits, threaded, run.control, late=late)
+            result = limit_temporary_failures(run, result)
+        late.exit_code = int(result.outcome.exit_code)
+        return result
 
 
 def _attempt(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,9 @@ from distlaunch.runs.tracking.trackers import is_installed
 _DEADLINE_S = 15.0
 """Time at the end of a run for sending the remaining values."""
 
+_POLL_S = 0.1
+"""Interval at which the wait for a tracker checks whether it is to end early."""
+
 
 @dataclass
 class _Started:
@@ -31,13 +35,18 @@ class _Started:
 
 @contextlib.contextmanager
 def tracking(
-    run: RunDir, names: Sequence[TrackerName], environ: Mapping[str, str], warn: Callable[[str], None]
+    run: RunDir,
+    names: Sequence[TrackerName],
+    environ: Mapping[str, str],
+    warn: Callable[[str], None],
+    ends_early: Callable[[], bool] = lambda: False,
 ) -> Generator[None]:
     """Send the run's values to trackers within the block, as they are reported.
 
     Args:
         names: the trackers of the config. TensorBoard files are written whenever its package is installed.
         warn: called with a message for each tracker that did not get all values.
+        ends_early: called during the wait at the end; returns True to end the wait.
     """
     started: list[_Started] = []
     for name in dict.fromkeys((*names, *(("tensorboard",) if is_installed("tensorboard") else ()))):
@@ -48,7 +57,7 @@ def tracking(
     try:
         yield
     finally:
-        for problem in _finish(run, started, _DEADLINE_S):
+        for problem in _finish(run, started, _DEADLINE_S, ends_early):
             warn(problem)
         # if nothing was started, no tracker has a run, and without this folder the run directory can be discarded
         if not run.exists():
@@ -73,7 +82,9 @@ def _start(name: TrackerName, run: RunDir, environ: Mapping[str, str]) -> _Start
     return _Started(name, process, log)
 
 
-def _finish(run: RunDir, started: Sequence[_Started], deadline_s: float | None) -> Iterable[str]:
+def _finish(
+    run: RunDir, started: Sequence[_Started], deadline_s: float | None, ends_early: Callable[[], bool] = lambda: False
+) -> Iterable[str]:
     """Let the processes send the remaining values, and return a message for each process that failed."""
     ends = None if deadline_s is None else time.monotonic() + deadline_s
     for each in started:
@@ -83,18 +94,28 @@ def _finish(run: RunDir, started: Sequence[_Started], deadline_s: float | None) 
             each.process.stdin.close()
     problems: list[str] = []
     for each in started:
-        try:
-            code = each.process.wait(None if ends is None else max(ends - time.monotonic(), 0.0))
-        except subprocess.TimeoutExpired:
+        code = _wait(each.process, ends, ends_early)
+        if code is None:
             each.process.kill()
             each.process.wait()
-            late = f"did not get all values within {deadline_s:g} s"
-            problems.append(f"tracking: {each.name} {late}; {_later(run, each.name)}")
+            when = "before the wait for it was ended" if ends_early() else f"within {deadline_s:g} s"
+            problems.append(f"tracking: {each.name} did not get all values {when}; {_later(run, each.name)}")
             continue
         if code:
             why = f"{_last_line(each.log)} ({display_path(each.log)})"
             problems.append(f"tracking: {each.name} failed: {why}; {_later(run, each.name)}")
     return problems
+
+
+def _wait(process: subprocess.Popen[bytes], ends: float | None, ends_early: Callable[[], bool]) -> int | None:
+    """Return the exit code of a process, or None if it has not ended in time."""
+    while not ends_early():
+        left = math.inf if ends is None else ends - time.monotonic()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(min(_POLL_S, max(left, 0.0)))
+        if left <= 0:
+            break
+    return process.poll()
 
 
 def _later(run: RunDir, name: TrackerName) -> str:

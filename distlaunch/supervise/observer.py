@@ -13,12 +13,15 @@ from typing import Protocol
 from distlaunch.base.errors import ExitCode, StopRequested
 from distlaunch.base.events import Event
 from distlaunch.plan.train import LaunchPlan
+from distlaunch.supervise.late_signals import LateSignals
 
 MAX_QUEUED_CHARACTERS = 16_000_000
 """Characters of output lines that may wait to be shown: 4,000 of the longest lines, or about 50,000 usual ones."""
 LINE_OVERHEAD = 200
 """Number of characters that is added to the length of each queued line."""
 _TRACEBACK = "Traceback (most recent call last):"
+_POLL_S = 0.1
+"""Interval at which the wait for a blocked output checks for late signals."""
 HOLD_S = 1.5
 """Seconds for which a traceback is held back."""
 HOLD_LINES = 400
@@ -68,10 +71,13 @@ class ThreadedObserver:
 
     Args:
         max_characters: the size of the queue.
+        late: the signals after the end of the job, which may end the wait for a blocked output.
     """
 
-    def __init__(self, observer: Observer, max_characters: int = MAX_QUEUED_CHARACTERS) -> None:
-        self._observer, self._max_characters = observer, max_characters
+    def __init__(
+        self, observer: Observer, max_characters: int = MAX_QUEUED_CHARACTERS, late: LateSignals | None = None
+    ) -> None:
+        self._observer, self._max_characters, self._late = observer, max_characters, late
         self._calls: SimpleQueue[tuple[str, tuple[object, ...]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
@@ -82,9 +88,9 @@ class ThreadedObserver:
         self._queued_characters = self._shown_characters = self._num_dropped = 0
 
     @staticmethod
-    def of(observer: Observer) -> ThreadedObserver:
+    def of(observer: Observer, late: LateSignals | None = None) -> ThreadedObserver:
         """Return a threaded observer. An observer that is already threaded is returned itself, to share its thread."""
-        return observer if isinstance(observer, ThreadedObserver) else ThreadedObserver(observer)
+        return observer if isinstance(observer, ThreadedObserver) else ThreadedObserver(observer, late=late)
 
     def started(self, plan: LaunchPlan) -> None:
         self._enqueue("started", plan)
@@ -150,7 +156,10 @@ class ThreadedObserver:
     def _end(self, thread: threading.Thread) -> None:
         self._calls.put(None)
         try:
-            self._over.wait()
+            while not self._over.wait(_POLL_S):
+                if self._late is not None and self._late.end_waits():
+                    atexit.register(self._late.exit)  # for the same reason as below
+                    return
         except (KeyboardInterrupt, StopRequested) as stop:
             # a normal exit would wait for the lock of the output, which the blocked thread may hold forever
             code = ExitCode.PREEMPTED if isinstance(stop, StopRequested) else ExitCode.INTERRUPTED

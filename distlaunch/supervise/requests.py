@@ -17,6 +17,7 @@ from typing import Any
 from distlaunch.base.control import REQUESTS, VERSION, address_of, read_line
 from distlaunch.base.errors import StopRequested
 from distlaunch.base.signals import DUMP_SIGNAL, JOB_STOP_SIGNALS
+from distlaunch.supervise.late_signals import LateSignals
 
 _HANDLED_SIGNALS = (*JOB_STOP_SIGNALS, signal.SIGCHLD)
 _REQUEST_TIMEOUT_S = 5.0
@@ -39,9 +40,12 @@ class SignalPipe:
     Args:
         control: path of the socket on which other processes may request the effect of a signal: to stop, or to write
             stacks (SIGUSR2). None for no socket.
+        late: handles the stop signals after a job that has ended without an exception; None to restore the earlier
+            handlers.
     """
 
-    def __init__(self, control: Path | None = None) -> None:
+    def __init__(self, control: Path | None = None, late: LateSignals | None = None) -> None:
+        self._late = late
         self._control_path = control
         self._control: ControlChannel | None = None
         self.fd, self._write_fd = os.pipe()
@@ -122,7 +126,12 @@ class SignalPipe:
     ) -> None:
         if self._control is not None:
             self._control.close()
+        late = self._late if error is None else None
+        if late is not None:
+            late.take_over()
         for number, handler in self._before.items():
+            if late is not None and number in JOB_STOP_SIGNALS:
+                continue
             # Do not restore a handler that would do harm. With the default handler of SIGCHLD, Python complains about a
             # child that ends at this moment. After a stop request, a second signal would kill this process during its
             # cleanup.

@@ -1,5 +1,6 @@
 """The `distlaunch` command with fake_worker.py in place of the worker."""
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -26,4 +27,17 @@ if "FAKE_BETWEEN" in os.environ:
         return outcome
 
     Supervisor.run = run
+
+if "FAKE_CLOSING" in os.environ:
+    from distlaunch.jobs import job, script
+
+    number, times = map(int, os.environ["FAKE_CLOSING"].split())
+
+    @contextlib.contextmanager
+    def signalled(*arguments):  # type: ignore[no-untyped-def]
+        yield
+        for _ in range(times):
+            os.kill(os.getpid(), number)
+
+    job.leaving_page = script.leaving_page = signalled
 main()

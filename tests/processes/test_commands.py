@@ -109,6 +109,32 @@ def test_no_control_codes_outside_a_terminal(shell: Shell) -> None:
     assert not any(len(line) > 80 for line in (out + err).splitlines() if "runs/" not in line)
 
 
+@pytest.mark.parametrize(
+    ("words", "fake", "expected", "text"),
+    [
+        (("train", "job.yaml"), "", 0, "export      runs/job/export/keras"),
+        (("train", "job.yaml"), "fail", 3, "ValueError: boom"),
+        (("run", "false"), "", 3, "runs/false failed: ended with exit code 1"),
+    ],
+)
+def test_signals_after_the_end_change_nothing(
+    shell: Shell, words: tuple[str, ...], fake: str, expected: int, text: str
+) -> None:
+    code, out, err = shell(*words, FAKE=fake, FAKE_CLOSING=f"{int(signal.SIGINT)} 2")
+    assert code == expected
+    assert text in out + err
+    assert "the job has already ended; its result follows (SIGINT)\n" in err
+    assert "run the same command again" not in err
+
+
+def test_a_third_signal_after_the_end_ends_the_process() -> None:
+    code = "import os, signal; from distlaunch.supervise.late_signals import LateSignals; late = LateSignals()\n"
+    code += "late.take_over(); late.exit_code = 3\n"
+    code += "for _ in range(3): os.kill(os.getpid(), signal.SIGTERM)\n"
+    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (3, "the job has already ended; its result follows (SIGTERM)\n")
+
+
 def test_json_is_nothing_but_events(shell: Shell) -> None:
     code, out, err = shell("train", "job.yaml", "--json")
     assert (code, err) == (0, "")

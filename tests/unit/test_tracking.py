@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,10 +73,10 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "SENT": str(Path("sent").absolute()), **more}
 
 
-def track(run: RunDir, **more: str) -> list[str]:
+def track(run: RunDir, ends_early: Callable[[], bool] = lambda: False, **more: str) -> list[str]:
     """Track a run that has ended, and return the warnings."""
     said: list[str] = []
-    with tracking(run, ["wandb"], environment(**more), said.append):
+    with tracking(run, ["wandb"], environment(**more), said.append, ends_early):
         pass
     return [line for line in said if "wandb" in line]
 
@@ -130,6 +131,11 @@ def test_a_tracker_that_hangs_is_left(run: RunDir, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("distlaunch.jobs.tracking._DEADLINE_S", 0.5)
     (warning,) = track(run, HOW="hangs")
     assert "did not get all values within 0.5 s" in warning
+
+
+def test_a_tracker_that_hangs_is_left_at_once_if_the_user_wants(run: RunDir) -> None:
+    (warning,) = track(run, lambda: True, HOW="hangs")
+    assert "did not get all values before the wait for it was ended" in warning
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(run: RunDir) -> None:
