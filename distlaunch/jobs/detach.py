@@ -6,33 +6,49 @@ import contextlib
 import os
 import signal
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from distlaunch.base.errors import ExitCode
+from distlaunch.base.signals import JOB_STOP_SIGNALS
 
 
-@dataclass(frozen=True)
+_FORWARDED = tuple(number for number in JOB_STOP_SIGNALS if number != signal.SIGHUP)
+"""Signals that are meant for the launcher, too; it survives a closed terminal."""
+
+
 class Waiting:
-    """The process that the user has started. It waits until the launcher starts its tasks."""
+    """The process that the user has started. It waits until the launcher starts its tasks.
 
-    pid: int
-    pipe: int
+    Attributes:
+        pid: process ID of the launcher.
+    """
+
+    def __init__(self, pid: int, pipe: int) -> None:
+        self.pid, self._pipe = pid, pipe
+        self._is_stopping = self._has_ended = False
+        for number in _FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._forward)
 
     def wait(self) -> int | None:
-        """Return the exit code of a launcher that ended before its tasks started, or None if they start."""
-        try:
-            is_starting = os.read(self.pipe, 1) != b""
-        except KeyboardInterrupt:  # Ctrl-C does not reach the launcher's session
-            os.kill(self.pid, signal.SIGTERM)
-            return ExitCode.PREEMPTED
-        finally:
-            os.close(self.pipe)
-        if is_starting:
+        """Return the exit code of a launcher that ended before its tasks started, or None if they start.
+
+        A signal to this process is forwarded to the launcher. This call then returns the launcher's exit code.
+        """
+        is_starting = os.read(self._pipe, 1) != b""
+        os.close(self._pipe)
+        if is_starting and not self._is_stopping:
             return None
-        # no byte came: the launcher has ended, which closed the pipe
+        # without a byte, the launcher has ended, which closed the pipe
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self._has_ended = True
         return code if code >= 0 else ExitCode.FAILED
+
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        if not self._has_ended:
+            self._is_stopping = True
+            os.kill(self.pid, number)
 
 
 class Daemon:
@@ -68,15 +84,20 @@ def fork_launcher(log: Path) -> Waiting | Daemon:
     sys.stdout.flush()
     sys.stderr.flush()
     reading, writing = os.pipe()
+    # a signal must find the handlers of its process
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     pid = os.fork()
     if pid:
         os.close(writing)
-        return Waiting(pid, reading)
+        waiting = Waiting(pid, reading)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return waiting
     os.close(reading)
     os.setsid()  # a session without a terminal gets no signal when the window is closed
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # shells start background jobs with SIGINT ignored, but `stop --now` needs it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.dup2(fd, 0)
     os.close(fd)

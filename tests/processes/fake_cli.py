@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -27,6 +28,16 @@ if "FAKE_BETWEEN" in os.environ:
         return outcome
 
     Supervisor.run = run
+
+if "FAKE_ALLOCATING" in os.environ:
+    from distlaunch.jobs import attempt
+
+    def wait(*arguments, **options):  # type: ignore[no-untyped-def]
+        Path(os.environ["FAKE_ALLOCATING"]).write_text(str(os.getpid()))
+        while True:
+            signal.pause()
+
+    attempt.allocate_fitting = wait
 
 if "FAKE_CLOSING" in os.environ:
     from distlaunch.jobs import job, script

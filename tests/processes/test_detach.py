@@ -99,6 +99,19 @@ def test_a_terminal_that_is_closed_while_the_launcher_comes_up(shell: Shell) -> 
     assert (shell.directory / "log").read_text() == "going on\n"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_launcher_comes_up(shell: Shell, number: signal.Signals) -> None:
+    file = shell.directory / "launcher"
+    process = shell.start("train", "job.yaml", "--detach", FAKE_ALLOCATING=str(file))
+    wait_until(lambda: file.exists() and file.read_text())
+    process.send_signal(number)
+    out, err = process.communicate(timeout=10)
+    assert (process.returncode, out) == (4, "")
+    assert err == f"runs/job: stopped ({number.name}) before any task was started; run the same command again\n"
+    assert not psutil.pid_exists(int(file.read_text()))
+    assert not list(shell.directory.glob("runs/*"))
+
+
 def test_mistakes_are_told_at_once(shell: Shell) -> None:
     with socket.socket() as holder:
         holder.bind(("", 0))
