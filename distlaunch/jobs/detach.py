@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from distlaunch.base.errors import ExitCode
+from distlaunch.base.errors import ExitCode, UsageError
 from distlaunch.base.signals import JOB_STOP_SIGNALS
+from distlaunch.runs.paths import display_path
 
 
 _FORWARDED = tuple(number for number in JOB_STOP_SIGNALS if number != signal.SIGHUP)
@@ -64,7 +65,12 @@ class Daemon:
             return
         # text that was printed until now is for the terminal
         sys.stdout.flush()
-        fd = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            fd = _open_log(self._log, os.O_CREAT)
+        except OSError as error:  # a full disk: the job goes on, and the waiting process must return
+            text = f"warning: {display_path(self._log)}: cannot be written: {error.strerror}; the output is lost"
+            print(text, file=sys.stderr, flush=True)
+            fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         for standard in (1, 2):
             os.dup2(fd, standard)
         os.close(fd)
@@ -79,7 +85,20 @@ def fork_launcher(log: Path) -> Waiting | Daemon:
 
     Args:
         log: the file to which the launcher writes after `Daemon.settle`.
+
+    Raises:
+        UsageError: the log exists and cannot be written.
     """
+    try:
+        # a new log is created by `settle`, since a directory with a log would not be discarded if nothing starts
+        os.close(_open_log(log))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        advice = "move it away, or allow yourself to write it"
+        raise UsageError(
+            f"{display_path(log)}: the launcher's log cannot be written: {error.strerror}; {advice}"
+        ) from None
     # otherwise both processes would write the text that is still in the buffers
     sys.stdout.flush()
     sys.stderr.flush()
@@ -102,3 +121,10 @@ def fork_launcher(log: Path) -> Waiting | Daemon:
     os.dup2(fd, 0)
     os.close(fd)
     return Daemon(writing, log)
+
+
+def _open_log(path: Path, flags: int = 0) -> int:
+    # opening a pipe without a reader fails instead of waiting
+    fd = os.open(path, flags | os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    os.set_blocking(fd, True)
+    return fd

@@ -39,6 +39,12 @@ if "FAKE_ALLOCATING" in os.environ:
 
     attempt.allocate_fitting = wait
 
+if "FAKE_LOG" in os.environ:
+    from distlaunch.jobs import detach
+
+    real_fork = detach.fork_launcher
+    detach.fork_launcher = lambda log: real_fork(Path(os.environ["FAKE_LOG"]))
+
 if "FAKE_CLOSING" in os.environ:
     from distlaunch.jobs import job, script
 

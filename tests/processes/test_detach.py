@@ -112,6 +112,28 @@ def test_a_signal_while_the_launcher_comes_up(shell: Shell, number: signal.Signa
     assert not list(shell.directory.glob("runs/*"))
 
 
+def test_a_log_that_cannot_be_written(shell: Shell) -> None:
+    assert shell("train", "job.yaml", "-q", FAKE="fail")[0] == 3
+    run_of(shell).launcher_log.mkdir()
+    code, out, err = shell("train", "runs/job", "--resume", "--detach")
+    advice = "move it away, or allow yourself to write it"
+    assert (code, out) == (2, "")
+    assert (
+        err.splitlines()[-1]
+        == f"error: runs/job/launcher.log: the launcher's log cannot be written: Is a directory; {advice}"
+    )
+    assert run_of(shell).attempts() == [0]
+
+
+def test_a_log_that_cannot_be_created(shell: Shell) -> None:
+    """The command returns all the same, and the job goes on."""
+    code, out, err = shell("train", "job.yaml", "--detach", FAKE="wait", FAKE_LOG="/proc/none/launcher.log")
+    assert (code, out) == (0, "runs/job\n")
+    lost = "cannot be written: No such file or directory; the output is lost"
+    assert err.startswith(f"warning: /proc/none/launcher.log: {lost}\n")
+    wait_until(lambda: (run_of(shell).path / "waiting-worker:0").exists())
+
+
 def test_mistakes_are_told_at_once(shell: Shell) -> None:
     with socket.socket() as holder:
         holder.bind(("", 0))
