@@ -13,7 +13,6 @@ from distlaunch.base.errors import ExitCode, UsageError
 from distlaunch.base.signals import JOB_STOP_SIGNALS
 from distlaunch.runs.paths import display_path
 
-
 _FORWARDED = tuple(number for number in JOB_STOP_SIGNALS if number != signal.SIGHUP)
 """Signals that are meant for the launcher, too; it survives a closed terminal."""
 

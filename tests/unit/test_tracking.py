@@ -138,6 +138,13 @@ def test_a_tracker_that_hangs_is_left_at_once_if_the_user_wants(run: RunDir) -> 
     assert "did not get all values before the wait for it was ended" in warning
 
 
+def test_a_disk_without_locks(run: RunDir) -> None:
+    refuses = "import errno, fcntl\n\ndef refuse(*_): raise OSError(errno.ENOLCK, '')\n\nfcntl.flock = refuse\n"
+    Path("packages/sitecustomize.py").write_text(refuses)
+    assert track(run) == []
+    assert sent()
+
+
 def test_a_folder_that_cannot_be_written_is_a_warning(run: RunDir) -> None:
     (run.path / "tracking").write_text("")
     (warning,) = track(run)

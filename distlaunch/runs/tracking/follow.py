@@ -17,6 +17,7 @@ from typing import Any, cast
 from distlaunch.base import strict_json
 from distlaunch.base.event_files import EventReader
 from distlaunch.base.events import EpochEnded, Event, RunEnded, StepsDone, StepsTimed, TrainingStarted
+from distlaunch.base.file_locks import lock
 from distlaunch.base.priority import yield_to_training
 from distlaunch.base.regular_files import read_json
 from distlaunch.base.run_dir import RunDir, write_atomically
@@ -142,9 +143,9 @@ def _config_of(run: RunDir) -> dict[str, Any]:
 def main() -> None:
     name, run = cast("TrackerName", sys.argv[1]), RunDir(sys.argv[2])
     yield_to_training()
-    with (run.path / "tracking" / f"{name}.lock").open("wb") as lock:
+    with (run.path / "tracking" / f"{name}.lock").open("wb") as file:
         # the process of a launcher that was killed may still be sending
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock(file.fileno(), fcntl.LOCK_EX)
         follower = Follower(name, run)
         # standard input ends with the launcher, whatever ends it
         pause_s = _SHORTEST_PAUSE_S
