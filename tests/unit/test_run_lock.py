@@ -44,7 +44,7 @@ def test_a_lock_that_is_waited_for(lock_file: Path) -> None:
         return False
 
     with lock_when_free(lock_file, "the export", told.append, gives_up):
-        assert owner_of(lock_file) == Owner(os.getpid(), socket.gethostname())
+        assert owner_of(lock_file) == Owner.here()
         with (
             pytest.raises(RunBusyError, match=f"process {os.getpid()} was still writing the export"),
             lock_when_free(lock_file, "the export", told.append, lambda seconds: True),
@@ -57,12 +57,12 @@ def test_a_lock_that_is_waited_for(lock_file: Path) -> None:
 
 def test_one_at_a_time(lock_file: Path) -> None:
     with lock_run(lock_file):
-        assert owner_of(lock_file) == Owner(os.getpid(), socket.gethostname())
+        assert owner_of(lock_file) == Owner.here()
         with pytest.raises(RunBusyError, match=rf"still running \(process {os.getpid()}\)"), lock_run(lock_file):
             pass
     assert owner_of(lock_file) is None
     with lock_run(lock_file, notebook=True):
-        assert owner_of(lock_file) == Owner(os.getpid(), socket.gethostname(), notebook=True)
+        assert owner_of(lock_file) == Owner.here(notebook=True)
 
 
 def test_a_process_that_is_gone_holds_nothing(lock_file: Path) -> None:
@@ -71,6 +71,25 @@ def test_a_process_that_is_gone_holds_nothing(lock_file: Path) -> None:
     pid = child.pid
     child.join()
     lock_file.write_text(f"{pid} {socket.gethostname()}")
+    assert owner_of(lock_file) is None
+    with lock_run(lock_file):
+        pass
+
+
+@pytest.mark.parametrize("lock_file", [errno.ENOSYS], indirect=True)
+def test_a_process_of_this_host_that_lives_need_not_touch_it(lock_file: Path) -> None:
+    """It is suspended, or the clock has jumped."""
+    with lock_run(lock_file):
+        owner = owner_of(lock_file)
+        os.utime(lock_file, (1.0, 1.0))
+        assert owner_of(lock_file) == owner == Owner.here()
+        with pytest.raises(RunBusyError), lock_run(lock_file):
+            pass
+
+
+@pytest.mark.parametrize("lock_file", [errno.ENOSYS], indirect=True)
+def test_a_process_with_the_number_of_one_that_is_gone_holds_nothing(lock_file: Path) -> None:
+    lock_file.write_text(str(Owner.here()._replace(started=1)))
     assert owner_of(lock_file) is None
     with lock_run(lock_file):
         pass
@@ -87,7 +106,7 @@ def test_of_another_host_the_last_touch_counts(lock_file: Path, age_s: float, is
             pass
     else:
         with lock_run(lock_file):
-            assert owner_of(lock_file) == Owner(os.getpid(), socket.gethostname())
+            assert owner_of(lock_file) == Owner.here()
 
 
 @pytest.mark.parametrize("lock_file", [errno.ENOSYS], indirect=True)

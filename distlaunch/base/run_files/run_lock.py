@@ -37,20 +37,32 @@ class Owner(NamedTuple):
         pid: the process ID; 0 if the owner has not written it yet.
         host: the name of the host; empty if unknown.
         notebook: True if the owner is a notebook of the user rather than a launcher.
+        started: start of the process in clock ticks since the boot, since a process ID may be used again; 0 if unknown.
     """
 
     pid: int = 0
     host: str = ""
     notebook: bool = False
+    started: int = 0
+
+    @staticmethod
+    def here(*, notebook: bool = False) -> Owner:
+        """Return this process as an owner."""
+        started: int | None = None
+        with contextlib.suppress(OSError):
+            started = _start_of(os.getpid())
+        return Owner(os.getpid(), socket.gethostname(), notebook, started or 0)
 
     @staticmethod
     def parse(text: str) -> Owner:
         """Parse the result of `str`."""
-        pid, host, kind, *_ = [*text.split(), "", "", ""]
-        return Owner(int(pid), host, kind == NOTEBOOK) if pid.isdigit() else Owner()
+        pid, host, started, kind, *_ = [*text.split(), "", "", "", ""]
+        if not pid.isdigit():
+            return Owner()
+        return Owner(int(pid), host, kind == NOTEBOOK, int(started) if started.isdigit() else 0)
 
     def __str__(self) -> str:
-        return f"{self.pid} {self.host}" + (f" {NOTEBOOK}" if self.notebook else "")
+        return f"{self.pid} {self.host} {self.started}" + (f" {NOTEBOOK}" if self.notebook else "")
 
     @property
     def is_here(self) -> bool:
@@ -73,7 +85,7 @@ def lock_run(path: Path, *, notebook: bool = False) -> Generator[None]:
         has_locks = _acquire(fd, path)
         # write only while holding the lock: before that, the file names another owner
         os.ftruncate(fd, 0)
-        os.pwrite(fd, str(Owner(os.getpid(), socket.gethostname(), notebook)).encode(), 0)
+        os.pwrite(fd, str(Owner.here(notebook=notebook)).encode(), 0)
         with contextlib.nullcontext() if has_locks else _touching(fd):
             yield
     finally:
@@ -173,21 +185,37 @@ def _read(fd: int) -> Owner:
     return Owner.parse(os.pread(fd, 256, 0).decode(errors="replace"))
 
 
-def _is_alive(pid: int) -> bool:
-    import psutil  # imported here, since it takes 20 ms
+def _start_of(pid: int) -> int | None:
+    """Return when a process of this machine has started, as in `Owner.started`; None if it has ended.
 
+    Raises:
+        OSError: this user may not inspect the process, or the system has no /proc.
+    """
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # the name of the program, in parentheses, may contain spaces and parentheses
+            fields = file.read().rpartition(b") ")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        if os.path.exists("/proc/self/stat"):
+            return None
+        raise
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def _named_owner(fd: int) -> Owner | None:
-    """Return the owner that the file names, or None if the owner no longer touches the file or its process is gone."""
+    """Return the owner that the file names, or None if its process has ended or no longer touches the file.
+
+    A living process of this machine need not touch the file: it may be suspended.
+    """
     owner = _read(fd)
-    if not owner.pid or time.time() - os.fstat(fd).st_mtime > _FRESH_S:
+    if not owner.pid:
         return None
-    return owner if not owner.is_here or _is_alive(owner.pid) else None
+    if owner.is_here:
+        with contextlib.suppress(OSError):  # only the file can show whether it is alive
+            started = _start_of(owner.pid)
+            if started is None or owner.started:
+                return owner if started == owner.started else None
+    return owner if time.time() - os.fstat(fd).st_mtime <= _FRESH_S else None
 
 
 def owner_of(path: Path) -> Owner | None:
