@@ -95,26 +95,20 @@ def _request(connection: Connection, request: Request, run: RunDir, owner: Owner
 
 def _connect(run: RunDir) -> Connection | None:
     """Connect to the launcher of the run; return None if there is none. Raise UsageError if it cannot be reached."""
-    until = time.monotonic() + _OPENS_WITHIN_S
+    until, name = time.monotonic() + _OPENS_WITHIN_S, display_path(run.path)
     while (owner := run.owner()) is not None:
-        _check_reachable(owner, display_path(run.path))
+        if owner.notebook:
+            raise UsageError(f"{name} runs in a notebook ({owner.description}); interrupt it there")
         try:
+            # try it whatever the name of the host: another container of this machine may have another name
             return Connection(run.control)
         except PermissionError:
-            raise UsageError(
-                f"{display_path(run.path)}: its launcher belongs to another user; stop it as that user"
-            ) from None
+            raise UsageError(f"{name}: its launcher belongs to another user; stop it as that user") from None
         except OSError:
+            if not owner.is_here:
+                raise UsageError(f"{name}: its launcher is {owner.description}; stop it on that host") from None
             if time.monotonic() >= until:
-                launcher = f"{display_path(run.path)}: its launcher ({owner.description})"
+                launcher = f"{name}: its launcher ({owner.description})"
                 raise UsageError(f"{launcher} accepts no requests; send SIGTERM to that process") from None
         time.sleep(_CHECK_INTERVAL_S)
     return None
-
-
-def _check_reachable(owner: Owner, name: str) -> None:
-    """Raise UsageError if the launcher runs on another host or in a notebook."""
-    if not owner.is_here:
-        raise UsageError(f"{name}: its launcher is {owner.description}; stop it on that host")
-    if owner.notebook:
-        raise UsageError(f"{name} runs in a notebook ({owner.description}); interrupt it there")

@@ -16,6 +16,8 @@ import pytest
 from supervised import wait_until
 
 from distlaunch.base.control import Connection, address_of
+from distlaunch.base.run_dir import RunDir
+from distlaunch.jobs.stop import ask_for_stacks
 from distlaunch.supervise.requests import ControlChannel, SignalPipe
 
 
@@ -46,6 +48,14 @@ def test_requests_arrive_as_signals(tmp_path: Path, pipe: SignalPipe) -> None:
             assert connection.ask(request, 10) == ""  # type: ignore[arg-type]
             wait_until(lambda: heard.extend(pipe.read()) or len(heard) >= 1)
         assert heard == expected
+
+
+def test_a_launcher_in_another_container_of_this_machine(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    with run.lock(), SignalPipe(run.control) as signals:
+        (run.path / ".lock").write_text("1 other-container")
+        assert ask_for_stacks(run)
+        assert signals.read() == [signal.SIGUSR2]
 
 
 @pytest.mark.parametrize(
