@@ -446,6 +446,15 @@ class RunDir:
                     path.unlink(missing_ok=True)
                 self.path.rmdir()
 
+    def forget_first_attempt(self) -> None:
+        """Delete the files of a first attempt that has started no task, so that `discard` removes the directory."""
+        import shutil  # imported here: it takes 2 ms, which agents would wait for
+
+        shutil.rmtree(self._attempts, ignore_errors=True)
+        for path in (self.config, self.plan, self.environment, self.events, self._secrets, self._reserve):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
     def remove(self) -> None:
         """Delete the run with everything in it. The caller must hold the lock.
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode, Problem
+from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode, Problem, UsageError
 from distlaunch.base.event_files import read_events, read_events_of
-from distlaunch.base.events import ExportFailed, StepsDone
+from distlaunch.base.events import ExportFailed, RunEnded, StepsDone
 from distlaunch.base.folders import make_folder
 from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.cluster.environment import describe_environment
@@ -34,7 +34,7 @@ from distlaunch.supervise.allocation import Allocation, Starter
 from distlaunch.supervise.observer import Observer
 from distlaunch.supervise.outcome import Outcome
 from distlaunch.supervise.requests import SignalPipe
-from distlaunch.supervise.run_events import last_end, restore_end, write_start
+from distlaunch.supervise.run_events import last_end, restore_end, write_end, write_start
 from distlaunch.supervise.supervisor import Supervisor
 
 
@@ -198,7 +198,7 @@ def run_attempt(
     began = time.monotonic()
     replaced_config: str | None = None
     earlier_end = last_end(run) if run.finished() else None  # read it before this attempt writes its own events
-    full_config = config
+    full_config, is_new = config, not run.exists()
     with contextlib.nullcontext() if signals is None else signals.raising():
         config = count_workers(config, context)
         config = config.with_workers(workers or config.cluster.num_workers)
@@ -225,7 +225,9 @@ def run_attempt(
             replaced_config = _write_run(run, config, text, plan, allocation, context.machine.environ)
         write_start(plan, waited_s)
         with run.reader_lock(attempt) if plan.is_reader else contextlib.nullcontext():
-            outcome = Supervisor(plan, allocation, observer, signals=signals, on_start=on_start).run()
+            supervisor = Supervisor(plan, allocation, observer, signals=signals, on_start=on_start)
+            with recording_failed_start(plan, supervisor, is_new=is_new, earlier_end=earlier_end):
+                outcome = supervisor.run()
         end_leftover_processes(plan, observer)
         if mode == "train" and outcome.status == "done":
             outcome = _with_failed_export(run, attempt, outcome)
@@ -240,6 +242,30 @@ def run_attempt(
         return AttemptResult(plan, outcome)
     finally:
         allocation.release()
+
+
+@contextlib.contextmanager
+def recording_failed_start(
+    plan: LaunchPlan, supervisor: Supervisor, *, is_new: bool, earlier_end: RunEnded | None = None
+) -> Generator[None]:
+    """Undo or record an attempt that ends with an error in the block before it has started any task.
+
+    Args:
+        is_new: whether the run had no attempt before. Its files are then deleted, unless they include a launcher's log.
+        earlier_end: the end of the run if it was finished before this attempt.
+    """
+    try:
+        yield
+    except (UsageError, OSError):
+        if plan.is_run and not plan.is_beside and not supervisor.has_started_tasks:
+            run = RunDir(plan.run_dir)
+            if is_new and not run.launcher_log.exists():
+                run.forget_first_attempt()
+            else:
+                write_end(plan, "failed")
+                if earlier_end is not None:
+                    restore_end(run, earlier_end)
+        raise
 
 
 def _write_attempt(run: RunDir, text: str, plan: LaunchPlan) -> None:

@@ -25,7 +25,7 @@ from distlaunch.config.engines.base import EngineSection
 from distlaunch.config.engines.local import Auto
 from distlaunch.engines.base import HostFiles, Needs
 from distlaunch.engines.context import SECONDARY_SRUN_TASK, LaunchContext
-from distlaunch.jobs.attempt import AttemptResult, end_leftover_processes
+from distlaunch.jobs.attempt import AttemptResult, end_leftover_processes, recording_failed_start
 from distlaunch.jobs.isolation import isolate
 from distlaunch.jobs.restarts import Limits, note_hosts, run_with_restarts
 from distlaunch.jobs.temporary_failures import limit_temporary_failures
@@ -114,7 +114,7 @@ def _attempt(
     window_s: float | None,
 ) -> AttemptResult:
     """Run one attempt: start all tasks on fresh addresses and follow them until they end."""
-    engine, environ = context.engine, context.machine.environ
+    engine, environ, is_new = context.engine, context.machine.environ, not run.exists()
     needs = Needs(job.num_tasks, job.num_addresses, job.slots, failure_window_s=window_s)
     with signals.raising():
         try:
@@ -130,7 +130,9 @@ def _attempt(
         run.write_json(
             run.environment, describe_environment(allocation.places[0].gpus, settings=plan.settings.to_plain())
         )
-        outcome = Supervisor(plan, allocation, observer, signals=signals).run()
+        supervisor = Supervisor(plan, allocation, observer, signals=signals)
+        with recording_failed_start(plan, supervisor, is_new=is_new):
+            outcome = supervisor.run()
         end_leftover_processes(plan, observer)
         return AttemptResult(plan, outcome)
     finally:

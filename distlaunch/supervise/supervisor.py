@@ -113,6 +113,11 @@ class Supervisor:
             finally:
                 self._observer.ended()
 
+    @property
+    def has_started_tasks(self) -> bool:
+        """Return True if the start of a task has been tried."""
+        return bool(self._history)
+
     def _make_signal_pipe(self) -> SignalPipe:
         # the launcher of a separate evaluator does not control the run
         run = RunDir(self._plan.run_dir)

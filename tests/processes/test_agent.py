@@ -322,6 +322,22 @@ def test_code_is_compared_by_content(agent: Agent, tmp_path: Path) -> None:
     assert agent.next("reply").fields == {"id": 3, "wrong": ["model.py", "missing.py"], "count": 2}
 
 
+def test_a_folder_that_cannot_be_made_is_told(agent: Agent, tmp_path: Path) -> None:
+    """It is no error of the connection: the agent goes on."""
+    agent.next("hello")
+    agent.greet(tmp_path)
+    agent.answers(2)
+    long = tmp_path / ("x" * 300)
+    agent.send(encode("open", id=2, root=str(long), nonce="nothing"))
+    error = agent.next("reply").fields["error"]
+    assert error.startswith(f"cannot create {long}: File name too long; choose another runs_dir")
+    agent.begin(tmp_path / "run")
+    (tmp_path / "run" / "attempts").write_text("in the way")
+    agent.start("pass")
+    exit = agent.next("exit")
+    assert exit.fields["unstartable"].startswith(f"cannot write {tmp_path}/run/attempts/0/worker-0: ")
+
+
 def test_a_folder_of_another_run_is_not_touched(agent: Agent, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()

@@ -15,9 +15,18 @@ import pytest
 from supervised import REPOSITORY
 
 from distlaunch.base.run_dir import RunDir
+from distlaunch.runs.listing import summarize
 
 _SSH = """#!/bin/sh
 exec {python} -P {agent} {lies} {forged}
+"""
+_RUN = ("run", "--hosts", "liar", "--workers", "1", "--runs-dir", "runs", "job.py")
+_CONFIG = """
+name: job
+model: {function: "distlaunch.workloads.images:mlp"}
+data: {function: "distlaunch.workloads.images:fashion_mnist", global_batch: 32}
+train: {epochs: 1}
+engine: {kind: ssh, hosts: [liar]}
 """
 _EVIL = "model: {function: /tmp/evil.py:model}"
 
@@ -31,14 +40,15 @@ class Liar:
         self._ssh.parent.mkdir()
         self.run = RunDir(folder / "runs" / "job")
 
-    def __call__(self, lies: list[dict[str, Any]], forge: dict[str, Any] | None = None) -> tuple[int, str]:
+    def __call__(
+        self, lies: list[dict[str, Any]], forge: dict[str, Any] | None = None, words: tuple[str, ...] = _RUN
+    ) -> tuple[int, str]:
         (self.folder / "job.py").write_text("print('hello')")
         told = [shlex.quote(json.dumps(words)) for words in (lies, forge or {})]
         agent = Path(__file__).parent / "lying_agent.py"
         self._ssh.write_text(_SSH.format(python=sys.executable, agent=agent, lies=told[0], forged=told[1]))
         self._ssh.chmod(0o755)
         environ = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": REPOSITORY}
-        words = ("run", "--hosts", "liar", "--workers", "1", "--runs-dir", "runs", "job.py")
         argv = [sys.executable, "-m", "distlaunch", *words]
         done = subprocess.run(argv, cwd=self.folder, env=environ, capture_output=True, text=True, timeout=60)
         assert "Traceback" not in done.stdout + done.stderr, done.stderr
@@ -101,6 +111,25 @@ def test_a_host_that_answers_nonsense_is_lost(liar: Liar, forge: dict[str, Any])
     code, said = liar([], forge)
     assert code in (2, 75), said
     assert "it sent something that is not a message of an agent: its answer to" in said
+
+
+@pytest.mark.parametrize("words", [_RUN, ("train", "job.yaml")], ids=["run", "train"])
+def test_a_host_that_cannot_have_the_run_leaves_no_run(liar: Liar, words: tuple[str, ...]) -> None:
+    (liar.folder / "job.yaml").write_text(_CONFIG)
+    reason = f"cannot create {liar.run.path}: Permission denied; choose another runs_dir"
+    code, said = liar([], {"open": {"error": reason}}, words)
+    assert code == 2, said
+    assert f"liar: {reason}" in said
+    assert not list((liar.folder / "runs").iterdir())
+
+
+def test_a_resume_that_starts_no_task_has_failed(liar: Liar) -> None:
+    (liar.folder / "job.yaml").write_text(_CONFIG)
+    made = RunDir.claim(liar.folder / "runs", "job")
+    made.config.write_text(_CONFIG)
+    code, said = liar([], {"open": {"error": "a full disk"}}, ("train", "runs/job", "--resume"))
+    assert code == 2, said
+    assert summarize(made).status == "failed"
 
 
 def test_a_flood_of_lines_is_bounded_on_screen_and_disk(liar: Liar) -> None:

@@ -67,8 +67,12 @@ class HostAttempt:
         """Start or restart a task."""
         name = frame.text("task")
         files = self._run.task(self.number, name)
-        make_folder(files.path)
-        files.archive_error()
+        try:
+            make_folder(files.path)
+            files.archive_error()
+        except OSError as error:
+            self.refuse(name, f"cannot write {files.path}: {error.strerror}")
+            return
         if self._copy is not None:
             for log in (files.stdout_log, files.stderr_log):
                 self._copy.follow(self._name(log))

@@ -32,7 +32,7 @@ class RunCopy:
         is_first: True if this agent has not used the copy before. The copy of an earlier agent is then removed.
 
     Raises:
-        UsageError: the folder is not empty and not a copy.
+        UsageError: the folder is not empty and not a copy, or it cannot be created.
     """
 
     def __init__(self, root: Path, *, is_first: bool) -> None:
@@ -40,7 +40,11 @@ class RunCopy:
         self._made: list[Path] = []
         """Parent folders that were created, the innermost first."""
         if is_first:
-            self._make()
+            try:
+                self._make()
+            except OSError as error:
+                advice = "choose another runs_dir, which you may write on this host"
+                raise UsageError(f"cannot create {self.root}: {error.strerror}; {advice}") from None
         self._tails: dict[str, int] = {}
         self._events: set[str] = set()
         self._rest: dict[str, _Stamp] = {}
@@ -52,11 +56,8 @@ class RunCopy:
         elif self.root.exists() and any(self.root.iterdir()):
             raise UsageError(f"{self.root} already exists and belongs to another run; choose another --name")
         self._made = [folder for folder in self.root.parents if not folder.exists()]
-        try:
-            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            (self.root / _MARK).touch()
-        except OSError as error:
-            raise UsageError(f"cannot create {self.root}: {error.strerror}; choose another runs_dir") from None
+        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (self.root / _MARK).touch()
 
     def begin(self) -> None:
         """Record the current files as known to the launcher."""
@@ -180,4 +181,7 @@ def is_shared(root: Path, nonce: str) -> bool:
     Args:
         nonce: the name of a file that the launcher has just created in the directory.
     """
-    return (root / nonce).is_file()
+    try:
+        return (root / nonce).is_file()
+    except OSError:  # a folder that this user may not enter
+        return False

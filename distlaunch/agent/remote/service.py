@@ -148,6 +148,12 @@ class Agent:
                 handler(frame)
             except UsageError as error:
                 self._reply(frame, error=str(error))
+            except OSError as error:  # must not be taken for an error of the connection
+                reason = error.strerror or str(error)
+                message = f"{reason}: {error.filename}" if error.filename else reason
+                if "id" not in frame.fields:
+                    raise FrameError(f"{frame.kind}: {message}") from None
+                self._reply(frame, error=message)
         else:
             raise FrameError(f"got a message of the kind {frame.kind!r:.40}, which this agent does not know")
         return False
