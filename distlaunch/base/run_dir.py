@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import stat
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -36,6 +37,8 @@ _MAX_PATH_LENGTH = 4096
 _RESERVE_BYTES = 32 * 1024  # enough for a few events, including the last values of all metrics
 # eight digits, or more from step 100,000,000 on
 _CHECKPOINT = re.compile(r"step-(\d{8,})\Z")
+_OPEN_FILES = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
+"""Beginnings of paths that lead to a file which a process has open, and which must not be replaced."""
 _MAX_IDENTITY_BYTES = 64 * 1024
 
 
@@ -84,6 +87,26 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_given_file(path: Path, text: str) -> bool:
+    """Write a file that the user has named: atomically if it is a regular file, directly into a device or pipe.
+
+    Links are kept, also those that lead nowhere yet.
+
+    Returns:
+        False for a device, a pipe or an open descriptor such as /dev/stdout.
+    """
+    try:
+        is_regular = stat.S_ISREG(path.stat().st_mode) and not str(path.absolute()).startswith(_OPEN_FILES)
+    except FileNotFoundError:
+        is_regular = True
+    if is_regular:
+        write_atomically(Path(os.path.realpath(path)), text)
+    else:
+        with path.open("w", encoding="utf-8") as file:
+            file.write(text)
+    return is_regular
 
 
 class RunDir:

@@ -41,7 +41,7 @@ def command(
     that was spent in steps that count. On a terminal, columns that do not fit are left out; a line below the table
     names them.
     """
-    from distlaunch.base.run_dir import write_atomically
+    from distlaunch.base.run_dir import write_given_file
     from distlaunch.jobs.batch.job_states import job_states
     from distlaunch.runs.find import filter_runs, named_runs
     from distlaunch.runs.known import read_runs
@@ -69,8 +69,8 @@ def command(
         which = "no run has" if not number else "only one of these runs has"
         echo(f"note: {which} completed an epoch, so there are no values to compare", err=True)
     if html is not None:
-        write_atomically(Path(html), comparison_page(found, sort))
-        echo(html)
+        if write_given_file(Path(html), comparison_page(found, sort)):
+            echo(html)
     elif as_csv:
         click.echo(comparison_csv(found), nl=False)
     elif as_json:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from distlaunch.base.run_dir import BestName, RunDir
+from distlaunch.base.run_dir import BestName, RunDir, write_given_file
 from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.options import CheckpointName, RunPath
 
@@ -53,11 +53,13 @@ def command(run: str, as_json: bool, html: str | None, checkpoint: int | BestNam
     found = open_run(run)
     if html is not None:
         from distlaunch.runs.paths import display_path
-        from distlaunch.ui.html_report.page import write_page
+        from distlaunch.ui.html_report.page import page, write_page
 
-        file = Path(html) if html else found.report
-        write_page(found, file)
-        click.echo(display_path(file))
+        if not html:
+            write_page(found, found.report)
+            click.echo(display_path(found.report))
+        elif write_given_file(Path(html), page(found)):
+            click.echo(display_path(html))
         return
     report = read_report(found, state_of(found))
     if as_json:

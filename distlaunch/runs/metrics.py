@@ -18,7 +18,7 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, write_to_textfile
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -27,7 +27,7 @@ from distlaunch.base.event_files import EventReader
 from distlaunch.base.events import Event, StepsTimed
 from distlaunch.base.priority import yield_to_training
 from distlaunch.base.protocol import PROBLEM
-from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_dir import RunDir, write_given_file
 from distlaunch.base.run_files.run_facts import RunFacts
 from distlaunch.runs.bottleneck import task_summary
 from distlaunch.runs.paths import display_path
@@ -196,8 +196,8 @@ def _write(file: Path, registry: CollectorRegistry, known: str) -> str:
         known: the result of the last call, which is not printed again.
     """
     try:
-        # written under another name and renamed, as the textfile collector of node_exporter wants it
-        write_to_textfile(str(file), registry)
+        # the textfile collector of node_exporter must not see an incomplete file
+        write_given_file(file, generate_latest(registry).decode())
     except OSError as error:
         problem = f"{display_path(file)} is not written: {reason_of(error)}"
         if problem != known:

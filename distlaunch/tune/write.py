@@ -9,10 +9,10 @@ from typing import Any
 import yaml
 
 from distlaunch.base.errors import DistlaunchError, UsageError
-from distlaunch.base.run_dir import write_atomically
+from distlaunch.base.run_dir import write_given_file
 from distlaunch.config.dump import dump_plain
 from distlaunch.config.read.load import dump_config, load_config
-from distlaunch.config.read.text import is_stream, read_text
+from distlaunch.config.read.text import folder_of, is_stream, read_text
 from distlaunch.config.read.tree import Key
 from distlaunch.config.read.yaml_nodes import parse
 from distlaunch.config.run import RunConfig
@@ -57,14 +57,14 @@ def write_winner(source: str, target: str, choice: Choice, result: TuneResult, e
         comments.append("# complete config with all defaults")
         text = dump_config(candidate.config)
     try:
-        write_atomically(Path(target), "\n".join(comments) + "\n" + text)
+        write_given_file(Path(target), "\n".join(comments) + "\n" + text)
     except OSError as error:
         raise UsageError(f"--write: {target}: {error.strerror}") from None
 
 
 def _reads_as(text: str, candidate: Candidate, target: Path, environ: Mapping[str, str]) -> bool:
     """Return True if the text, in the folder of the target, is read as the candidate's config."""
-    probe = target.with_name(f".{target.name}.distlaunch-tune.yaml")
+    probe = folder_of(target) / f".{target.name}.distlaunch-tune.yaml"
     try:
         probe.write_text(text, encoding="utf-8")
         return _comparable(load_config(probe, (), environ).config) == _comparable(candidate.config)

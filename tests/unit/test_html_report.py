@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
+import os
 import re
 import subprocess
 import sys
@@ -110,6 +112,32 @@ def test_the_command_writes_where_it_is_told(run: RunDir, tmp_path: Path) -> Non
     assert (result.exit_code, result.output) == (0, "runs/job/report.html\n")
     assert CliRunner().invoke(cli, ["report", "runs/job", "--html", "mine.html"]).exit_code == 0
     assert data_of((tmp_path / "mine.html").read_text()) == data_of(run.report.read_text())
+
+
+def test_a_page_for_a_pipe_or_behind_a_link(run: RunDir, tmp_path: Path) -> None:
+    os.mkfifo("pipe")
+    reading = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+    fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, 1 << 20)
+    Path("link.html").symlink_to(tmp_path / "linked.html")
+    try:
+        assert CliRunner().invoke(cli, ["report", "runs/job", "--html", "pipe"]).stdout == ""
+        assert Path("pipe").is_fifo()
+        found = data_of(os.read(reading, 1 << 20).decode())
+    finally:
+        os.close(reading)
+    for _ in range(2):  # at first, the link leads nowhere
+        assert CliRunner().invoke(cli, ["report", "runs/job", "--html", "link.html"]).stdout == "link.html\n"
+    assert Path("link.html").is_symlink()
+    assert data_of((tmp_path / "linked.html").read_text()) == found
+
+
+def test_a_page_on_standard_output(run: RunDir, tmp_path: Path) -> None:
+    # not /dev/stdout, which a mistake would replace for the whole machine
+    words = [sys.executable, "-m", "distlaunch", "report", "runs/job", "--html", "/dev/fd/1"]
+    with (tmp_path / "out.html").open("wb") as file:
+        subprocess.run(words, stdout=file, check=True)
+        assert os.fstat(file.fileno()).st_size > 0
+    assert data_of((tmp_path / "out.html").read_text())
 
 
 def test_a_page_that_cannot_be_written_is_no_failure(run: RunDir) -> None:
