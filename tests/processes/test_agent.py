@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -19,6 +20,7 @@ import pytest
 
 from distlaunch import __version__
 from distlaunch.agent.remote.frames import PROTOCOL, Frame, FrameReader, GreetingReader, encode
+from distlaunch.agent.remote.run_copy import CopyFolder
 
 MODULE = ("-m", "distlaunch.agent.remote")
 COMMAND = ("-c", "from distlaunch.cli.main import main; main()", "agent")
@@ -234,7 +236,7 @@ def test_a_task_runs_and_all_of_it_is_sent(agent: Agent, tmp_path: Path) -> None
     agent.next("hello")
     agent.greet(tmp_path)
     agent.answers(2)
-    assert agent.begin(tmp_path / "run").fields == {"id": 2, "shared": False, "checkpoints": []}
+    assert agent.begin(tmp_path / "run").fields == {"id": 2, "shared": False, "checkpoints": [], "kept": ""}
     agent.start("import os, sys; print('x' * 5_000_000); print('last', file=sys.stderr); os._exit(7)")
     logs: dict[str, int] = {}
     while True:
@@ -320,6 +322,43 @@ def test_code_is_compared_by_content(agent: Agent, tmp_path: Path) -> None:
     agent.answers(2)
     agent.send(encode("compare", json.dumps({"model.py": "0" * 16, "missing.py": "1" * 16}).encode(), id=3))
     assert agent.next("reply").fields == {"id": 3, "wrong": ["model.py", "missing.py"], "count": 2}
+
+
+def test_a_copy_that_another_agent_uses_is_waited_for(agent: Agent, tmp_path: Path) -> None:
+    """An agent whose connection is gone may live a while; its tasks may still write into the copy."""
+    other = Agent(MODULE)
+    try:
+        for each in (other, agent):
+            each.next("hello")
+            each.greet(tmp_path)
+            each.answers(2)
+        assert other.begin(tmp_path / "run").fields["kept"] == ""
+        other.start(SLEEPER)
+        other.next("beat")
+        agent.send(encode("open", id=2, root=str(tmp_path / "run"), nonce="nothing"))
+        agent.send(encode("listening", id=3))
+        assert agent.next("reply").fields["id"] == 3, "it works meanwhile"
+        other.process.stdin.close()
+        answer = agent.next("reply").fields
+        assert (answer["id"], answer["shared"], answer["kept"]) == (2, False, str(tmp_path / "run.kept-1"))
+        assert (tmp_path / "run.kept-1" / "attempts" / "0" / "worker-0" / "stdout.log").exists()
+    finally:
+        other.end()
+
+
+def test_a_copy_that_another_agent_keeps_is_refused(agent: Agent, tmp_path: Path) -> None:
+    held = CopyFolder(tmp_path / "run")
+    agent.next("hello")
+    agent.greet(tmp_path, lease_s=1)
+    agent.answers(2)
+    agent.send(encode("open", id=2, root=str(tmp_path / "run"), nonce="nothing"))
+    until, error = time.monotonic() + 30, ""
+    while not error and time.monotonic() < until:
+        agent.send(encode("beat"))  # renews its lease
+        with contextlib.suppress(AssertionError):  # nothing came
+            error = agent.next("reply", seconds=0.2).fields["error"]
+    assert error.startswith(f"another agent (process {os.getpid()}) uses {tmp_path / 'run'}; ")
+    held.remove()
 
 
 def test_a_folder_that_cannot_be_made_is_told(agent: Agent, tmp_path: Path) -> None:

@@ -123,6 +123,13 @@ def test_a_host_that_cannot_have_the_run_leaves_no_run(liar: Liar, words: tuple[
     assert not list((liar.folder / "runs").iterdir())
 
 
+def test_a_copy_that_an_earlier_agent_has_left_is_told(liar: Liar) -> None:
+    code, said = liar([], {"open": {"kept": "/runs/job.kept-1"}})
+    assert code == 0, said
+    told = " ".join(said.split())
+    assert "warning: liar: the copy of this run that an earlier agent has left was moved to /runs/job.kept-1; " in told
+
+
 def test_a_resume_that_starts_no_task_has_failed(liar: Liar) -> None:
     (liar.folder / "job.yaml").write_text(_CONFIG)
     made = RunDir.claim(liar.folder / "runs", "job")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import resource
-from collections.abc import Iterable
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,13 +14,44 @@ import pytest
 from distlaunch.agent.remote import file_transfer
 from distlaunch.agent.remote.file_transfer import MOVE, REMOVE, WRITE, Incoming, receive, send_folder
 from distlaunch.agent.remote.frames import Frame, FrameReader
-from distlaunch.agent.remote.run_copy import RunCopy, is_shared
+from distlaunch.agent.remote.run_copy import CopyFolder, CopyInUseError, RunCopy, is_shared
 from distlaunch.base.errors import UsageError
+
+_AGENT = """
+import pathlib, sys
+from distlaunch.agent.remote.run_copy import CopyFolder
+from distlaunch.base.errors import UsageError
+
+try:
+    folder = CopyFolder(pathlib.Path(sys.argv[1]))
+    print(folder.kept, flush=True)
+except UsageError as error:
+    print(error, flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> RunCopy:
-    return RunCopy(tmp_path / "copy", is_first=True)
+    (tmp_path / "copy").mkdir()
+    return RunCopy(tmp_path / "copy")
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Callable[[Path], str]]:
+    """Lets an agent of its own open a copy and keep it; returns where it has moved an earlier copy, or its error."""
+    agents = list[subprocess.Popen[str]]()
+
+    def opens(root: Path) -> str:
+        words = [sys.executable, "-c", _AGENT, str(root)]
+        agents.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        stdout = agents[-1].stdout
+        assert stdout is not None
+        return stdout.readline().strip()
+
+    yield opens
+    for each in agents:
+        each.communicate()
 
 
 @pytest.fixture
@@ -47,25 +80,60 @@ def checkpoint(copy: RunCopy, name: str, text: str = "state") -> Path:
     return folder
 
 
-def test_what_an_earlier_job_has_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    RunCopy(tmp_path / "run", is_first=True)
-    (tmp_path / "run" / "old").touch()
-    RunCopy(tmp_path / "run", is_first=False)
-    assert (tmp_path / "run" / "old").exists()
-    RunCopy(tmp_path / "run", is_first=True)
-    assert not (tmp_path / "run" / "old").exists()
+def leave_copy(root: Path, *names: str) -> None:
+    """Leave a copy as an agent does that has lost its connection."""
+    folder = CopyFolder(root)
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("from the task")
+    folder.close()
+
+
+def test_a_copy_in_which_tasks_have_run_is_moved_aside(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    (tmp_path / "run.kept-1").mkdir()
+    leave_copy(root, "attempts/0/worker-0/stdout.log", "checkpoints/step-00000002/state")
+    folder = CopyFolder(root)
+    assert folder.kept == tmp_path / "run.kept-2"
+    assert (folder.kept / "checkpoints" / "step-00000002" / "state").read_text() == "from the task"
+    assert [path.name for path in root.iterdir()] == [".copy-of-a-run"]
+    folder.remove()
+    assert folder.kept.is_dir()
+
+
+def test_a_copy_without_files_of_tasks_is_emptied(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    leave_copy(root, "attempts/0/config.yaml", "checkpoints/step-00000002/state", "events.jsonl")
+    assert CopyFolder(root).kept is None
+    assert [path.name for path in root.iterdir()] == [".copy-of-a-run"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_copy_in_use_is_left_alone(tmp_path: Path, agent: Callable[[Path], str]) -> None:
+    root = tmp_path / "run"
+    assert agent(root) == "None"
+    (root / "attempts" / "0" / "worker-0").mkdir(parents=True)
+    assert "another agent (process " in agent(root)
+    with pytest.raises(CopyInUseError, match=f"uses {root}; wait until its job has ended, or choose another --name"):
+        CopyFolder(root)
+    assert (root / "attempts" / "0" / "worker-0").is_dir()
+
+
+def test_a_folder_of_another_run_is_left_alone(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "config.yaml").touch()
     with pytest.raises(UsageError, match="belongs to another run"):
-        RunCopy(other, is_first=True)
+        CopyFolder(other)
     assert (other / "config.yaml").exists()
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="cannot create"):
-        RunCopy(tmp_path / "file" / "run", is_first=True)
+    for root in (tmp_path / "file" / "run", tmp_path / ("x" * 300)):
+        with pytest.raises(UsageError, match=f"cannot create {root}: .*; choose another runs_dir"):
+            CopyFolder(root)
 
 
 def test_logs_are_followed_and_events_in_whole_lines(copy: RunCopy, target: Path) -> None:
@@ -187,18 +255,19 @@ def test_a_file_that_does_not_fit_is_never_put_in_place(target: Path) -> None:
     assert not (target / "long").exists()
 
 
-def test_only_a_copy_is_deleted(copy: RunCopy) -> None:
-    copy.remove()
-    assert not copy.root.exists()
-    copy.root.mkdir()
-    copy.remove()
-    assert copy.root.exists()
+def test_only_a_copy_is_deleted(tmp_path: Path) -> None:
+    folder = CopyFolder(tmp_path / "copy")
+    folder.remove()
+    assert not folder.root.exists()
+    folder.root.mkdir()
+    folder.remove()
+    assert folder.root.exists()
 
 
 def test_folders_made_for_a_copy_go_with_it_unless_somebody_else_uses_them(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
-    first = RunCopy(tmp_path / "work" / "deep" / "runs" / "first", is_first=True)
-    second = RunCopy(tmp_path / "work" / "deep" / "runs" / "second", is_first=True)
+    first = CopyFolder(tmp_path / "work" / "deep" / "runs" / "first")
+    second = CopyFolder(tmp_path / "work" / "deep" / "runs" / "second")
     first.remove()
     assert second.root.is_dir()
     second.remove()

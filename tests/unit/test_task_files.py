@@ -106,7 +106,7 @@ def test_what_an_agent_sends_is_taken(tmp_path: Path) -> None:
     (tmp_path / "there" / "config.yaml").write_text("x")
     (tmp_path / "here").mkdir()
     incoming = Incoming(tmp_path / "here", task_files.most_bytes)
-    copy, logs = RunCopy(tmp_path / "there", is_first=False), ("events.jsonl", "stdout.log")
+    copy, logs = RunCopy(tmp_path / "there"), ("events.jsonl", "stdout.log")
     for name in WRITTEN:
         if name.endswith(logs):
             path = tmp_path / "there" / name
@@ -244,9 +244,10 @@ def test_a_flood_of_lines_is_bounded(tasks: RemoteTasks, shown: list[tuple[str, 
         ("reserve", {"ports": [1.5]}),
         ("probe", {"missed": [-1]}),
         ("probe", {"missed": {"a": 1}}),
-        ("open", {"shared": 1}),
-        ("open", {"shared": False, "checkpoints": ["x"]}),
-        ("open", {"shared": False, "checkpoints": [-5]}),
+        ("open", {"shared": 1, "kept": ""}),
+        ("open", {"shared": False, "checkpoints": ["x"], "kept": ""}),
+        ("open", {"shared": False, "checkpoints": [-5], "kept": ""}),
+        ("open", {"shared": True, "kept": 7}),
         ("state", {"state": []}),
         ("state", {"state": {"free_bytes": {"/": "much"}}}),
         ("compare", {"wrong": [3], "count": 1}),

@@ -7,6 +7,7 @@ are complete, results of rounds when they are written, and other files when the 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,50 +15,119 @@ from pathlib import Path
 from distlaunch.agent.remote.file_transfer import REMOVE, WRITE, remove_folder, send_file, send_folder
 from distlaunch.agent.remote.frames import CHUNK_BYTES, encode
 from distlaunch.agent.remote.task_files import is_written_by_tasks
-from distlaunch.base.errors import UsageError
+from distlaunch.base.errors import RunBusyError, UsageError
+from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_files.run_lock import Owner, lock_run, owner_in
 
 _MARK = ".copy-of-a-run"
-"""File that marks a copy. A folder without it is never emptied."""
+"""File that marks a copy. A folder without it is never emptied. The agent that uses the copy holds its lock."""
 _CHECKPOINTS = "checkpoints"
 _MAX_NAMED = 5
 _Stamp = tuple[int, int, int]
 _MISSING: _Stamp = (0, 0, 0)
 
 
-class RunCopy:
-    """The copy of one run directory.
+class CopyInUseError(UsageError):
+    """Another agent uses the copy."""
+
+
+class CopyFolder:
+    """The folder of a copy. Until `remove`, or the end of this process, no other agent uses it.
+
+    If an agent has left a copy in which tasks have run, that copy is moved aside: it may have files that were never
+    sent to a launcher.
 
     Args:
-        root: its path, the same as on the launcher's host.
-        is_first: True if this agent has not used the copy before. The copy of an earlier agent is then removed.
+        root: the path of the copy, the same as that of the run on the launcher's host.
+
+    Attributes:
+        kept: the path to which an earlier copy was moved; None if there was none with files of tasks.
 
     Raises:
+        CopyInUseError: another agent uses the copy.
         UsageError: the folder is not empty and not a copy, or it cannot be created.
     """
 
-    def __init__(self, root: Path, *, is_first: bool) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
+        self.kept: Path | None = None
+        self._lock = contextlib.ExitStack()
         self._made: list[Path] = []
         """Parent folders that were created, the innermost first."""
-        if is_first:
-            try:
-                self._make()
-            except OSError as error:
-                advice = "choose another runs_dir, which you may write on this host"
-                raise UsageError(f"cannot create {self.root}: {error.strerror}; {advice}") from None
+        try:
+            self._claim()
+        except OSError as error:
+            self._lock.close()
+            advice = "choose another runs_dir, which you may write on this host"
+            raise UsageError(f"cannot create {root}: {error.strerror}; {advice}") from None
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _claim(self) -> None:
+        if not (self.root / _MARK).is_file():
+            if self.root.exists() and any(self.root.iterdir()):
+                raise UsageError(f"{self.root} already exists and belongs to another run; choose another --name")
+            self._made = [folder for folder in self.root.parents if not folder.exists()]
+        self._make()
+        run = RunDir(self.root)
+        if any(run.tasks(attempt) for attempt in run.attempts()):
+            self.kept = next(path for path in _names_aside(self.root) if not os.path.lexists(path))
+            self.root.rename(self.kept)
+            (self.kept / _MARK).unlink()
+            self._lock.close()
+            self._make()
+        else:
+            for path in self.root.iterdir():
+                if path.name != _MARK:
+                    remove_folder(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    def _make(self) -> None:
+        """Create the folder, and lock its mark. Raise CopyInUseError if another agent holds it."""
+        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        mark = self.root / _MARK
+        try:
+            self._lock.enter_context(lock_run(mark))
+            # another agent may have moved the folder aside before the mark was locked
+            is_mine = owner_in(mark) == Owner.here()
+        except RunBusyError:
+            is_mine = False
+        if not is_mine:
+            owner = owner_in(mark)
+            advice = "wait until its job has ended, or choose another --name"
+            raise CopyInUseError(f"another agent ({owner.description}) uses {self.root}; {advice}")
+
+    def remove(self) -> None:
+        """Delete the copy. Call this when all files have been sent to the launcher."""
+        if (self.root / _MARK).is_file():
+            remove_folder(self.root, ignore_errors=True)
+        self.close()
+        with contextlib.suppress(OSError):  # the folder now contains another run
+            for folder in self._made:
+                folder.rmdir()
+
+    def close(self) -> None:
+        """Let other agents use the copy."""
+        self._lock.close()
+
+
+def _names_aside(root: Path) -> Iterator[Path]:
+    return (root.with_name(f"{root.name}.kept-{number}") for number in itertools.count(1))
+
+
+class RunCopy:
+    """The files of a copy during one attempt, and which of them the launcher has.
+
+    Args:
+        root: the path of the copy.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
         self._tails: dict[str, int] = {}
         self._events: set[str] = set()
         self._rest: dict[str, _Stamp] = {}
         self._checkpoints: dict[str, _Stamp] = {}
-
-    def _make(self) -> None:
-        if (self.root / _MARK).is_file():
-            remove_folder(self.root)
-        elif self.root.exists() and any(self.root.iterdir()):
-            raise UsageError(f"{self.root} already exists and belongs to another run; choose another --name")
-        self._made = [folder for folder in self.root.parents if not folder.exists()]
-        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (self.root / _MARK).touch()
 
     def begin(self) -> None:
         """Record the current files as known to the launcher."""
@@ -141,14 +211,6 @@ class RunCopy:
             names = ", ".join(sorted(left_out)[:_MAX_NAMED]) + (", ..." if left_out[_MAX_NAMED:] else "")
             text = f"not sent because they are code, or files that only a launcher may write: {names}"
             yield encode("line", task="", text=text)
-
-    def remove(self) -> None:
-        """Delete the copy. Call this when all files have been sent to the launcher."""
-        if (self.root / _MARK).is_file():
-            remove_folder(self.root, ignore_errors=True)
-        with contextlib.suppress(OSError):  # the folder now contains another run
-            for folder in self._made:
-                folder.rmdir()
 
     def _complete_checkpoints(self) -> Iterator[tuple[str, _Stamp]]:
         folder = self.root / _CHECKPOINTS

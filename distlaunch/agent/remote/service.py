@@ -23,7 +23,7 @@ from distlaunch.agent.remote.frames import GREETING, PROTOCOL, Frame, FrameError
 from distlaunch.agent.remote.host_facts import host_facts
 from distlaunch.agent.remote.outbox import Outbox
 from distlaunch.agent.remote.reach import Prober, Target
-from distlaunch.agent.remote.run_copy import RunCopy, is_shared
+from distlaunch.agent.remote.run_copy import CopyFolder, CopyInUseError, RunCopy, is_shared
 from distlaunch.agent.warm_starts import WarmStarts
 from distlaunch.base.errors import UsageError
 from distlaunch.base.plain_types import fits, is_list
@@ -36,6 +36,8 @@ _WAIT_WHILE_ENDING_S = 0.01  # while the end of a task waits to be reported
 _BEAT_S = 2.0
 """Interval of heartbeats while no task runs. A launcher that gets no messages may treat the host as lost."""
 _READ_BYTES = 64 * 1024  # the size of a pipe's buffer
+_OPENS_WITHIN_S = 45.0
+"""Maximum time to wait until another agent no longer uses a copy. The launcher waits a little longer for the answer."""
 _MAX_S = 10_000_000
 _MAX_PORTS = 10_000
 LEASE_S = 60.0
@@ -62,8 +64,10 @@ class Agent:
         self._tasks: HostTasks | None = None
         self._attempt: HostAttempt | None = None
         self._root: Path | None = None
-        self._copies: dict[Path, RunCopy] = {}
+        self._copies: dict[Path, CopyFolder] = {}
         self._copy: RunCopy | None = None
+        self._opening: tuple[Frame, float] | None = None
+        """A request to open a run whose copy another agent uses, and when to give up waiting for it."""
         self._code: CodeCopy | None = None
         self._incoming: Incoming | None = None
         """Writes received files."""
@@ -251,14 +255,34 @@ class Agent:
     def _on_open(self, frame: Frame) -> None:
         """Report whether the run directory is shared with the launcher. If not, make a copy."""
         root = Path(frame.text("root"))
-        self._root, self._copy, self._incoming = root, None, None
+        self._root, self._copy, self._incoming, self._opening = root, None, None, None
         if is_shared(root, frame.text("nonce")):
-            self._reply(frame, shared=True)
+            self._reply(frame, shared=True, kept="")
             return
-        self._copy = RunCopy(root, is_first=root not in self._copies)
-        self._copies[root], self._incoming = self._copy, Incoming(root)
+        self._opening = frame, self._clock() + min(self._lease_s, _OPENS_WITHIN_S)
+        self._open_copy()
+
+    def _open_copy(self) -> None:
+        """Answer the request to open a run without a shared disk, unless another agent still uses the copy."""
+        if self._opening is None or self._root is None:
+            return
+        (frame, until), root = self._opening, self._root
+        is_first = root not in self._copies
+        try:
+            if is_first:
+                self._copies[root] = CopyFolder(root)
+        except UsageError as error:
+            # an agent of the same job whose connection was lost ends when its lease is over
+            if isinstance(error, CopyInUseError) and self._clock() < until:
+                return
+            self._opening = None
+            self._reply(frame, error=str(error))
+            return
+        self._opening = None
+        self._copy, self._incoming = RunCopy(root), Incoming(root)
+        kept = self._copies[root].kept if is_first else None
         checkpoints = RunDir(root).checkpoint_steps()
-        self._reply(frame, shared=False, checkpoints=checkpoints)
+        self._reply(frame, shared=False, checkpoints=checkpoints, kept="" if kept is None else str(kept))
 
     def _receive(self, frame: Frame) -> None:
         if self._incoming is None:
@@ -318,6 +342,7 @@ class Agent:
         attempt.close(done)
 
     def _poll(self) -> None:
+        self._open_copy()
         now = self._clock()
         if self._attempt is not None:
             self._attempt.poll()

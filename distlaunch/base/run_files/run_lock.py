@@ -218,6 +218,18 @@ def _named_owner(fd: int) -> Owner | None:
     return owner if time.time() - os.fstat(fd).st_mtime <= _FRESH_S else None
 
 
+def owner_in(path: Path) -> Owner:
+    """Return the process that the file names, whether or not it holds the lock; one without an ID if there is none."""
+    try:
+        fd = _open_lock_file(path, os.O_RDONLY)
+    except (OSError, UsageError):
+        return Owner()
+    try:
+        return _read(fd)
+    finally:
+        os.close(fd)
+
+
 def owner_of(path: Path) -> Owner | None:
     """Return the process that holds the lock now; None if the lock is free or its file cannot be opened."""
     try:

@@ -65,7 +65,12 @@ class RemoteAllocation:
         self, plan: LaunchPlan, show: Callable[[str, str], None], clock: Callable[[], float]
     ) -> Generator[Starter]:
         run = RunDir(plan.run_dir)
-        copies = open_run(run, list(self.links.values()))
+        copies, kept = open_run(run, list(self.links.values()))
+        for host, path in kept.items():
+            files = "it may have files that were not fetched; delete it if you do not need them"
+            show(
+                "", f"warning: {host}: the copy of this run that an earlier agent has left was moved to {path}; {files}"
+            )
         incoming = Incoming(run.path, most_bytes)
         listening = {task.address: task.host for task in plan.tasks if task.address is not None}
         paths = PathWatch(self.links, listening, self.patience_s, clock)

@@ -25,7 +25,7 @@ _STATE: dict[str, Any] = {
 _REPLIES: dict[str, dict[str, Any]] = {
     "reserve": {"ports": list[int]},
     "listening": {"ports": list[int]},
-    "open": {"shared": bool, "checkpoints": list[int] | None},
+    "open": {"shared": bool, "checkpoints": list[int] | None, "kept": str},
     "probe": {"missed": list[int]},
     "state": {"state": dict[str, Any]},
     "compare": {"wrong": list[str], "count": int},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from distlaunch.agent.remote import file_transfer
 from distlaunch.base.run_dir import RunDir, checkpoint_name
@@ -13,11 +14,24 @@ from distlaunch.engines.remote.link import Link
 from distlaunch.plan.train import LaunchPlan
 
 _ANSWER_S = 60.0
-"""Time for an answer, which includes access to a network disk."""
+"""Time for an answer, which includes access to a network disk, and the end of an earlier agent on the host."""
+_MAX_PATH_LENGTH = 4096
 
 
-def open_run(run: RunDir, links: Sequence[Link]) -> dict[str, list[int]]:
-    """Open the run directory on each host; return the checkpoints in the copy of each host that has a separate copy.
+class OpenedRun(NamedTuple):
+    """The run directory on the hosts of an attempt.
+
+    Attributes:
+        copies: for each host that has a copy of the run directory, the checkpoints in the copy.
+        kept: for each host that has moved an earlier copy aside, the path of that copy.
+    """
+
+    copies: dict[str, list[int]]
+    kept: dict[str, str]
+
+
+def open_run(run: RunDir, links: Sequence[Link]) -> OpenedRun:
+    """Open the run directory on each host.
 
     Raises UsageError if a host cannot open the directory. The message gives the reason.
     """
@@ -31,7 +45,10 @@ def open_run(run: RunDir, links: Sequence[Link]) -> dict[str, list[int]]:
         (run.path / nonce).unlink(missing_ok=True)
     raise_for(dict(sorted(failed.items())))
     answers = {name: answer.result().fields for name, answer in pending.items()}
-    return {name: list(fields["checkpoints"]) for name, fields in answers.items() if not fields["shared"]}
+    copies = {name: list(fields["checkpoints"]) for name, fields in answers.items() if not fields["shared"]}
+    return OpenedRun(
+        copies, {name: fields["kept"][:_MAX_PATH_LENGTH] for name, fields in answers.items() if fields["kept"]}
+    )
 
 
 def messages_with_run_files(
