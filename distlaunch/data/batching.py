@@ -45,6 +45,25 @@ def check_not_batched(splits: dict[str, Split], config: DataConfig, model: Any) 
     raise ConfigError(Problem(("data", "batched"), f"missing: {message}; {hint}"))
 
 
+def check_sizes(splits: dict[str, Split], config: DataConfig) -> None:
+    """Raise ConfigError for pipelines of unknown length without examples, and for batches that have another size.
+
+    Without this check, an empty validation would have the loss 0.
+
+    Args:
+        splits: the splits by name.
+    """
+    for name, split in splits.items():
+        if split.is_found_empty():
+            message = f"{config.function} returns a pipeline without a single example for {name}"
+            raise ConfigError(Problem(("data", "function"), f"{message}; check its files and its filters"))
+    train = splits.get("train")
+    rows = None if train is None else train.rows_of_own_batches()
+    if rows is not None and rows != config.global_batch:
+        message = f"got {config.global_batch}, but {config.function} returns batches of {rows} examples"
+        raise ConfigError(Problem(("data", "global_batch"), f"{message}; write {rows}, or change the pipeline"))
+
+
 def _is_batched(split: Split, seems: Batching, model: Any) -> bool:
     if model is None:
         return seems.is_certain and not seems.is_even

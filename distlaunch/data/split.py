@@ -156,6 +156,14 @@ class Split(ABC):
         """Return evidence that the elements are batches already, or None."""
         return None
 
+    def is_found_empty(self) -> bool:
+        """Return whether data of unknown length turns out to be empty when the first examples are read."""
+        return False
+
+    def rows_of_own_batches(self) -> int | None:
+        """Return the number of rows of the batches that the user's pipeline makes; None if it varies or is unknown."""
+        return None
+
     def buffer(self) -> tuple[int, int]:
         """Return the number of examples in this process's shuffle buffer, and their bytes."""
         return 0, 0

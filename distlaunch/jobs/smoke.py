@@ -50,8 +50,8 @@ class SmokeResult:
 def smoke_overrides(config: RunConfig, *, epochs: int) -> tuple[str, ...]:
     """Return the overrides that shorten any run to a few steps. The last batch is a partial one, where possible."""
     batch = config.data.global_batch
-    # if the data function makes the batches, only the number of steps can be limited
-    if config.data.batched or batch is None:
+    # if the data function makes the batches or no process has all examples, only the number of steps can be limited
+    if config.data.batched or batch is None or config.data.gives_context:
         slice_of_data = (f"train.steps_per_epoch={STEPS}",)
     else:
         examples = STEPS * batch - (batch // 2 if config.data.remainder == "keep" else 0)

@@ -43,7 +43,7 @@ from distlaunch.config.backend import Backend
 from distlaunch.config.checks.strategy import share_note
 from distlaunch.config.run import ExportFormat, RunConfig
 from distlaunch.data.batches import Batch, Share
-from distlaunch.data.batching import check_not_batched
+from distlaunch.data.batching import check_not_batched, check_sizes
 from distlaunch.data.comparison import compare_data, describe_data, what_changed
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.data.random_ops import overlap_warnings, random_warnings
@@ -131,6 +131,7 @@ class Session:
         config, train, validation, preprocessing = _read_data(config, run, strategy, notices)
         splits = {"train": train} if validation is None else {"train": train, "validation": validation}
         check_not_batched(splits, config.data, None)
+        check_sizes(splits, config.data)
         rows = train.first_rows(SAMPLE_ROWS)
         if strategy.is_chief:
             notices.from_each_task("warning", *random_warnings(config.data, train))

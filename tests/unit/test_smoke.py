@@ -27,6 +27,16 @@ def test_steps_are_few_and_a_checkpoint_is_due(steps: str, expected: int | None,
     assert smoked.train.epochs == epochs
 
 
+@pytest.mark.parametrize("own", ["data.streams=2", "data.sharding=function"])
+def test_data_that_no_process_has_as_a_whole_is_limited_by_steps(tmp_path: Path, own: str) -> None:
+    (tmp_path / "mine.py").write_text("def data(context):\n    pass\n")
+    function = f"data={{function: '{tmp_path}/mine.py:data', global_batch: 4}}"
+    given = (function, own, "strategy={kind: multi_worker_mirrored}", "cluster={workers: 2}")
+    config = load_config(CONFIG, given, environ={}).config
+    smoked = load_config(CONFIG, (*given, *smoke_overrides(config, epochs=1)), environ={}).config
+    assert (smoked.data.train_examples, smoked.train.steps_per_epoch) == (None, STEPS)
+
+
 def test_settings_of_the_smoke_run_itself_are_not_warned_about() -> None:
     shown: list[str] = []
 

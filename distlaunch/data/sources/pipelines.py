@@ -115,6 +115,16 @@ class Pipeline(Split):
         is_even = all(sizes == {rows} for sizes in others)
         return Batching(int(rows), is_certain=how is not None and seen, is_even=is_even)
 
+    def is_found_empty(self) -> bool:
+        return self.num_batches is None and not self.endless and not self.head
+
+    def rows_of_own_batches(self) -> int | None:
+        if not self._config.batched or batching_of(self._dataset) is None:
+            return None
+        sizes = [int(num_rows(batch)) for batch in self.head]
+        # the last batch may be smaller; batches of several sizes are made on purpose
+        return sizes[0] if len(sizes) > 1 and len(set(sizes[:-1])) == 1 else None
+
     # order
 
     def batches(self, number_of_pass: Index, start: Index) -> tf.data.Dataset:
