@@ -58,10 +58,11 @@ def check_sizes(splits: dict[str, Split], config: DataConfig) -> None:
             message = f"{config.function} returns a pipeline without a single example for {name}"
             raise ConfigError(Problem(("data", "function"), f"{message}; check its files and its filters"))
     train = splits.get("train")
-    rows = None if train is None else train.rows_of_own_batches()
-    if rows is not None and rows != config.global_batch:
-        message = f"got {config.global_batch}, but {config.function} returns batches of {rows} examples"
-        raise ConfigError(Problem(("data", "global_batch"), f"{message}; write {rows}, or change the pipeline"))
+    rows, wanted = (None, None) if train is None else (train.rows_of_own_batches(), train.global_batch)
+    if rows is not None and rows != wanted:
+        each = "" if wanted == config.global_batch else f", of which each worker gives {wanted}"
+        message = f"got {config.global_batch}{each}, but {config.function} returns batches of {rows} examples"
+        raise ConfigError(Problem(("data", "global_batch"), f"{message}; change the number, or the pipeline"))
 
 
 def _is_batched(split: Split, seems: Batching, model: Any) -> bool:

@@ -15,8 +15,9 @@ tf = pytest.importorskip("tensorflow")
 
 import keras  # noqa: E402
 
+from distlaunch.data.batches import Share  # noqa: E402
 from distlaunch.data.batching import check_not_batched, check_sizes  # noqa: E402
-from distlaunch.data.source import make_split  # noqa: E402
+from distlaunch.data.source import WHOLE, make_split  # noqa: E402
 from distlaunch.data.splits import StreamData  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
@@ -159,9 +160,9 @@ def check(train: Any, model: Any, validation: Any = None, *, rows: bool = True, 
             splits["train"].first_rows(2)
 
 
-def sizes_checked(dataset: Any, *, name: str = "train", **keys: Any) -> None:
+def sizes_checked(dataset: Any, *, name: str = "train", share: Share = WHOLE, **keys: Any) -> None:
     config = Data(function="mine.py:data", args={}, **keys)
-    check_sizes({name: make_split(dataset, config, seed=0, training=name == "train")}, config)
+    check_sizes({name: make_split(dataset, config, seed=0, training=name == "train", share=share)}, config)
 
 
 def nothing(examples: Any) -> Any:
@@ -179,11 +180,14 @@ def test_a_pipeline_that_turns_out_to_be_empty_is_an_error(name: str) -> None:
 def test_the_size_of_the_users_own_batches_is_compared() -> None:
     with pytest.raises(ConfigError, match=r"data\.global_batch: got 32, but mine\.py:data returns batches of 16 exam"):
         sizes_checked(pairs().batch(16).prefetch(1), global_batch=32, batched=True)
-    with pytest.raises(ConfigError, match=r"got 32, .* batches of 16 examples; write 16, or change the pipeline"):
+    with pytest.raises(ConfigError, match=r"got 32, .* batches of 16 examples; change the number, or the pipeline"):
         sizes_checked(pairs().batch(16).map(lambda x, y: (x + 1, y)), global_batch=32, batched=True)
     sizes_checked(pairs().batch(16), global_batch=16, batched=True)
     sizes_checked(pairs().batch(64), global_batch=100, batched=True)  # a single batch may be smaller
     sizes_checked(pairs().batch(30), global_batch=30, batched=True)
     # batches of several sizes have none that could be compared
     sizes_checked(pairs().take(8).batch(8).concatenate(pairs().batch(20)), global_batch=32, batched=True)
+    sizes_checked(pairs().batch(16), global_batch=32, batched=True, share=Share(0, 2))
+    with pytest.raises(ConfigError, match=r"got 16, of which each worker gives 8, but .* batches of 16 examples"):
+        sizes_checked(pairs().batch(16), global_batch=16, batched=True, share=Share(0, 2))
     sizes_checked(pairs().batch(16), name="validation", global_batch=32, batched=True)
