@@ -24,6 +24,9 @@ def class_weights(weights: Mapping[int, float]) -> Callable[[Batch], Batch]:
         if not isinstance(batch, tuple) or len(batch) != 2:
             raise ConfigError(Problem(("data", "class_weight"), "needs batches (x, y) without sample weights"))
         x, y = batch
+        if isinstance(y, (dict, tuple, list)):
+            message = "supports models with one output only, but the labels have several parts; use sample weights"
+            raise ConfigError(Problem(("data", "class_weight"), message))
         if isinstance(y, np.ndarray):
             return x, y, _weights_on_host(table, y)
         labels = _classes(y)

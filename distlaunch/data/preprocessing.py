@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import inspect
 import os
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from distlaunch.base.folders import make_folder
 from distlaunch.config.run import Preprocessing as PreprocessingConfig
 from distlaunch.data.batches import Batch
 from distlaunch.data.function_references import call, load_function
+from distlaunch.patches.keras_private import layers_of
 from distlaunch.patches.tensorflow_late import tf
 
 _KEY = ("data", "preprocessing")
@@ -35,7 +38,21 @@ class Preprocessing:
     def __init__(self, layer: Any, path: Path, raw: Any) -> None:
         self.layer, self.path, self.input_spec = layer, path, raw
         # in a graph, because Keras then computes with TensorFlow even if its backend is JAX
-        self._compute = tf.function(lambda inputs: layer(inputs), reduce_retracing=True)
+        self._compute = tf.function(self.compute, reduce_retracing=True)
+
+    def compute(self, inputs: Any) -> Any:
+        """Return the layer's outputs, in the same way for training, validation, predictions and exports."""
+        # Keras's random layers would draw by default
+        trains = {"training": False} if _takes_training(self.layer) else {}
+        return self.layer(inputs, **trains)
+
+    def random_layers(self) -> list[str]:
+        """Return the names of layers that draw random numbers in training only, and so never here."""
+        return [
+            layer.name
+            for layer in layers_of(self.layer)
+            if _takes_training(layer) and any(isinstance(v, keras.random.SeedGenerator) for v in vars(layer).values())
+        ]
 
     def __call__(self, batch: Batch) -> Batch:
         if not isinstance(batch, tuple):
@@ -54,7 +71,8 @@ def prepare(config: PreprocessingConfig, inputs: tf.data.Dataset, path: Path) ->
         ConfigError: the function returns no layer, or one that cannot be saved.
     """
     make_folder(path.parent)
-    with _locked(path.with_suffix(".lock")), tf.device("CPU:0"):
+    # the file is complete as soon as it exists, and the run may be on a disk that can only be read
+    with nullcontext() if path.exists() else _locked(path.with_suffix(".lock")), tf.device("CPU:0"):
         if not path.exists():
             layer = call(config.function, config.args, _KEY, inputs)
             if not isinstance(layer, keras.Layer):
@@ -72,6 +90,10 @@ def restore(config: PreprocessingConfig, path: Path, raw: Any) -> Preprocessing:
     """
     load_function(config.function, (*_KEY, "function"))  # its module may register classes that the file needs
     return Preprocessing(_load(path, config.function), path, raw)
+
+
+def _takes_training(layer: Any) -> bool:
+    return "training" in inspect.signature(layer.call).parameters
 
 
 def _save(layer: Any, path: Path, function: str) -> None:

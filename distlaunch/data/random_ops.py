@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from distlaunch.base.plural import listed
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.batches import pack
+from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.data.split import Split
 from distlaunch.data.splits import Splits
 from distlaunch.patches.tensorflow_late import is_a, tf
@@ -27,13 +29,18 @@ def operations(graph: Any) -> set[str]:
     return {node.op for nodes in bodies for node in nodes}
 
 
-def random_warnings(config: DataConfig, train: Split) -> list[str]:
+def random_warnings(config: DataConfig, train: Split, preprocessing: Preprocessing | None) -> list[str]:
     """Return warnings about `data.map` and `data.augment` if they draw random numbers without a seed.
+
+    Another warning is about layers of `data.preprocessing` that would draw in training only.
 
     Args:
         train: the split for training.
     """
     found: list[str] = []
+    if preprocessing is not None and (names := preprocessing.random_layers()):
+        what = f"data.preprocessing: {listed(names)} change nothing, because the layer also computes for validation"
+        found.append(f"{what}, predictions and exports; move them into the model, or use `data.augment`")
     # functions run eagerly for debugging, and cannot be traced then
     if (config.map is None and config.augment is None) or tf.config.functions_run_eagerly():
         return found

@@ -64,7 +64,7 @@ def predict_export(
         UsageError: the export, the file or the dataset cannot be used.
         DistlaunchError: the helper process died.
     """
-    export = _find_export(request.target)
+    export = find_export(request.target)
     if _is_older_than_run(RunDir(request.target), export):
         note(f"warning: {request.target} was trained further after its export was written; predicting with the export "
              f"({export}). `distlaunch export {request.target}` writes a new one")  # fmt: skip
@@ -92,12 +92,22 @@ def _is_older_than_run(run: RunDir, export: Path) -> bool:
         return False
 
 
-def _find_export(target: str) -> Path:
+def find_export(target: str) -> Path:
+    """Return the export that a target names, or the best one of a run directory.
+
+    Raises:
+        UsageError: there is none, or it does not take the rows of files.
+    """
     path, run = Path(target), RunDir(target)
     if is_export(target):
         return path
     if run.has_config():
         found = next((run.exported(kind) for kind in _USABLE if run.exported(kind).exists()), None)
+        if found is not None and found == run.exported("keras") and _has_preprocessing(run):
+            raise UsageError(
+                f"{target}: its export {found.name} takes the output of data.preprocessing, and not the rows of files; "
+                f"write one that includes the layer: distlaunch export {target} --format saved_model"
+            )
         if found is None:
             raise UsageError(f"{target}: the run has no export yet; write one: distlaunch export {target} "
                              "--format saved_model")  # fmt: skip
@@ -106,6 +116,13 @@ def _find_export(target: str) -> Path:
         raise UsageError(f"{target}: there is no such file or folder")
     expected = "expected a run directory, a SavedModel folder (with saved_model.pb), or a .keras or .tflite file"
     raise UsageError(f"{target} is not an export; {expected}")
+
+
+def _has_preprocessing(run: RunDir) -> bool:
+    import yaml  # imported here, since it takes 30 ms
+
+    config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    return bool(config["data"].get("preprocessing"))
 
 
 def _check_input(path: Path) -> None:

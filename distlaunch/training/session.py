@@ -134,7 +134,7 @@ class Session:
         check_sizes(splits, config.data)
         rows = train.first_rows(SAMPLE_ROWS)
         if strategy.is_chief:
-            notices.from_each_task("warning", *random_warnings(config.data, train))
+            notices.from_each_task("warning", *random_warnings(config.data, train, preprocessing))
         findings = Findings()
         check_input = functools.partial(check_not_batched, splits, config.data)
         model = build_model(config, strategy, rows, findings, check_input, train.first_rows)

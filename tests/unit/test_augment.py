@@ -244,7 +244,7 @@ def unseeded(x: Any, y: Any) -> Any:
 def test_draws_without_a_seed_are_named(tier: str) -> None:
     def told(**keys: Any) -> list[str]:
         given = config(**{"map": None, "augment": None, **keys})
-        return random_warnings(given, make_split(TIERS[tier](), given, seed=0, training=True))
+        return random_warnings(given, make_split(TIERS[tier](), given, seed=0, training=True), None)
 
     name = f"{__name__}:unseeded"
     assert told() == told(**NAMES) == []

@@ -195,6 +195,12 @@ def test_class_weights() -> None:
     assert weigh((smooth, smooth))[2].tolist() == [2.0, 1.0, 0.5, 0.5]
 
 
+@pytest.mark.parametrize("labels", [{"a": np.zeros(2), "b": np.zeros(2)}, (np.zeros(2), np.zeros(2))])
+def test_class_weights_of_several_outputs_are_an_error(labels: Any) -> None:
+    with pytest.raises(ConfigError, match=r"data\.class_weight: supports models with one output only"):
+        class_weights({0: 2.0})((np.zeros(2), labels))
+
+
 def test_class_weights_of_labels_with_an_unknown_number_of_columns() -> None:
     weigh = class_weights({0: 2.0, 2: 0.5})
     spec = tf.TensorSpec([None, None], tf.float32)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from distlaunch.base.errors import UsageError
+from distlaunch.base.run_dir import RunDir
+from distlaunch.jobs.predict_export import find_export
 from distlaunch.serving.clean_check import difference, inconvertible
 from distlaunch.serving.exported_model import ExportedModel, Spec, by_name, named_outputs
 
@@ -97,3 +102,20 @@ def test_operations_that_tflite_has_not() -> None:
     assert "cannot express this model, not even with TensorFlow Select (all is lost); saved" in inconvertible(
         "all is lost"
     )
+
+
+@pytest.mark.parametrize("preprocessing", [None, {"function": "mine.py:layer"}])
+def test_an_export_without_the_layer_of_its_run_is_not_given_raw_rows(tmp_path: Path, preprocessing: Any) -> None:
+    run = RunDir(tmp_path)
+    run.config.write_text(json.dumps({"data": {"preprocessing": preprocessing}}))
+    run.exported("keras").parent.mkdir(parents=True)
+    run.exported("keras").touch()
+    if preprocessing is None:
+        assert find_export(str(tmp_path)) == run.exported("keras")
+        return
+    with pytest.raises(UsageError, match=r"its export model\.keras takes the output of data\.preprocessing"):
+        find_export(str(tmp_path))
+    assert find_export(str(run.exported("keras"))) == run.exported("keras")
+    run.exported("saved_model").mkdir()
+    (run.exported("saved_model") / "saved_model.pb").touch()
+    assert find_export(str(tmp_path)) == run.exported("saved_model")

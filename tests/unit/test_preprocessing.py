@@ -14,6 +14,7 @@ import tensorflow as tf  # noqa: E402
 from distlaunch.base.errors import ConfigError  # noqa: E402
 from distlaunch.base.run_dir import RunDir  # noqa: E402
 from distlaunch.config.run import RunConfig  # noqa: E402
+from distlaunch.data.random_ops import random_warnings  # noqa: E402
 from distlaunch.data.source import open_splits  # noqa: E402
 from distlaunch.training.export.writers import save_saved_model  # noqa: E402
 from tests.warm import run_modules  # noqa: E402
@@ -91,6 +92,39 @@ def test_adapting_to_a_py_dataset_leaves_its_order(tmp_path: Path) -> None:
     expected = first_labels("none", None)
     for _ in range(2):  # when the layer is adapted, and when it is loaded
         assert first_labels("one", {"function": f"{__name__}:adapted"}) == expected
+
+
+def images() -> dict[str, Any]:
+    x = np.random.default_rng(0).uniform(size=(6, 8, 8, 3)).astype("float32")
+    return {"train": (x, np.arange(6)), "validation": (x, np.arange(6))}
+
+
+def flipped(inputs: tf.data.Dataset) -> keras.Layer:
+    flip = keras.layers.RandomFlip(seed=1, name="the_flip")
+    return keras.Sequential([keras.layers.Rescaling(0.5), flip, keras.layers.Dropout(0.9, name="the_dropout")])
+
+
+def test_random_layers_change_nothing_and_are_named(tmp_path: Path) -> None:
+    data = {"function": f"{__name__}:images", "preprocessing": {"function": f"{__name__}:flipped"}, "global_batch": 6}
+    raw = {"model": {"function": "unused:model"}, "data": {**data, "shuffle": False}}
+    config = RunConfig.model_validate(raw)
+    splits, train, validation = open_splits(config, RunDir(tmp_path))
+    for split in (train, validation):
+        np.testing.assert_allclose(split.first_rows(6)[0], images()["train"][0] * 0.5, rtol=1e-6)
+    (warning,) = random_warnings(config.data, train, splits.preprocessing)
+    assert "data.preprocessing: the_flip, the_dropout change nothing" in warning
+    model = keras.Sequential([keras.layers.Input((8, 8, 3)), keras.layers.Flatten()])
+    save_saved_model(model, tmp_path / "saved", train.first_rows(2), splits.preprocessing)
+    served = tf.saved_model.load(tmp_path / "saved").serve(images()["train"][0])
+    np.testing.assert_allclose(served, images()["train"][0].reshape(6, -1) * 0.5, rtol=1e-6)
+
+
+def test_a_layer_that_exists_is_read_without_writing(config: Any, tmp_path: Path) -> None:
+    open_splits(config(), RunDir(tmp_path / "run"))
+    (lock,) = (tmp_path / "run" / "preprocessing").glob("*.lock")
+    lock.unlink()
+    open_splits(config(), RunDir(tmp_path / "run"))
+    assert not lock.exists()
 
 
 def table(config: Any, **args: Any) -> RunConfig:

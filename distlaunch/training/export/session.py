@@ -91,6 +91,8 @@ def export_all(trained: TrainedModel, directory: Path, formats: Sequence[str], *
         for name, save in (("keras", save_keras), ("weights", save_weights)):
             if name in files:
                 save(model, files[name])
+        if "keras" in files and before is not None:
+            notes.append(f"{EXPORTS['keras']} takes the output of data.preprocessing; saved_model includes its layer")
         wanted = {"saved_model": before} if "saved_model" in files or ("tflite" in files and not takes_strings) else {}
         if "tflite" in files and takes_strings:
             wanted[_WITHOUT_PREPROCESSING] = None

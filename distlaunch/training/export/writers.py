@@ -155,7 +155,7 @@ def _export_with(preprocessing: Preprocessing, model: Any, path: Path) -> None:
                 archive.track(value)
     archive.add_endpoint(
         "serve",
-        lambda inputs: model(preprocessing.layer(inputs), training=False),
+        lambda inputs: model(preprocessing.compute(inputs), training=False),
         input_signature=[_named_specs(preprocessing.input_spec)],
     )
     archive.write_out(path, verbose=False)  # pyright: ignore[reportAttributeAccessIssue] (of other backends)
