@@ -57,11 +57,22 @@ class OwnTrainStep(keras.Sequential):
         return {**logs, "rows": data[0].shape[0]}, state
 
 
+class Spare(layers.Layer):
+    """Has weights without a gradient, which optimizers leave as they are."""
+
+    def build(self, shape):
+        self.unused = self.add_weight(shape=(3,), initializer="ones", name="unused")
+        self.stopped = self.add_weight(shape=(), initializer="ones", name="stopped")
+
+    def call(self, x):
+        return x + ops.stop_gradient(self.stopped)
+
+
 def partly_decayed() -> keras.Model:
     """A model whose optimizer decays some weights strongly, and not others, which it has by identity and by name."""
     first = layers.Dense(32, activation="relu")
     norm = layers.LayerNormalization(name="the_norm")
-    model = keras.Sequential([layers.Input((12,)), first, norm, layers.Dense(4)])
+    model = keras.Sequential([layers.Input((12,)), first, norm, Spare(), layers.Dense(4)])
     adamw = keras.optimizers.AdamW(0.01, weight_decay=0.8)
     adamw.exclude_from_weight_decay(var_list=[first.kernel], var_names=["the_norm"])
     model.compile(adamw)

@@ -7,6 +7,7 @@ signatures, so that a model's own `train_step(state, data)` can replace them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -199,12 +200,42 @@ def _apply(
 
 
 def _value_and_grad(function: Callable[[Values], Any]) -> Callable[[Values], Any]:
-    """Return a function that computes value and gradients of a function that returns (loss, auxiliary values)."""
+    """Return a function that computes value and gradients of a function that returns (loss, auxiliary values).
+
+    The gradient of a value that the loss does not depend on is None.
+    """
     if keras.backend.backend() == "tensorflow":
         return _value_and_grad_by_tape(function)
-    import jax
+    return _value_and_grad_on_jax(function)
 
-    return jax.value_and_grad(function, has_aux=True)
+
+def _value_and_grad_on_jax(function: Callable[[Values], Any]) -> Callable[[Values], Any]:
+    import jax
+    from jax.custom_derivatives import SymbolicZero
+
+    def differentiate(values: Values) -> Any:
+        connected: set[int] = set()
+
+        @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+        def noticed(index: int, value: Any) -> Any:
+            return value
+
+        def backward(index: int, _: None, gradient: Any) -> tuple[Any]:
+            if isinstance(gradient, SymbolicZero):
+                return (ops.zeros(gradient.shape, gradient.dtype),)
+            connected.add(index)
+            return (gradient,)
+
+        noticed.defvjp(lambda index, value: (value.value, None), backward, symbolic_zeros=True)
+
+        def from_noticed(values: Values) -> Any:
+            return function([noticed(index, value) for index, value in enumerate(values)])
+
+        found, gradients = jax.value_and_grad(from_noticed, has_aux=True)(values)
+        # None instead of zeros, as TensorFlow returns: optimizers do not decay these weights
+        return found, [gradient if index in connected else None for index, gradient in enumerate(gradients)]
+
+    return differentiate
 
 
 def _value_and_grad_by_tape(function: Callable[[Values], Any]) -> Callable[[Values], Any]:
@@ -214,10 +245,9 @@ def _value_and_grad_by_tape(function: Callable[[Values], Any]) -> Callable[[Valu
         with tf.GradientTape() as tape:
             tape.watch(values)
             loss, aux = function(values)
-        # zeros instead of None, as JAX returns
-        gradients = tape.gradient(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        gradients = tape.gradient(loss, values)
         # dense, as on JAX, because DTensor does not support sparse updates
-        return (loss, aux), [tf.convert_to_tensor(gradient) for gradient in gradients]
+        return (loss, aux), [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
 
     return differentiate
 
