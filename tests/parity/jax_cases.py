@@ -32,6 +32,8 @@ FEATURES = {  # to beyond the schedule's end
 }
 PARTLY_DECAYED = "weights without decay"
 FEATURES[PARTLY_DECAYED] = own("partly_decayed", optimizer={"args": {"learning_rate": 0.02}})
+SPECTRAL = "assigns weights"
+FEATURES[SPECTRAL] = own("spectral", optimizer=MOMENTUM)
 OWN_TRAIN_STEP = own("own_train_step")
 """Compared with one device of JAX: steps of TensorFlow have another form."""
 REFERENCE_STEP = case(loop="custom", optimizer=MOMENTUM, data_args=UNEVEN)
@@ -55,6 +57,12 @@ class OwnTrainStep(keras.Sequential):
     def train_step(self, state, data):
         logs, state = super().train_step(state, data)
         return {**logs, "rows": data[0].shape[0]}, state
+
+
+def spectral() -> keras.Model:
+    """A model with a layer that assigns a trainable weight in each step."""
+    hidden = layers.SpectralNormalization(layers.Dense(16, "tanh"), power_iterations=2)
+    return keras.Sequential([layers.Input((12,)), hidden, layers.Dense(4)])
 
 
 class Spare(layers.Layer):

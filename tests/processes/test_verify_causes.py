@@ -49,25 +49,25 @@ def test_random_layers_are_named_for_what_they_have_done(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_spectral_normalization_on_jax(project: Path) -> None:
+def test_a_layer_that_differs_on_jax(project: Path) -> None:
     """JAX and TensorFlow differ even on one device, and no layer of the model is a known cause."""
     pytest.importorskip("jax")
-    found = reasons(project, "model.function=mine.py:spectral", kinds="mirrored,jax")
+    found = reasons(project, "model.function=mine.py:odd", kinds="mirrored,jax")
     (reason,) = found.pop("jax")
     assert reason.startswith("unexplained")
-    assert "the first to deviate is the gradient of spectral/inner/kernel" in reason
+    assert "the first to deviate is the gradient of" in reason
     assert not found
 
 
 @pytest.mark.slow
 def test_only_what_is_to_blame_is_named(project: Path) -> None:
     pytest.importorskip("jax")
-    settings = ("model.function=mine.py:spectral", "model.args.norm=true")
+    settings = ("model.function=mine.py:odd", "model.args.norm=true")
     found = reasons(project, *settings, kinds="mirrored,jax")
     (reason,) = found["mirrored"]
     assert reason.startswith("BatchNormalization norm")
     (reason,) = found["jax"]
-    assert "of spectral/inner/kernel" in reason
+    assert reason.startswith("unexplained")
     assert "BatchNormalization" not in reason
 
 

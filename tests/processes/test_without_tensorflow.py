@@ -26,6 +26,7 @@ def model():
     one, two = keras.Input((), name="one"), keras.Input((), name="two")
     x = layers.Concatenate()([layers.Reshape((1,))(one), layers.Reshape((1,))(two)])
     x = layers.Dropout(0.1)(layers.Dense(4, "relu", kernel_initializer="he_normal")(x))
+    x = layers.SpectralNormalization(layers.Dense(3))(x)  # assigns a trainable weight
     return keras.Model({"one": one, "two": two}, layers.Dense(1)(x))
 
 

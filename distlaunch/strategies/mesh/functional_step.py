@@ -41,10 +41,15 @@ class FunctionalStep:
 
     Args:
         loss: the loss to minimize; None for the compiled loss, as in `fit`, whose mean is the metric `loss`.
+
+    Attributes:
+        differs_from_jax: whether Keras's own step on JAX computes something else, which is known once `train_step` was
+            called: a layer assigns a trainable weight, or the loss does not depend on a weight.
     """
 
     def __init__(self, model: keras.Model, loss: LossOf | None = None) -> None:
         self._model, self._custom_loss = model, loss
+        self.differs_from_jax = False
         average_over_batches(model)
 
     def train_step(self, state: TrainState, data: Batch) -> tuple[FunctionalLogs, TrainState]:
@@ -56,7 +61,7 @@ class FunctionalStep:
 
         def loss_of(trainable: Values) -> Any:
             scaling = zip(optimizer.variables, slots, strict=True)  # includes the factor of a LossScaleOptimizer
-            with self._scope((trainable, others, metrics), scaling) as scope:
+            with self._training_scope((trainable, others, metrics), scaling) as scope:
                 loss, predictions = self._forward(data, training=True)
                 # in float16, unscaled gradients would underflow; `apply` divides them by the same factor
                 scaled = optimizer.scale_loss(loss)
@@ -64,11 +69,13 @@ class FunctionalStep:
             masks = [mask_of(leaf) for leaf in tree.flatten(predictions)]
             # TensorFlow would sum a loss with one value per row, and JAX would raise an error
             scaled = ops.sum(scaled) if ops.ndim(scaled) else scaled
-            return scaled, (loss, predictions, masks, *self._others_and_metrics(scope))
+            return scaled, (loss, predictions, masks, scope.assigned(), *self._others_and_metrics(scope))
 
         (_, aux), gradients = _value_and_grad(loss_of)(trainable)
-        loss, predictions, masks, others, metrics = aux
+        loss, predictions, masks, assigned, others, metrics = aux
         _set_masks(predictions, masks)
+        self.differs_from_jax = bool(assigned) or any(gradient is None for gradient in gradients)
+        trainable = [assigned.get(index, value) for index, value in enumerate(trainable)]
         trainable, slots = _apply(optimizer, gradients, model.trainable_variables, trainable, slots)
         tracked = loss if self._custom_loss is None else None
         logs, others, metrics = self._update_metrics((trainable, others, metrics), data, predictions, tracked)
@@ -110,15 +117,46 @@ class FunctionalStep:
             logs = flat_logs(self._model.compute_metrics(x, y, predictions, sample_weight))
         return logs, *self._others_and_metrics(scope)
 
-    def _scope(self, state: TestState, more: Any = ()) -> keras.StatelessScope:
+    def _scope(self, state: TestState) -> keras.StatelessScope:
+        return keras.StatelessScope(state_mapping=self._mapping(state), collect_losses=True)
+
+    def _training_scope(self, state: TestState, more: Any) -> _TrainingScope:
+        return _TrainingScope(self._model.trainable_variables, [*self._mapping(state), *more])
+
+    def _mapping(self, state: TestState) -> list[tuple[Any, Any]]:
         model = self._model
         groups = (model.trainable_variables, model.non_trainable_variables, model.metrics_variables)
         pairs = (zip(group, values, strict=True) for group, values in zip(groups, state, strict=True))
-        mapping = [pair for group in pairs for pair in group]
-        return keras.StatelessScope(state_mapping=[*mapping, *more], collect_losses=True)
+        return [pair for group in pairs for pair in group]
 
     def _others_and_metrics(self, scope: keras.StatelessScope) -> tuple[Values, Values]:
         return _values(scope, self._model.non_trainable_variables), _values(scope, self._model.metrics_variables)
+
+
+class _TrainingScope(keras.StatelessScope):
+    """Scope of a forward pass in training, in which layers may assign trainable variables.
+
+    `SpectralNormalization` does that. As on TensorFlow, the loss then depends on the assigned value, and the gradient
+    with respect to this value belongs to the variable.
+    """
+
+    def __init__(self, trainable: Sequence[Any], mapping: list[tuple[Any, Any]]) -> None:
+        super().__init__(state_mapping=mapping, collect_losses=True)
+        self._indices = {id(variable): index for index, variable in enumerate(trainable)}
+        self._values = {id(variable): value for variable, value in mapping}
+        self._assigned: dict[int, Any] = {}
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        variable, value = update
+        index = self._indices.get(id(variable))
+        if index is not None:
+            given = self._values[id(variable)]
+            value = self._assigned[index] = ops.stop_gradient(value) + (given - ops.stop_gradient(given))
+        super().add_update((variable, value))
+
+    def assigned(self) -> dict[int, Any]:
+        """Return the last assigned values of trainable variables by their index."""
+        return self._assigned
 
 
 def predictions_of(model: keras.Model, trainable: Values, others: Values, batch: Batch) -> tuple[Any, Values]:

@@ -46,6 +46,7 @@ from distlaunch.strategies.variables import (
     metric_results,
     named_metrics,
     optimizers_of,
+    overrides_method,
     state_variables,
     untracked_variables,
 )
@@ -125,6 +126,7 @@ class _KerasReference:
             for optimizer in optimizers_of(self.model):
                 _make_dense(optimizer)
         self._on_jax = not config.strategy.runs_tensorflow
+        self._has_own_step = overrides_method(self.model, "train_step")
         # a call with several steps would wait for more batches
         self.model.steps_per_execution = 1
         if self._on_jax:
@@ -154,9 +156,30 @@ class _KerasReference:
             self._train(batch)
             self._created = _variables(self.model)
             self.rates = _rates(self.model)
+            if self._on_jax:
+                self._train_like_tensorflow(batch)
         self._assign(state, self._created)
         logs = self._train(batch)
         return logs, {name: host_value(variable) for name, variable in self._created.items()}
+
+    def _train_like_tensorflow(self, batch: Batch) -> None:
+        """Replace Keras's step if it trains the model otherwise than Keras on TensorFlow does."""
+        import jax
+
+        from distlaunch.strategies.jax.keras_backend import draw_like_tensorflow
+        from distlaunch.strategies.mesh.functional_step import FunctionalStep
+
+        model: Any = self.model
+        if self._has_own_step:
+            return
+        step = FunctionalStep(model)
+        groups = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables)
+        state = [[variable.value for variable in group] for group in (*groups, model.metrics_variables)]
+        traced = draw_like_tensorflow(step.train_step)
+        jax.eval_shape(lambda *given: traced(*given)[1], tuple(state), _for_jax(batch))
+        if step.differs_from_jax:
+            object.__setattr__(model, "train_step", traced)
+            model.train_function = None  # made again by the next call
 
     def test(self, state: State, batch: Batch) -> Logs:
         return self._traced_if_it_fails(lambda: self._evaluate(state, batch))
