@@ -198,6 +198,9 @@ def _optimizer(model: keras.Model, given: str | OptimizerComponent | None) -> An
 def _recompile(model: keras.Model, named: dict[str, Any]) -> None:
     """Compile a model again with some arguments replaced."""
     arguments = {**compiled_with(model), **named}
+    is_scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    if model.dtype_policy.name == "mixed_float16" and model.optimizer is not None and not is_scaled:
+        arguments["auto_scale_loss"] = False  # Keras does not keep this argument
     own = type(model).compile
     if own is keras.Model.compile or _accepts(model.compile, arguments):
         model.compile(**arguments)
@@ -318,7 +321,8 @@ def _with_args(function: Any, args: dict[str, Any]) -> Any:
 
 def fixed_batch(model: keras.Model) -> int | None:
     """Return the number of rows that the inputs of a model declare, or None if they leave it open."""
-    sizes = [tensor.shape[0] for tensor in (model.inputs or () if is_functional(model) else ())]
+    declares = is_functional(model) or isinstance(model, keras.Sequential)
+    sizes = [tensor.shape[0] for tensor in (getattr(model, "inputs", None) or () if declares else ())]
     return next((size for size in sizes if size is not None), None)
 
 

@@ -61,6 +61,7 @@ from distlaunch.training.build import Findings, build_model, can_be_tested, chec
 from distlaunch.training.callbacks import build_callbacks, hints_on_tasks
 from distlaunch.training.checks.fixed_batch import check_fixed_batch
 from distlaunch.training.checks.labels import explain_label_errors, with_label_checks
+from distlaunch.training.checks.on_jax import check_state_on_jax
 from distlaunch.training.export.session import CHECKED_ROWS, ExportError, TrainedModel, WrittenExport, export_all
 from distlaunch.training.export.writers import rebuild
 from distlaunch.training.first_steps.check import NoCheck, Subject, start_check
@@ -142,6 +143,8 @@ class Session:
         replicas = strategy.num_replicas if config.strategy.has_replicas else 1
         sizes = [split.num_examples for split in splits.values()]
         check_fixed_batch(config, model, replicas, sizes, train.first_rows, findings.warnings.append)
+        if not config.strategy.runs_tensorflow:
+            check_state_on_jax(model, findings.warnings.append)
         # before the next call of the model, while its layers still hold the losses that they have added
         testable = can_be_tested(model)
         notices.from_each_task("warning", *findings.warnings)

@@ -79,6 +79,11 @@ def recurrent(batch: int = 8) -> keras.Model:
     return _compiled(keras.Model(x, dense(1, 3)(hidden)))
 
 
+def recurrent_sequence(batch: int = 8) -> keras.Model:
+    layers = [keras.Input(batch_shape=(batch, 6)), keras.layers.Reshape((2, 3))]
+    return _compiled(keras.Sequential([*layers, keras.layers.LSTM(4, stateful=True, name="memory"), dense(1, 3)]))
+
+
 def reshaped(batch: int = 8) -> keras.Model:
     x = keras.Input(batch_shape=(batch, 6))
     joined = keras.layers.Lambda(lambda value: ops.reshape(value, (batch, 2, 3)), output_shape=(2, 3))(x)

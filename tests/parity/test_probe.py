@@ -76,9 +76,10 @@ def test_the_state_of_a_recurrent_layer_goes_from_batch_to_batch_and_over_a_resu
     assert rest["loss"][-1] == pytest.approx(expected["loss"][-1], rel=1e-5)
 
 
-def test_replicas_refuse_a_layer_that_keeps_the_state_of_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["recurrent", "recurrent_sequence"])
+def test_replicas_refuse_a_layer_that_keeps_the_state_of_rows(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"layer 'memory' \(stateful=True\).* each of 2 replicas .*one_device"):
-        train(tmp_path, "recurrent", TWO, 16)
+        train(tmp_path, name, TWO, 16)
 
 
 def test_a_fixed_number_of_rows_is_that_of_each_replica(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from distlaunch.base.errors import ConfigError
 from distlaunch.checkpoints.optimizer_changes import describe_optimizers, loss_text, optimizers_text
 from distlaunch.config.run import Compile
 from distlaunch.training.build import compile_model
+from distlaunch.training.precision import dtype_policy_scope
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 
@@ -79,6 +80,15 @@ def test_arguments_of_the_models_own_optimizer_keep_what_is_not_decayed(wraps: b
     made.apply([np.zeros((3, 1), np.float32), np.zeros(1, np.float32)], [kernel, bias])
     assert (kernel.numpy() == before).all()
     assert bias.numpy() == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("scales", [False, True])
+def test_the_models_own_choice_of_loss_scaling_stays(scales: bool) -> None:
+    with dtype_policy_scope("mixed_float16"):
+        model = network()
+    model.compile("sgd", "mse", auto_scale_loss=scales)
+    compile_model(model, Compile.model_validate({"metrics": ["mae"]}))
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer) == scales
 
 
 def test_a_model_that_is_not_compiled_gets_kerass_default() -> None:

@@ -7,8 +7,11 @@ import pytest
 
 pytest.importorskip("jax")
 
+import keras
+
 from distlaunch.base.errors import ConfigError
 from distlaunch.strategies.jax.feed import to_jax_arrays
+from distlaunch.training.checks.on_jax import check_state_on_jax
 
 LARGEST, SMALLEST = 2**31 - 1, -(2**31)
 
@@ -33,3 +36,28 @@ def test_larger_numbers_are_an_error(number: int) -> None:
     array = np.array([0, number, 1], type(number) if isinstance(number, np.uint64) else np.int64)
     with pytest.raises(ConfigError, match=f"the number {number} in a component of type {array.dtype}, but"):
         to_jax_arrays((array, np.zeros(3)))
+
+
+class Noisy(keras.losses.Loss):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = keras.Variable(0.5, name="factor")
+
+
+@pytest.mark.usefixtures("virtual_devices")
+def test_state_that_jax_would_not_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+
+    def checked(dtype: str, loss: object) -> list[str]:
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, dtype=dtype), keras.layers.Dropout(0.5)])
+        model.compile("adam", loss, metrics=["mae"])
+        model.optimizer.build(model.trainable_variables)
+        found.clear()
+        check_state_on_jax(model, found.append)
+        return found
+
+    assert checked("float32", "mse") == []
+    (warning,) = checked("float32", Noisy())
+    assert "factor belong to no layer" in warning
+    with pytest.raises(ConfigError, match=r"strategy\.kind: got 'jax', but .*dense.*/kernel has the type float64"):
+        checked("float64", "mse")

@@ -37,9 +37,6 @@ def check_fixed_batch(
         ConfigError: the model does not accept such a number; or it keeps state between batches, although there are
             several replicas or a coordinator.
     """
-    declared = fixed_batch(model)
-    if declared is None:
-        return
     stateful = next((layer for layer in layers_of(model) if getattr(layer, "stateful", False)), None)
     if stateful is not None:
         message = f"layer '{stateful.name}' (stateful=True) begins each batch with the state after the previous batch"
@@ -51,6 +48,9 @@ def check_fixed_batch(
             raise ConfigError(Problem(("strategy", "kind"), f"{message}; {why}; use kind: one_device"))
         if not config.strategy.runs_tensorflow:
             warn(f"{message}, but on JAX, Keras begins each batch with zeros; use kind: one_device")
+    declared = fixed_batch(model)
+    if declared is None:
+        return
     batch = config.data.batch
     message = f"the model takes exactly {declared} rows, as its inputs declare, and"
     lasts = {number % batch for number in examples if number} - {0}
