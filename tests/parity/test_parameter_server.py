@@ -109,6 +109,24 @@ def test_what_servers_cannot_do_now_and_then_is_refused(option):
             check_branches(optimizer)
 
 
+def test_what_needs_whole_variables_is_refused_within_another_optimizer():
+    import keras
+
+    from distlaunch.base.errors import ConfigError
+    from distlaunch.strategies.parameter_server.strategy import check_optimizer
+
+    clipped, plain, muon = keras.optimizers.Adam(clipnorm=1.0), keras.optimizers.Adam(), keras.optimizers.Muon()
+    check_optimizer(keras.optimizers.LossScaleOptimizer(plain))
+    for optimizer, why in {
+        clipped: r"Adam\(clipnorm=\.\.\.\) needs the norm of whole variables",
+        keras.optimizers.LossScaleOptimizer(clipped): r"Adam\(clipnorm=\.\.\.\) needs the norm of whole variables",
+        keras.optimizers.LossScaleOptimizer(muon): "Muon needs whole variables",
+        keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(plain)): "chooses an optimizer by the path",
+    }.items():
+        with pytest.raises(ConfigError, match=why):
+            check_optimizer(optimizer)
+
+
 def test_sums_over_devices_are_refused_in_a_process_with_servers():
     """TensorFlow would wait forever for them."""
     lines = run_module("tests.parity.after_servers", []).splitlines()

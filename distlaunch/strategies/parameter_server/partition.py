@@ -30,8 +30,6 @@ from distlaunch.patches.keras_private import (
 from distlaunch.patches.tensorflow_late import tf
 from distlaunch.strategies.stand_in import StandIn
 
-# optimizers that compute means, norms or products over a whole variable
-_WHOLE_TENSOR_OPTIMIZERS = ("Adafactor", "Lamb", "Muon")
 # regularizers whose sum over the shards equals their value for the whole variable
 _ADDITIVE = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
@@ -195,18 +193,6 @@ def _check_lookup(layer: keras.layers.Embedding) -> None:
     if layer.lora_enabled or layer.quantization_mode:
         message = f"splits {layer.path}, whose LoRA or quantization needs the whole variable"
         raise ConfigError(Problem(("strategy", "partitioner"), message))
-
-
-def check_optimizer(optimizer: Any) -> None:
-    """Raise ConfigError if an optimizer needs whole variables, and cannot work on shards."""
-    name = type(optimizer).__name__
-    if getattr(optimizer, "clipnorm", None) is not None:
-        message = f"{name}(clipnorm=...) needs the norm of whole variables, but they are split; use global_clipnorm"
-    elif name in _WHOLE_TENSOR_OPTIMIZERS:
-        message = f"{name} needs whole variables, but strategy.partitioner splits them; use another optimizer"
-    else:
-        return
-    raise ConfigError(Problem(("compile", "optimizer"), message))
 
 
 def placement_of(variables: Mapping[str, Any]) -> list[dict[str, Any]]:

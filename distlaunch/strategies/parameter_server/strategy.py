@@ -26,7 +26,6 @@ from distlaunch.patches.tensorflow_private import schedule_traced_graphs
 from distlaunch.strategies.devices import use_one_gpu
 from distlaunch.strategies.parameter_server.partition import (
     Shards,
-    check_optimizer,
     make_partitioner,
     num_shards,
     shard_bounds,
@@ -40,6 +39,9 @@ from distlaunch.strategies.variables import optimizers_of, with_wrapped_optimize
 
 _in_process: dict[tuple[int, int], Any] = {}
 """Servers in this process, by the numbers of workers and ps. They cannot be stopped, so a second run reuses them."""
+
+_WHOLE_TENSOR_OPTIMIZERS = ("Adafactor", "Lamb", "Muon")
+"""Optimizers that compute means, norms or products over a whole variable."""
 
 
 class ParameterServer(Strategy):
@@ -112,7 +114,8 @@ class ParameterServer(Strategy):
                 check_optimizer(optimizer)
             check_branches(optimizer)
             self._check_loss_scale(optimizer)
-            _colocate_slots(optimizer)
+            for part in with_wrapped_optimizers(optimizer):
+                _colocate_slots(part)
 
     def _check_loss_scale(self, optimizer: Any) -> None:
         if self._num_workers > 1 and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -124,6 +127,24 @@ class ParameterServer(Strategy):
 
     def program(self, steps: Steps) -> CoordinatorProgram:
         return CoordinatorProgram(self._strategy, self._coordinator, steps, self._num_workers)
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raise ConfigError if an optimizer, or one that it wraps, needs whole variables and cannot work on shards."""
+    for part in with_wrapped_optimizers(optimizer):
+        name = type(part).__name__
+        if getattr(part, "clipnorm", None) is not None:
+            message = f"{name}(clipnorm=...) needs the norm of whole variables, but they are split; use global_clipnorm"
+        elif isinstance(part, keras.optimizers.MultiOptimizer):
+            message = (
+                f"{name} chooses an optimizer by the path of a variable, but strategy.partitioner splits variables "
+                "into parts with other paths; remove the partitioner"
+            )
+        elif name in _WHOLE_TENSOR_OPTIMIZERS:
+            message = f"{name} needs whole variables, but strategy.partitioner splits them; use another optimizer"
+        else:
+            continue
+        raise ConfigError(Problem(("compile", "optimizer"), message))
 
 
 def check_branches(optimizer: Any) -> None:
