@@ -92,8 +92,16 @@ def test_rows_in_another_order_keep_their_numbers(rows: int) -> None:
     np.testing.assert_array_equal(together, alone)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("shape", [(), (3,), (5, 8), (7, 5), (3, 4, 12)])
+SHAPES, DTYPES = [(), (3,), (5, 8), (7, 5), (3, 4, 12)], ["float32", "float16", "bfloat16"]
+PAIRS = [
+    pytest.param(shape, dtype, marks=() if (row - column) % len(DTYPES) == 0 else pytest.mark.slow)
+    for row, shape in enumerate(SHAPES)
+    for column, dtype in enumerate(DTYPES)
+]
+"""Each shape with one type, and the others among the slow tests."""
+
+
+@pytest.mark.parametrize(("shape", "dtype"), PAIRS)
 def test_jax_draws_what_tensorflow_draws(shape: tuple[int, ...], dtype: str) -> None:
     jax = pytest.importorskip("jax")
     from distlaunch.strategies.jax import random as jax_random

@@ -37,7 +37,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     return made
 
 
-@pytest.mark.parametrize(("strategy", "keys"), [(SPLIT, {}), (DATA_PARALLEL, OWN_STEP)], ids=["fit", "own step"])
+@pytest.mark.parametrize(
+    ("strategy", "keys"),
+    [
+        pytest.param(SPLIT, {}, id="fit"),
+        pytest.param(DATA_PARALLEL, OWN_STEP, id="own step", marks=pytest.mark.slow),
+    ],
+)
 def test_they_change_no_bit(calls: Calls, strategy: dict[str, Any], keys: dict[str, Any]) -> None:
     blocks = train("dense", [STEPS], strategy, **keys)
     # the second batch was read when no call had several steps, and the last batch of each epoch is smaller
