@@ -22,7 +22,7 @@ class Halve(keras.callbacks.Callback):
 
 
 @pytest.fixture(scope="module")
-def expected() -> list[float]:
+def expected(virtual_devices: None) -> list[float]:
     """The losses of `model.fit`."""
     names: dict[str, Any] = {}
     exec(MODULE + HALVES, names)
