@@ -23,7 +23,7 @@ from distlaunch.base.report_page import leaving_page
 from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.base.run_files.ownership import check_ownership
 from distlaunch.base.run_files.run_facts import AttemptFacts
-from distlaunch.base.user_modules import add_folder
+from distlaunch.base.user_modules import add_folder, after_user_code, changed_modules, record_modules
 from distlaunch.cluster.environment import describe_environment
 from distlaunch.cluster.machine import Machine
 from distlaunch.cluster.settings import kept_variables, settings_in_effect
@@ -38,6 +38,7 @@ from distlaunch.config.resume import find_run, remaining_work
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategies import MODELS, Strategy
 from distlaunch.config.user_settings import trusted_folders
+from distlaunch.data.function_references import forget_changed_files
 
 if TYPE_CHECKING:
     import keras
@@ -82,15 +83,30 @@ def train(
         ConfigError: the config is wrong. The error has all problems that were found.
         UsageError: the strategy needs separate processes, or more devices than this process has.
     """
+    stale = _use_changed_code()
     loaded = notebook_config(config, tuple(overrides))
     if runs_dir is not None:
         loaded = loaded.model_copy(update={"runs_dir": str(runs_dir)})
     _check_process(loaded, config)
     run = _choose(config, loaded)
     with leaving_page(run, os.environ), run.lock(notebook=True):
-        session, outcome = train_here(loaded, run, _interrupts())
+        session, outcome = train_here(loaded, run, _interrupts(), stale)
     history = {name: list(values) for name, values in outcome.progress.history.items()}
     return Result(history, session.trained_model(), run.path, outcome.status)
+
+
+def _use_changed_code() -> list[str]:
+    """Let files that were edited since the last training be loaded again, and return warnings about those that are not.
+
+    Only files that a config names by their path are loaded again. Other modules may be in use in the notebook.
+    """
+    add_folder(Path.cwd())
+    record_modules()
+    after_user_code(record_modules)
+    forget_changed_files()
+    changed = [os.path.relpath(file) for file in changed_modules()]
+    hint = "this training uses the version that was imported; to use the new one, restart the kernel"
+    return [f"{file} has changed since this process imported it; {hint}" for file in changed]
 
 
 def notebook_config(config: str | Path | Mapping[str, Any], overrides: tuple[str, ...]) -> RunConfig:
@@ -183,13 +199,17 @@ def _choose(given: str | Path | Mapping[str, Any], config: RunConfig) -> RunDir:
 
 
 def train_here(
-    config: RunConfig, run: RunDir, interrupts: contextlib.AbstractContextManager[Callable[[], bool]]
+    config: RunConfig,
+    run: RunDir,
+    interrupts: contextlib.AbstractContextManager[Callable[[], bool]],
+    messages: Iterable[str] = (),
 ) -> tuple[Session, LoopEnd]:
     """Run the next attempt of a run, whose lock the caller holds.
 
     Args:
         interrupts: yields a function that returns whether to stop after the current step. On exit, it may treat an
             exception as an interrupt.
+        messages: warnings that the attempt reports at its start.
     """
     from distlaunch.base.process import Process
     from distlaunch.training.precision import dtype_policy_scope
@@ -212,6 +232,8 @@ def train_here(
         try:
             with interrupts as should_stop:
                 reporter.emit(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
+                for message in messages:
+                    reporter.emit(Notice(level="warning", message=message))
                 process = Process(reporter.emit, should_stop, files=run.task(attempt, str(_TASK)).path)
                 session = Session.build(config, run, _TASK, process)
                 outcome = session.run_training()

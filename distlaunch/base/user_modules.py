@@ -35,13 +35,14 @@ class _UserFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if path is not None or not (fullname == self.asked_for or self._is_users(_importing_file())):
+        if path is not None or not (fullname == self.asked_for or self.is_users(_importing_file())):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, self.folders)
         # leave a folder without `__init__.py` to the finder of `sys.path`, which prefers a library with the same name
         return None if spec is None or spec.origin is None else spec
 
-    def _is_users(self, file: str) -> bool:
+    def is_users(self, file: str) -> bool:
+        """Return whether a file is in one of the folders, and belongs neither to a library nor to distlaunch."""
         if "-packages/" in file or file.startswith(_OURS + os.sep):
             return False
         return any(file.startswith(os.path.join(folder, "")) for folder in self.folders)
@@ -59,6 +60,9 @@ def _importing_file() -> str:
 
 
 _AFTER: list[Callable[[], None]] = []
+
+_RECORDED: dict[str, tuple[importlib.machinery.ModuleSpec | None, bytes | None]] = {}
+"""Specs and contents of the user's modules, by name. Each import or reload of a module makes a new spec."""
 
 
 def modules_folder() -> Path | None:
@@ -81,13 +85,41 @@ def begin_program(program: str) -> None:
 
 def after_user_code(call: Callable[[], None]) -> None:
     """Register a function to call after each module or function of the user that runs during the setup of a job."""
-    _AFTER.append(call)
+    if call not in _AFTER:
+        _AFTER.append(call)
 
 
 def user_code_has_run() -> None:
     """Call the registered functions, which undo changes of the user's code to the state of this process."""
     for call in _AFTER:
         call()
+
+
+def record_modules() -> None:
+    """Record the contents of the user's modules that were imported or reloaded since the last call."""
+    for name, module in list(sys.modules.items()):
+        file, spec = getattr(module, "__file__", None), getattr(module, "__spec__", None)
+        if file is None or not _FINDER.is_users(file):
+            continue
+        if name not in _RECORDED or _RECORDED[name][0] is not spec:
+            _RECORDED[name] = spec, content(file)
+
+
+def changed_modules() -> list[str]:
+    """Return the files of recorded modules whose contents have changed since they were recorded."""
+    return [
+        file
+        for name, (_, before) in _RECORDED.items()
+        if (file := getattr(sys.modules.get(name), "__file__", None)) is not None and content(file) != before
+    ]
+
+
+def content(file: str | Path) -> bytes | None:
+    """Return the content of a file, or None if it cannot be read."""
+    try:
+        return Path(file).read_bytes()
+    except OSError:
+        return None
 
 
 def add_folder(folder: str | Path) -> None:

@@ -6,15 +6,19 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.base.user_modules import add_package_of, hidden_by, import_users, user_code_has_run
+from distlaunch.base.user_modules import add_package_of, content, hidden_by, import_users, user_code_has_run
 
 Key = tuple[str | int, ...]
 
 _PREFIX = "_distlaunch_user_"
+
+_sources: dict[str, bytes] = {}
+"""Contents of the user's files as they were loaded, by the name of the module."""
 
 
 def load_function(reference: str, key: Key) -> Callable[..., Any]:
@@ -83,6 +87,16 @@ def imported_files() -> dict[str, str]:
     return {name: file for name, file in named.items() if name.startswith(_PREFIX) and file}
 
 
+def forget_changed_files() -> None:
+    """Forget each of the user's files whose content has changed since it was loaded, so that it is loaded again.
+
+    A notebook calls this before a training. A task reads each file once, whatever happens to the file later.
+    """
+    for name, file in imported_files().items():
+        if name in _sources and content(file) != _sources[name]:
+            del sys.modules[name]
+
+
 def _import(name: str, key: Key) -> Any:
     try:
         return import_users(name)
@@ -101,9 +115,16 @@ def _load_file(path: Path, key: Key) -> Any:
         return loaded
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
-    assert spec.loader is not None
+    assert isinstance(spec.loader, SourceFileLoader)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     add_package_of(path)
-    spec.loader.exec_module(module)
+    source = path.read_bytes()
+    try:
+        # compiled here, because Python's cache does not notice a change within a second that keeps the file's size
+        exec(spec.loader.source_to_code(source, str(path)), vars(module))
+    except BaseException:
+        sys.modules.pop(name, None)  # as `import` does; otherwise a second call would return a part of the module
+        raise
+    _sources[name] = source
     return module
