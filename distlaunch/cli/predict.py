@@ -64,7 +64,8 @@ def command(
     predict RUN                      every example of a split of the run, with a checkpoint
     predict EXPORT --input FILE      the rows of a file, with an export: a SavedModel, .keras or .tflite,
                                      or a run directory that has one; needs no other files of the run
-    predict EXPORT --data FUNCTION   the examples of a dataset, with an export
+    predict EXPORT --data FUNCTION   the examples of a dataset, with an export; if a run directory is given,
+                                     its data.map is applied to each example
 
     Of a split that repeats forever, only the steps of one epoch or of one validation are read. The output file has one
     array, `predictions`, or one array for each named output of the model. A RUN predicts under its own strategy. The

@@ -10,13 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distlaunch.agent.log_noise import is_noise
-from distlaunch.base.errors import DistlaunchError, UsageError
+from distlaunch.base.errors import ConfigError, DistlaunchError, UsageError
 from distlaunch.base.events import Predicted
 from distlaunch.base.helper_process import ANSWER, Answer, run_helper
-from distlaunch.base.protocol import SAFE_MODULE
+from distlaunch.base.protocol import MODULES_FOLDER, SAFE_MODULE
 from distlaunch.base.run_dir import RunDir, checkpoint_name
 from distlaunch.cluster.machine import Machine
 from distlaunch.cluster.settings import kept_variables
+from distlaunch.config.read.load import load_resolved
+from distlaunch.config.references.moved import find_moved
 from distlaunch.plan.train import REMOVED_ENV
 
 SUFFIXES = (".npy", ".npz", ".csv", ".tsv", ".txt", ".jsonl")
@@ -58,10 +60,11 @@ def predict_export(
     """Write the predictions, and return the event that describes them.
 
     Args:
-        note: called with a line if the export is older than its run.
+        note: called with a line if the export is older than its run, or if the run's `data.map` is applied.
 
     Raises:
         UsageError: the export, the file or the dataset cannot be used.
+        ConfigError: the run's config cannot be read, or its `data.map` is not found.
         DistlaunchError: the helper process died.
     """
     export = find_export(request.target)
@@ -78,8 +81,33 @@ def predict_export(
     where = ["--output", output, "--batch-size", str(request.batch_size)]
     # round as in training, if the export is in the directory of its run
     settings = kept_variables(machine.hardware, RunDir(export.absolute().parents[1]).recorded_settings())
-    shapes = _run(["--export", str(export), *given, *split, *where], export, {**machine.environ, **settings})
+    mapping, modules = ([], {}) if request.data is None else _map_of(request.target, note)
+    arguments = ["--export", str(export), *given, *mapping, *split, *where]
+    shapes = _run(arguments, export, {**machine.environ, **settings, **modules})
     return Predicted(time=time.time(), step=None, split=name, path=output, shapes=shapes)
+
+
+def _map_of(target: str, note: Callable[[str], None]) -> tuple[list[str], dict[str, str]]:
+    """Return the arguments and the variables with which the helper process finds the `data.map` of a run.
+
+    Both are empty if the target is not a run, or if its config has no `data.map`.
+
+    Raises:
+        ConfigError: the function is not found.
+    """
+    run = RunDir(target)
+    if is_export(target) or not run.has_config():
+        return [], {}
+    # without the values of secrets, which a run keeps only until it is done, and which `data.map` cannot have
+    config = load_resolved(run.config)
+    if config.data.map is None:
+        return [], {}
+    moved = find_moved(config, run)
+    if problems := [problem for problem in moved.problems if problem.key == ("data", "map")]:
+        raise ConfigError(problems)
+    config = moved.applied_to(config)
+    note(f"data.map of {target} is applied to each example of --data: {config.data.map}")
+    return ["--map", str(config.data.map)], {} if moved.modules is None else {MODULES_FOLDER: str(moved.modules)}
 
 
 def _is_older_than_run(run: RunDir, export: Path) -> bool:

@@ -7,6 +7,7 @@ Used by `distlaunch predict EXPORT`. Needs neither the run nor its config. Write
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode, UsageError
+from distlaunch.base.errors import ConfigError, DataError, DistlaunchError, ExitCode, UsageError
+from distlaunch.base.user_modules import begin_program
 from distlaunch.config.backend import choose_backend
 from distlaunch.serving.exported import NotAnExportError, first_line, open_export
 from distlaunch.serving.exported_model import ExportedModel
@@ -24,6 +26,8 @@ from distlaunch.tasks.no_terminal import refuse_input
 from distlaunch.tasks.process_end import end_process
 
 _TFDS = "tfds:"
+_FUNCTION = ("data", "function")
+_ENDLESS = "the dataset repeats forever"
 
 
 def main() -> None:
@@ -48,6 +52,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--export", type=Path, required=True)
     parser.add_argument("--input", type=Path)
     parser.add_argument("--data")
+    parser.add_argument("--map", help="function to call with each example of --data: the run's `data.map`")
     parser.add_argument("--split")
     parser.add_argument("--output", required=True, help="a file, or - for JSON lines")
     parser.add_argument("--batch-size", type=int, required=True)
@@ -66,7 +71,8 @@ def _predict(arguments: argparse.Namespace, lines: TextIO) -> dict[str, list[int
     if arguments.input is not None:
         batches = _slices(read_inputs(arguments.input, model.inputs), arguments.batch_size)
     else:
-        batches = _dataset_batches(arguments.data, arguments.split, model, arguments.batch_size)
+        begin_program(arguments.data.rpartition(":")[0])
+        batches = _dataset_batches(arguments, model)
     outputs = (_call(model, batch, arguments.export) for batch in batches)
     if arguments.output == "-":
         return _print(outputs, lines)
@@ -149,18 +155,70 @@ def _plain(array: np.ndarray) -> list[Any]:
     return values.reshape(array.shape).tolist()
 
 
-def _dataset_batches(reference: str, split: str | None, model: ExportedModel, size: int) -> Iterator[Arrays]:
+def _dataset_batches(arguments: argparse.Namespace, model: ExportedModel) -> Iterator[Arrays]:
+    from distlaunch.config.run import Data
+    from distlaunch.data.examples.random_access import gives_items
+    from distlaunch.data.splits import PyData
+    from distlaunch.patches.tensorflow_late import is_a
+
+    data, name = _read_split(arguments.data, arguments.split)
+    where = f"--data {arguments.data} ({name})"
+    is_pipeline, size = is_a(data, "data.Dataset"), arguments.batch_size
+    if arguments.map is not None or isinstance(data, PyData) or gives_items(data):
+        # a PyDataset has the size of its batches
+        config = Data(global_batch=None if isinstance(data, PyData) else size, args={}, function=arguments.data,
+                      map=arguments.map)  # fmt: skip
+        yield from _split_batches(data, config, name, where, model)
+    elif is_pipeline:
+        yield from _pipeline_batches(data, where, model, size)
+    else:
+        yield from _slices(_of_structure(data, where, model), size)
+
+
+def _split_batches(data: Any, config: Any, name: str, where: str, model: ExportedModel) -> Iterator[Arrays]:
+    """Yield the batches of examples as training reads them, including `data.map`, in the data's order."""
+    import keras
     import tensorflow as tf
 
-    data, where = _read_split(reference, split)
-    if isinstance(data, tf.data.Dataset):
-        yield from _pipeline_batches(data, where, model, size)
-        return
-    yield from _slices(_of_structure(data, where, model), size)
+    from distlaunch.data.batches import pack
+    from distlaunch.data.source import make_split
+
+    with _explain_data_errors(where):
+        # the name of the split is part of the names of its examples
+        split = make_split(data, config, seed=0, training=name == "train").in_order()
+        if split.endless:
+            raise UsageError(f"{where}: {_ENDLESS}")
+        start = np.int64(0)
+        for batch in split.batches(start, start).map(lambda *rows: split.load(pack(rows))).prefetch(1):
+            x = keras.utils.unpack_x_y_sample_weight(batch)[0]
+            yield _of_structure((tf.nest.map_structure(lambda tensor: tensor.numpy(), x),), where, model)
+
+
+@contextlib.contextmanager
+def _explain_data_errors(where: str) -> Iterator[None]:
+    """Raise UsageError for data that cannot be read, with the name of the example."""
+    from distlaunch.data.examples.read_failures import data_errors_raised
+    from distlaunch.patches.tensorflow_late import is_a
+
+    try:
+        with data_errors_raised():
+            yield
+    except ConfigError as error:
+        lines = [
+            problem.message if problem.key == _FUNCTION else f"{problem.dotted}: {problem.message}"
+            for problem in error.problems
+        ]
+        raise UsageError("\n".join(f"{where}: {line}" for line in lines)) from error
+    except DataError as error:
+        raise UsageError(f"{where}: {str(error).removeprefix('data: ')}") from error
+    except Exception as error:
+        if not is_a(error, "errors.OpError"):
+            raise
+        raise UsageError(f"{where}: it cannot be read: {first_line(error)}") from error
 
 
 def _read_split(reference: str, split: str | None) -> tuple[Any, str]:
-    """Return a split and its name for messages: the requested split, else validation, else train."""
+    """Return a split and its name: the requested split, else validation, else train."""
     from distlaunch.config.run import Data, TfdsSource
     from distlaunch.data.splits import read_splits
 
@@ -177,7 +235,7 @@ def _read_split(reference: str, split: str | None) -> tuple[Any, str]:
     data = splits.validation if name == "validation" else splits.train
     if data is None:
         raise UsageError(f"--data {reference}: there is no {name} split in its result; use --split train")
-    return data, f"--data {reference} ({name})"
+    return data, name
 
 
 def _of_structure(data: Any, where: str, model: ExportedModel) -> Arrays:
@@ -197,17 +255,18 @@ def _pipeline_batches(dataset: Any, where: str, model: ExportedModel, size: int)
     import tensorflow as tf
 
     if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
-        raise UsageError(f"{where}: the dataset repeats forever")
+        raise UsageError(f"{where}: {_ENDLESS}")
     spec = keras.tree.flatten(keras.utils.unpack_x_y_sample_weight(dataset.element_spec)[0])[0]
     inputs = model.inputs
     assert inputs is not None
     rank = None if inputs[0].shape is None else len(inputs[0].shape)
     is_batch = rank is not None and spec.shape.rank is not None and spec.shape.rank >= rank
     empty = True
-    for element in dataset if is_batch else dataset.batch(size):
-        empty = False
-        x = keras.utils.unpack_x_y_sample_weight(element)[0]
-        yield _of_structure((tf.nest.map_structure(lambda tensor: tensor.numpy(), x),), where, model)
+    with _explain_data_errors(where):
+        for element in dataset if is_batch else dataset.batch(size):
+            empty = False
+            x = keras.utils.unpack_x_y_sample_weight(element)[0]
+            yield _of_structure((tf.nest.map_structure(lambda tensor: tensor.numpy(), x),), where, model)
     if empty:
         raise UsageError(f"{where}: the dataset has no rows")
 
