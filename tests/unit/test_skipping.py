@@ -62,6 +62,13 @@ def events() -> list[Any]:
     return list(take_events())
 
 
+def test_the_first_rows_have_a_replacement_too() -> None:
+    """These rows are read eagerly, to learn the shapes."""
+    split = make_split(Items({1}), config(), seed=3, training=True)
+    assert split.first_rows(2)[0].numpy().tolist() == [0, 2]
+    assert [event.example for event in events()] == ["example 1"]
+
+
 @settings(max_examples=5, deadline=None)
 @given(st.sets(st.integers(0, NUMBER - 1), max_size=NUMBER - 2), st.integers(2, 3))
 def test_the_next_takes_its_place(bad: set[int], replicas: int) -> None:

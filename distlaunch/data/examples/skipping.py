@@ -124,7 +124,8 @@ class GraphSkipping(Skipping):
         def one_by_one() -> Batch:
             others = tf.numpy_function(self._batch, [known], [leaf.dtype for leaf in leaves])
             for other, leaf in zip(others, leaves, strict=True):
-                other.set_shape(leaf.shape)
+                # eagerly, `made` has fewer rows than the replacement
+                other.set_shape(tf.TensorShape([None]).concatenate(leaf.shape[1:]))
             return tf.nest.pack_sequence_as(made, others)
 
         return tf.cond(num_rows(made) == tf.size(known, tf.int64), lambda: made, one_by_one)
