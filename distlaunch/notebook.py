@@ -17,8 +17,18 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from distlaunch.base.errors import UsageError
-from distlaunch.base.event_files import EventWriter
-from distlaunch.base.events import CheckpointFailed, EpochEnded, Event, Notice, Restored, RunEnded, TaskStarted
+from distlaunch.base.event_files import EventWriter, read_events_of
+from distlaunch.base.events import (
+    CheckpointFailed,
+    EpochEnded,
+    Event,
+    ExampleSkipped,
+    ExportFailed,
+    Notice,
+    Restored,
+    RunEnded,
+    TaskStarted,
+)
 from distlaunch.base.report_page import leaving_page
 from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.base.run_files.ownership import check_ownership
@@ -58,12 +68,14 @@ class Result:
         model: the model on one device, without the strategy, with the weights at the end.
         run_dir: the run directory; pass it to `train` to continue the run.
         status: `stopped` if training was interrupted, with a checkpoint.
+        export_errors: reasons why exports of the config were not written; empty if all were.
     """
 
     history: dict[str, list[float]]
     model: keras.Model
     run_dir: Path
     status: Literal["done", "stopped"]
+    export_errors: tuple[str, ...] = ()
 
 
 def train(
@@ -71,7 +83,8 @@ def train(
 ) -> Result:
     """Train a config or resume a run, and print a line per epoch.
 
-    An interrupt (Ctrl-C, or the notebook's stop button) stops after the current step, with a checkpoint.
+    An interrupt (Ctrl-C, or the notebook's stop button) stops after the current step, with a checkpoint. An export that
+    fails is a warning, because the training itself has succeeded; see `Result.export_errors`.
 
     Args:
         config: a config file, its content as a dict, or a run directory to continue. With `resume: auto`, a config
@@ -81,6 +94,7 @@ def train(
 
     Raises:
         ConfigError: the config is wrong. The error has all problems that were found.
+        DataError: an example cannot be read. The error names it.
         UsageError: the strategy needs separate processes, or more devices than this process has.
     """
     stale = _use_changed_code()
@@ -89,10 +103,29 @@ def train(
         loaded = loaded.model_copy(update={"runs_dir": str(runs_dir)})
     _check_process(loaded, config)
     run = _choose(config, loaded)
-    with leaving_page(run, os.environ), run.lock(notebook=True):
-        session, outcome = train_here(loaded, run, _interrupts(), stale)
+    # imported here, because it imports NumPy, which must come after the variables for the hardware are set
+    from distlaunch.data.examples.read_failures import data_errors_raised, forget_failures
+
+    forget_failures()
+    warnings_at_start = [*stale, *_without_effect(loaded, run)]
+    with leaving_page(run, os.environ), run.lock(notebook=True), data_errors_raised():
+        session, outcome = train_here(loaded, run, _interrupts(), warnings_at_start)
     history = {name: list(values) for name, values in outcome.progress.history.items()}
-    return Result(history, session.trained_model(), run.path, outcome.status)
+    failed = read_events_of(run.events, ExportFailed)
+    errors = tuple(event.reason for event in failed if event.attempt == run.attempts()[-1])
+    return Result(history, session.trained_model(), run.path, outcome.status, errors)
+
+
+def _without_effect(config: RunConfig, run: RunDir) -> list[str]:
+    """Return a warning about trackers, which only `distlaunch train` starts."""
+    if not config.tracking:
+        return []
+    command = f"distlaunch track {_shown(run.path)}"
+    return [f"tracking: a training in a notebook sends nothing to trackers; afterwards, `{command}` sends its values"]
+
+
+def _shown(path: Path) -> str:
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _use_changed_code() -> list[str]:
@@ -271,6 +304,11 @@ class _Reporter:
                 print(f"resuming from step {event.step} of {self._run.name}", flush=True)
             case CheckpointFailed():
                 print(f"warning: checkpoint of step {event.step}: {event.reason}", flush=True)
+            case ExampleSkipped():
+                print(f"warning: {event.reason}; it is left out", flush=True)
+            case ExportFailed():
+                advice = f"the run is done; once that is fixed, run `distlaunch export {_shown(self._run.path)}`"
+                print(f"warning: the export failed: {event.reason}; {advice}", flush=True)
             case Notice(level="warning"):
                 print(f"warning: {event.message}", flush=True)
             case _:

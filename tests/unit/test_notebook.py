@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 keras = pytest.importorskip("keras")
 
 from distlaunch import notebook  # noqa: E402
+from distlaunch.base.errors import DataError, DistlaunchError  # noqa: E402
 from distlaunch.base.event_files import read_events_of  # noqa: E402
 from distlaunch.base.events import Notice  # noqa: E402
 from distlaunch.base.run_dir import RunDir  # noqa: E402
@@ -33,6 +35,18 @@ def model():
 
 def data():
     return np.ones((4, 1), "float32"), np.zeros((4, 1), "float32")
+
+class Rows:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        if index == 41:
+            raise OSError("photo 41 is damaged")
+        return np.ones(1, "float32"), np.zeros(1, "float32")
+
+def rows():
+    return Rows()
 """
 
 
@@ -51,6 +65,7 @@ def config_of(folder: Path, **keys: Any) -> dict[str, Any]:
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "notebook_helper", raising=False)
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "notebook_helper.py").write_text("VALUE = 1\n")
     return tmp_path
@@ -87,3 +102,35 @@ def test_a_file_that_could_not_be_loaded_is_loaded_again(project: Path) -> None:
         notebook.train(config_of(project))
     flag.touch()
     assert notebook.train(config_of(project)).history["loss"] == [9.0]
+
+
+def _fail(*_: object, **__: object) -> None:
+    raise DistlaunchError("the model cannot be saved")
+
+
+def test_problems_are_reported_as_by_the_command(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("distlaunch.training.session.export_all", _fail)
+    data = {"function": f"{project / 'mine.py'}:rows", "global_batch": 32, "on_error": "skip"}
+    result = notebook.train(config_of(project, data=data, export=["keras"], tracking=["mlflow"]))
+    assert (result.status, result.export_errors) == ("done", ("the model cannot be saved",))
+    out = capfd.readouterr().out
+    lines = [line for line in out.splitlines() if line.startswith("warning: ")]
+    assert lines[0] == (
+        "warning: tracking: a training in a notebook sends nothing to trackers; "
+        "afterwards, `distlaunch track runs/run` sends its values"
+    )
+    assert any(line.startswith("warning: data: example 41 cannot be read: OSError: photo 41") for line in lines), lines
+    assert [line for line in lines if line.endswith("; it is left out")]
+    assert lines[-1] == (
+        "warning: the export failed: the model cannot be saved; the run is done; once that is fixed, "
+        "run `distlaunch export runs/run`"
+    )
+
+
+def test_an_example_that_cannot_be_read_is_named(project: Path) -> None:
+    data = {"function": f"{project / 'mine.py'}:rows", "global_batch": 32}
+    config = config_of(project, data=data)
+    with pytest.raises(DataError, match=r"^data: example 41 cannot be read: OSError: photo 41 is damaged"):
+        notebook.train(config)

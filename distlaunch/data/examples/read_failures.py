@@ -103,6 +103,13 @@ def data_errors_raised() -> Iterator[None]:
         raise failure from failure.__cause__
 
 
+def forget_failures() -> None:
+    """Forget the failures and the rows of an earlier training in this process, which do not explain later errors."""
+    with _lock:
+        _first.clear()
+    _latest.clear()
+
+
 def _explain_pipeline_error(message: str) -> Exception | None:
     """Return the DataError for a pipeline that cannot make batches or write the file of `cache`, else None."""
     if found := re.search(r"cache lockfile already exists \('(.+)_\d+\.lockfile'\)", message):
