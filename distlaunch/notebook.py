@@ -44,7 +44,7 @@ from distlaunch.config.read.load import dump_config, load_config, load_mapping
 from distlaunch.config.read.load_run import load_run
 from distlaunch.config.read.words import either
 from distlaunch.config.references.argument_paths import with_argument_paths
-from distlaunch.config.resume import find_run, remaining_work
+from distlaunch.config.resume import find_run, keep_preprocessing, remaining_work
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategies import MODELS, Strategy
 from distlaunch.config.user_settings import trusted_folders
@@ -250,6 +250,7 @@ def train_here(
 
     attempt = run.next_attempt()
     text = dump_config(config)
+    keep_preprocessing(config, run)
     run.keep_secrets(config.secrets.variables)
     write_atomically(run.attempt_config(attempt), text)
     write_atomically(run.config, text)

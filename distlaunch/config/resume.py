@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,34 @@ class RemainingWork:
     changed: tuple[str, ...] = ()
     formats: tuple[str, ...] = ()
     evaluation: bool = False
+
+
+def keep_preprocessing(config: RunConfig, run: RunDir) -> None:
+    """Let a run that was moved keep the layer of its `data.preprocessing`.
+
+    The paths in this section are others at the new place, and so is the key of the layer. The layer of an earlier
+    attempt is copied to the new key if the sections differ only by the move. Otherwise the layer would be made again,
+    perhaps from other data.
+
+    Args:
+        config: the config of the next attempt, with the current paths.
+    """
+    section = config.data.preprocessing
+    if section is None or run.preprocessing(section.key).exists():
+        return
+    for path in (*map(run.attempt_config, reversed(run.attempts())), run.config):
+        before = None
+        with contextlib.suppress(ConfigError, OSError):
+            before = load_resolved(path).data.preprocessing
+        if before is None or not (layer := run.preprocessing(before.key)).exists():
+            continue
+        if not changes(before.model_dump(), section.model_dump(), lambda old, new: is_moved(old, new, run)):
+            temporary = layer.with_name(f".moved-{section.key}-{os.getpid()}")
+            # if the folder cannot be written to, making the layer fails too, and reports the reason
+            with contextlib.suppress(OSError):
+                shutil.copyfile(layer, temporary)
+                temporary.replace(run.preprocessing(section.key))
+            return
 
 
 def remaining_work(config: RunConfig, run: RunDir) -> RemainingWork:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -59,6 +60,11 @@ class Preprocessing(Section):
     function: FunctionRef
     """Gets the inputs of the training split in batches, a `tf.data.Dataset`, and returns the layer, adapted to them."""
     args: Arguments
+
+    @property
+    def key(self) -> str:
+        """The name of the layer's file in a run. It changes with the function and its arguments."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:12]
 
 
 class Data(Section):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -294,6 +293,5 @@ def with_preprocessing(splits: Splits, config: RunConfig, run: RunDir) -> Splits
     batches = train.batches(_ZERO, _ZERO).map(
         lambda *rows: keras.utils.unpack_x_y_sample_weight(train.load(pack(rows)))[0]
     )
-    # the name changes with the function and its arguments, which a resume with --set may change
-    key = hashlib.sha256(repr(section).encode()).hexdigest()[:12]
-    return replace(splits, preprocessing=prepare(section, batches, run.preprocessing(key)))
+    # a resume with --set may change the function or its arguments, which need another layer
+    return replace(splits, preprocessing=prepare(section, batches, run.preprocessing(section.key)))

@@ -194,6 +194,7 @@ def run_attempt(
         StopRequested: a stop signal came before the tasks were started.
     """
     from distlaunch.config.read.load import dump_config
+    from distlaunch.config.resume import keep_preprocessing
 
     began = time.monotonic()
     replaced_config: str | None = None
@@ -212,6 +213,7 @@ def run_attempt(
             observer.note(f"there is room for {number} of {wanted} workers")
         config = fit_to_allocation(config, allocation)
         text = dump_config(config)
+        keep_preprocessing(config, run)
         with run.claim_attempt() as attempt:
             # the mark lets tasks detect a config file that somebody else has replaced
             plan = plan_allocated(config, run, attempt, mode, allocation, [*extra, *config_mark_arguments(text)])

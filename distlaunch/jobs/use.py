@@ -12,6 +12,7 @@ from pathlib import Path
 from distlaunch.base.errors import RunBusyError, StopRequested, UsageError, naming_run
 from distlaunch.base.event_files import read_events_of
 from distlaunch.base.events import DataResolved
+from distlaunch.base.folders import make_folder
 from distlaunch.base.run_dir import BestName, RunDir
 from distlaunch.base.run_files.run_lock import lock_run, owner_of
 from distlaunch.cluster.machine import Machine
@@ -152,7 +153,11 @@ def read_only_copy(run: RunDir) -> Generator[RunDir]:
     with tempfile.TemporaryDirectory(prefix="distlaunch-read-") as folder:
         copy = RunDir(Path(folder) / run.name)
         copy.path.mkdir()
-        for path in (run.config, run.events, run.environment, run.checkpoints, run.preprocessing("").parent):
+        for path in (run.config, run.events, run.environment, run.checkpoints):
             if path.exists():
                 (copy.path / path.name).symlink_to(path)
+        # each layer instead of their folder, in which processes lock files and a moved run gets a copy of its layer
+        for path in run.preprocessing("").parent.glob("*.keras"):
+            make_folder(copy.preprocessing("").parent)
+            (copy.preprocessing("").parent / path.name).symlink_to(path)
         yield copy

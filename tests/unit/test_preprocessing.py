@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,11 @@ import tensorflow as tf  # noqa: E402
 
 from distlaunch.base.errors import ConfigError  # noqa: E402
 from distlaunch.base.run_dir import RunDir  # noqa: E402
+from distlaunch.cluster.environment import describe_environment  # noqa: E402
+from distlaunch.cluster.machine import Machine  # noqa: E402
+from distlaunch.config.read.load import dump_config  # noqa: E402
+from distlaunch.config.read.load_run import load_run  # noqa: E402
+from distlaunch.config.resume import keep_preprocessing  # noqa: E402
 from distlaunch.config.run import RunConfig  # noqa: E402
 from distlaunch.data.random_ops import random_warnings  # noqa: E402
 from distlaunch.data.source import open_splits  # noqa: E402
@@ -52,6 +58,55 @@ def test_it_is_made_once_and_used_for_both_splits(config: Any, tmp_path: Path) -
     assert (tmp_path / "calls").read_text() == "x"
     open_splits(config(max_tokens=3), run)
     assert (tmp_path / "calls").read_text() == "xx", "other arguments make another layer"
+
+
+@pytest.mark.parametrize("with_code", [True, False])
+def test_a_run_that_was_moved_keeps_its_layer(config: Any, tmp_path: Path, with_code: bool) -> None:
+    project, vocabulary = tmp_path / "project", tmp_path / "elsewhere.txt"
+    run = RunDir(project / "runs" / "job")
+    run.path.mkdir(parents=True)
+    (tmp_path / "mine.py").rename(project / "mine.py")
+    vocabulary.touch()
+    args = {"max_tokens": 4, "source": str(vocabulary)}
+
+    def given(**changed: Any) -> RunConfig:
+        text = json.dumps(config(**{**args, **changed}).to_plain())
+        text = text.replace("unused:model", f"{tmp_path}/mine.py:texts").replace("/mine.py", "/project/mine.py")
+        plain = json.loads(text)
+        return RunConfig.model_validate(plain)
+
+    _record(run, given(), project)
+    calls = project / "calls"
+    made, _, _ = open_splits(given(), run)
+    assert calls.read_text() == "x"
+
+    now = tmp_path / "moved"
+    if with_code:
+        project.rename(now)
+        calls = now / "calls"
+        run = RunDir(now / "runs" / "job")
+    else:
+        run.path.rename(now)
+        run = RunDir(now)
+    moved = load_run(run, (), Machine({})).config
+    assert (moved.data.preprocessing == given().data.preprocessing) is not with_code
+    keep_preprocessing(moved, run)
+    splits, _, _ = open_splits(moved, run)
+    assert calls.read_text() == "x", "the layer was made again"
+    assert splits.preprocessing.layer.get_vocabulary() == made.preprocessing.layer.get_vocabulary()
+
+    other = load_run(run, ("data.preprocessing.args.max_tokens=3",), Machine({})).config
+    keep_preprocessing(other, run)
+    open_splits(other, run)
+    assert calls.read_text() == "xx", "other arguments make another layer"
+
+
+def _record(run: RunDir, config: RunConfig, folder: Path) -> None:
+    """Write the files with which an attempt begins."""
+    run.attempt_config(0).parent.mkdir(parents=True)
+    for path in (run.config, run.attempt_config(0)):
+        path.write_text(dump_config(config))
+    run.write_json(run.environment, describe_environment([], folder, run))
 
 
 class Shuffled(keras.utils.PyDataset):

@@ -9,7 +9,7 @@ def texts():
     return {"train": (x, np.array([1, 0, 1, 0] * 3)), "validation": (x[:3], np.array([1, 0, 1]))}
 
 
-def vectorizer(inputs, max_tokens=10):
+def vectorizer(inputs, max_tokens=10, source=None):
     pathlib.Path(__file__).with_name("calls").open("a").write("x")
     layer = keras.layers.TextVectorization(output_mode="multi_hot", max_tokens=max_tokens)
     layer.adapt(inputs)
