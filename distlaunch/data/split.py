@@ -19,6 +19,7 @@ import numpy as np
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.data.batches import Batch, Index, Source, num_rows, pack, slice_rows
 from distlaunch.data.running_fingerprint import RunningFingerprint
+from distlaunch.data.structures import ArraySpec, flatten, map_structure
 from distlaunch.patches.tensorflow_late import tf
 
 _ZERO = np.int64(0)
@@ -254,6 +255,16 @@ class Split(ABC):
         for transform in self._transforms[: self._num_before_preprocessing] if raw else self._transforms:
             batch = transform(batch)
         return batch
+
+    def batch_spec(self) -> Any:
+        """Return an `ArraySpec` for each array of a batch. Sizes that may differ between batches are None.
+
+        Return None if the types are unknown before reading, or if there are ragged or sparse tensors.
+        """
+        spec = self.batches(_ZERO, _ZERO).map(lambda *rows: self.load(pack(rows))).element_spec
+        if not all(isinstance(leaf, tf.TensorSpec) for leaf in flatten(spec)):
+            return None
+        return map_structure(ArraySpec.of_tensors, spec)
 
     def describe(self) -> str:
         """Return the description by which processes check that they read the same data; see `data/fingerprints.py`."""

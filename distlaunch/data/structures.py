@@ -31,6 +31,12 @@ class ArraySpec:
         """Return the type of an array."""
         return ArraySpec(tuple(array.shape), "string" if array.dtype.kind in "OSU" else array.dtype.name)
 
+    @staticmethod
+    def of_tensors(spec: tf.TensorSpec) -> ArraySpec:
+        """Return the type of tensors that a `tf.TensorSpec` describes."""
+        shape = None if spec.shape.rank is None else tuple(spec.shape.as_list())
+        return ArraySpec(shape, spec.dtype.name)
+
     def tensor_spec(self) -> tf.TensorSpec:
         """Return this type as a `tf.TensorSpec`."""
         shape: Any = self.shape

@@ -26,6 +26,11 @@ import numpy as np
 ORDER = ("tflite", "saved_model", "keras", "weights")
 """Order of the checks: those that may import the user's code come last."""
 
+FIXED_NOTE = (
+    "takes only inputs of the sizes in its signature, those of the run's first examples, although other batches have "
+    "other sizes: the model cannot be exported for any size"
+)
+"""Words of a note that follow the name of the file."""
 _HOOKS_S = 3.0  # for all exit hooks together
 
 
@@ -48,6 +53,21 @@ def main() -> None:
 
 
 def _check(name: str, parcel: Mapping[str, Any], exported: Any) -> dict[str, Any]:
+    found = _check_once(name, parcel, exported)
+    # the notes about a TFLite file say that it needs operations of TensorFlow
+    if name != "tflite" or parcel["fallback"] is None or (found["problem"] is None and not found["notes"]):
+        return found
+    path = Path(parcel["files"][name])
+    first = path.read_bytes() if path.exists() else None
+    again = _check_once(name, {**parcel, "to_convert": parcel["fallback"]}, exported)
+    if again["problem"] is None and (found["problem"] is not None or not again["notes"]):
+        return {**again, "notes": [*again["notes"], f"{path.name} {FIXED_NOTE}"]}
+    if first is not None:
+        path.write_bytes(first)
+    return found
+
+
+def _check_once(name: str, parcel: Mapping[str, Any], exported: Any) -> dict[str, Any]:
     notes: list[str] = []
     try:
         path = Path(parcel["files"][name])

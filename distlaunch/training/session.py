@@ -315,11 +315,18 @@ class Session:
         rows = original if self.preprocessing is None else self.preprocessing(original)
         x = keras.utils.unpack_x_y_sample_weight(original)[0]
         try:
-            trained = TrainedModel(self.config, state, rows, x, self.preprocessing)
+            trained = TrainedModel(self.config, state, rows, x, self.preprocessing, self._input_sizes(formats))
             self._report_exports(export_all(trained, self.run.export, formats, checked=checked), step)
         except ExportError as error:
             self._report_exports(error.written, step)
             raise
+
+    def _input_sizes(self, formats: Sequence[ExportFormat]) -> Any:
+        """Return `TrainedModel.sizes` for a model that does not declare its inputs, if a format needs them."""
+        if getattr(self.model, "inputs", None) or not {"saved_model", "tflite"} & {*formats}:
+            return None
+        spec = self.train.batch_spec()
+        return None if spec is None else keras.utils.unpack_x_y_sample_weight(spec)[0]
 
     def _report_exports(self, exports: list[WrittenExport], step: int) -> None:
         for written in exports:

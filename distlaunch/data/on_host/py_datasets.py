@@ -45,6 +45,9 @@ class HostPyDatasets(HostSplit, PyDatasets):
         order = np.arange(self._number, dtype=np.int64)
         return shuffled(order, (self._seed, number_of_pass)) if self._shuffle else order
 
+    def batch_spec(self) -> Any:
+        return self._batch_spec
+
     def sample(self, number: int) -> Any:
         return pack(self._structure, [leaf[:number] for leaf in self._head])
 

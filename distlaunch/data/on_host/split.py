@@ -77,6 +77,9 @@ class HostSplit(Split):
 
         return self._source(Elements(elements), f"{self.name}:once", 0, number, ends=number is None)
 
+    def batch_spec(self) -> Any:
+        return None
+
     def first_rows(self, rows: int, *, raw: bool = False) -> Batch:
         sample = self.sample(rows)
         if not num_rows(sample):

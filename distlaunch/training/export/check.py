@@ -62,7 +62,7 @@ class ModelFunction:
 
 
 def check(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, code: ModelFunction, backend: str,
-          folder: Path) -> dict[str, Finding]:  # fmt: skip
+          folder: Path, *, fallback: Path | None = None) -> dict[str, Finding]:  # fmt: skip
     """Check exports in a clean process, and return its findings by format.
 
     Args:
@@ -70,11 +70,13 @@ def check(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, co
         to_convert: the SavedModel from which the TFLite file is made.
         backend: Keras backend of the run. A Keras file that does not load on this backend may load on TensorFlow.
         folder: folder for temporary files.
+        fallback: the SavedModel from which the TFLite file is made if `to_convert` does not give one that works; None
+            if there is none.
 
     Raises:
         DistlaunchError: the process died.
     """
-    findings = _run(files, to_convert, sample, code, backend, folder)
+    findings = _run(files, to_convert, sample, code, backend, folder, fallback)
     failed = {name: path for name, path in files.items() if findings[name].problem and name in ("keras", "weights")}
     if failed and backend != "tensorflow":
         for name, finding in _run(failed, None, sample, code, "tensorflow", folder).items():
@@ -86,11 +88,12 @@ def check(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, co
 
 
 def _run(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, code: ModelFunction, backend: str,
-         folder: Path) -> dict[str, Finding]:  # fmt: skip
+         folder: Path, fallback: Path | None = None) -> dict[str, Finding]:  # fmt: skip
     request = folder / "parcel.pickle"
     content = {
         "files": {name: str(path) for name, path in files.items()},
         "to_convert": str(to_convert),
+        "fallback": None if fallback is None else str(fallback),
         "rows": dict(sample.rows),
         "expected": sample.expected,
         "tolerance": sample.tolerance,

@@ -6,16 +6,19 @@ model function on TensorFlow gives the same SavedModel as every other strategy.
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from distlaunch.base.errors import DistlaunchError
-from distlaunch.base.helper_process import run_helper
+from distlaunch.base.helper_process import ANSWER, run_helper
 from distlaunch.base.protocol import SAFE_MODULE
 from distlaunch.base.user_modules import begin_program
 from distlaunch.config.cluster import Cluster
@@ -32,14 +35,29 @@ from distlaunch.strategies.state import State
 _LAST_LINES = 20
 
 
+@dataclass(frozen=True)
+class WantedModel:
+    """A SavedModel to be written; see `save_saved_model`.
+
+    Attributes:
+        layer: the preprocessing that is part of it, or None.
+    """
+
+    layer: Preprocessing | None
+    sizes: Any = None
+
+
 def export_on_tensorflow(
-    config: RunConfig, state: State, rows: Batch, folder: Path, wanted: Mapping[str, Preprocessing | None]
-) -> None:
+    config: RunConfig, state: State, rows: Batch, folder: Path, wanted: Mapping[str, WantedModel]
+) -> list[str]:
     """Write SavedModels in a process that runs Keras on TensorFlow, and wait for it.
 
     Args:
         folder: folder that the SavedModels are written to.
-        wanted: maps the name of each SavedModel to the preprocessing that is part of it.
+        wanted: the SavedModels to write, by name.
+
+    Returns:
+        The names of the SavedModels for which `save_saved_model` returned True.
 
     Raises:
         DistlaunchError: the model's function does not work on TensorFlow; the message contains the process's output.
@@ -47,10 +65,20 @@ def export_on_tensorflow(
     plain = config.model_copy(
         update={"strategy": OneDeviceSection(kind="one_device"), "cluster": Cluster(), "export": []}
     )
-    before = {name: None if layer is None else (str(layer.path), layer.input_spec) for name, layer in wanted.items()}
+    before = {
+        name: ((str(each.layer.path), each.layer.input_spec) if each.layer is not None else None, each.sizes)
+        for name, each in wanted.items()
+    }
     request = folder / "model.pickle"
     request.write_bytes(pickle.dumps((dump_config(plain), state, map_structure(np.asarray, rows), before)))
-    command = [sys.executable, *SAFE_MODULE, "distlaunch.training.export.on_tensorflow", str(request), str(folder)]
+    command = [
+        sys.executable,
+        *SAFE_MODULE,
+        "distlaunch.training.export.on_tensorflow",
+        str(request),
+        str(folder),
+        ANSWER,
+    ]
     environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "-1"}
     answer = run_helper(command, environment)
     request.unlink()
@@ -58,22 +86,26 @@ def export_on_tensorflow(
         output = answer.last_lines(_LAST_LINES)
         message = "the SavedModel could not be written, because rebuilding the model on TensorFlow failed"
         raise DistlaunchError(f"{message}; the formats `keras` and `weights` do not need TensorFlow:{output}")
+    return answer.value["fixed"]
 
 
 def main() -> None:
     from distlaunch.data.preprocessing import restore
     from distlaunch.training.export.writers import rebuild, save_saved_model
 
-    request, folder = map(Path, sys.argv[1:])
+    request, folder, answer = map(Path, sys.argv[1:])
     # safe to unpickle: written by the parent process
     plain, state, rows, wanted = pickle.loads(request.read_bytes())
     config = parse_resolved(plain, "config.yaml", os.environ)
     begin_program(program_of(config))
     model = rebuild(config, state, rows)
     section = config.data.preprocessing
-    for name, before in wanted.items():
+    fixed: list[str] = []
+    for name, (before, sizes) in wanted.items():
         preprocessing = None if before is None or section is None else restore(section, Path(before[0]), before[1])
-        save_saved_model(model, folder / name, rows, preprocessing)
+        if save_saved_model(model, folder / name, rows, preprocessing, sizes):
+            fixed.append(name)
+    answer.write_text(json.dumps({"fixed": fixed}), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,13 +18,15 @@ from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.data.structures import flatten, map_structure
 from distlaunch.patches.keras_private import layers_of
 from distlaunch.patches.tensorflow_late import is_a, tf
+from distlaunch.serving.clean_check import FIXED_NOTE
 from distlaunch.serving.exported_model import named_outputs
 from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import overrides_method
 from distlaunch.training.export.check import Finding, ModelFunction, Sample, check
-from distlaunch.training.export.on_tensorflow import export_on_tensorflow
+from distlaunch.training.export.on_tensorflow import WantedModel, export_on_tensorflow
 from distlaunch.training.export.writers import (
     export_backend,
+    has_open_sizes,
     on_host,
     put_in_place,
     rebuild,
@@ -45,6 +47,8 @@ TFLite adds numbers in another order than TensorFlow, and a CPU in another order
 _TOLERANCE_16_BIT = 3e-2  # bfloat16 has 8 bits
 _WITHOUT_PREPROCESSING = "model_alone"
 """Name of the SavedModel without preprocessing, used for the TFLite file if the preprocessing takes text."""
+_FIXED_SIZES = "fixed_sizes"
+"""Name of the SavedModel for inputs of the sizes of a few examples, used for the TFLite file if TFLite needs it."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ class TrainedModel:
         state: values of the model's variables.
         rows: a few examples in the form that the model takes.
         raw: inputs of the same examples before preprocessing, as the data function returned them.
+        sizes: an `ArraySpec` for each input of the model, whose sizes are None if they may differ between batches; None
+            if that is unknown.
     """
 
     config: RunConfig
@@ -62,6 +68,7 @@ class TrainedModel:
     rows: Batch
     raw: Any
     preprocessing: Preprocessing | None
+    sizes: Any = None
 
 
 @dataclass(frozen=True)
@@ -93,22 +100,38 @@ def export_all(trained: TrainedModel, directory: Path, formats: Sequence[str], *
                 save(model, files[name])
         if "keras" in files and before is not None:
             notes.append(f"{EXPORTS['keras']} takes the output of data.preprocessing; saved_model includes its layer")
-        wanted = {"saved_model": before} if "saved_model" in files or ("tflite" in files and not takes_strings) else {}
+        wanted: dict[str, WantedModel] = {}
+        if "saved_model" in files or ("tflite" in files and not takes_strings):
+            wanted["saved_model"] = WantedModel(before, trained.sizes)
         if "tflite" in files and takes_strings:
-            wanted[_WITHOUT_PREPROCESSING] = None
+            wanted[_WITHOUT_PREPROCESSING] = WantedModel(None, trained.sizes)
             notes.append(f"{EXPORTS['tflite']} takes the output of data.preprocessing: TFLite does not support text")
+        to_convert = _WITHOUT_PREPROCESSING if takes_strings else "saved_model"
+        may_be_fixed = to_convert in wanted and wanted[to_convert].layer is None and has_open_sizes(trained.sizes)
+        if "tflite" in files and may_be_fixed:
+            wanted[_FIXED_SIZES] = WantedModel(None)
         if export_backend().makes_saved_models:
-            for name, layer in wanted.items():
-                save_saved_model(model, folder / name, trained.rows, layer)
-        elif wanted:
-            export_on_tensorflow(trained.config, trained.state, trained.rows, folder, wanted)
+            fixed = [
+                name
+                for name, each in wanted.items()
+                if save_saved_model(model, folder / name, trained.rows, each.layer, each.sizes)
+            ]
+        else:
+            fixed = export_on_tensorflow(trained.config, trained.state, trained.rows, folder, wanted) if wanted else []
+        has_fallback = _FIXED_SIZES in wanted and to_convert not in fixed
+        # also about the TFLite file that is made from it
+        notes += [
+            f"{EXPORTS[name]} {FIXED_NOTE}"
+            for name in ("saved_model", "tflite")
+            if name in files and ("saved_model" if name == "saved_model" else to_convert) in fixed
+        ]
         findings = {name: Finding("", None, ()) for name in files}
         # the clean process also makes TFLite files
         if checked or "tflite" in files:
-            to_convert = folder / (_WITHOUT_PREPROCESSING if takes_strings else "saved_model")
             code = ModelFunction(trained.config.model.function, trained.config.model.args)
             sample, found = _sample(model, trained, with_preprocessing=() if takes_strings else ("tflite",))
-            findings = check(files, to_convert, sample, code, keras.backend.backend(), folder)
+            findings = check(files, folder / to_convert, sample, code, keras.backend.backend(), folder,
+                             fallback=folder / _FIXED_SIZES if has_fallback else None)  # fmt: skip
             notes += found
         return _put_in_place(files, directory, findings, tuple(notes))
 

@@ -20,6 +20,7 @@ from distlaunch.base.folders import make_folder
 from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Batch
 from distlaunch.data.preprocessing import Preprocessing
+from distlaunch.data.structures import ArraySpec
 from distlaunch.patches.keras_private import layers_of
 from distlaunch.patches.tensorflow_late import tf
 from distlaunch.strategies.protocol import Program, Steps, Strategy
@@ -90,12 +91,19 @@ def save_weights(model: keras.Model, path: Path) -> None:
     model.save_weights(path)
 
 
-def save_saved_model(model: Any, path: Path, rows: Batch, preprocessing: Preprocessing | None) -> None:
+def save_saved_model(
+    model: Any, path: Path, rows: Batch, preprocessing: Preprocessing | None, sizes: Any = None
+) -> bool:
     """Write a SavedModel with the signature `serve`.
 
     Args:
         rows: a few examples in the form that the model takes.
         preprocessing: applied to the inputs before the model, as part of the SavedModel; None to leave it out.
+        sizes: an `ArraySpec` for each input of the model. Sizes that are None may be any size in the signature. None
+            for the sizes of `rows`. Models that declare their inputs do not need it.
+
+    Returns:
+        True if the model can be traced only with the sizes of `rows`, although `sizes` has other ones.
     """
     if preprocessing is not None:
         _export_with(preprocessing, model, path)
@@ -104,23 +112,42 @@ def save_saved_model(model: Any, path: Path, rows: Batch, preprocessing: Preproc
     else:
         # for other models, Keras remembers shapes but not dtypes: integers would become floats
         x = keras.utils.unpack_x_y_sample_weight(rows)[0]
-        model.export(path, verbose=False, input_signature=[_input_specs(x)])
+        fixed = _input_specs(x)
+        if has_open_sizes(sizes):
+            # any error: the code of the model may need numbers where a size is unknown
+            with contextlib.suppress(Exception):
+                model.export(path, verbose=False, input_signature=[_input_specs(x, sizes)])
+                return False
+            remove(path)
+        model.export(path, verbose=False, input_signature=[fixed])
+        return has_open_sizes(sizes)
+    return False
+
+
+def has_open_sizes(sizes: Any) -> bool:
+    """Return whether sizes other than the number of rows are open; see `save_saved_model`."""
+    return sizes is not None and any(
+        leaf.shape is not None and None in leaf.shape[1:] for leaf in keras.tree.flatten(sizes)
+    )
 
 
 def takes_text(preprocessing: Preprocessing) -> bool:
     return any(spec.dtype == tf.string for spec in tf.nest.flatten(preprocessing.input_spec))
 
 
-def _input_specs(x: Any) -> Any:
-    """Return tensor specs in the structure of the model's inputs, for any number of rows."""
+def _input_specs(x: Any, given_sizes: Any = None) -> Any:
+    """Return tensor specs in the structure of the model's inputs, for any number of rows; see `save_saved_model`."""
 
-    def spec(path: tuple[Any, ...], leaf: Any) -> tf.TensorSpec:
+    def spec(path: tuple[Any, ...], leaf: Any, given: Any) -> tf.TensorSpec:
+        sizes = given.shape if isinstance(given, ArraySpec) else None
         shape, dtype = list(leaf.shape), tf.as_dtype(leaf.dtype)
+        if sizes is not None and len(sizes) == len(shape):
+            shape = list(sizes)
         name = "_".join(map(str, path)) or "inputs"
         # the model takes floats in Keras's default type, also from float64 data, as in training
         return tf.TensorSpec([None, *shape[1:]], keras.config.floatx() if dtype.is_floating else dtype, name=name)
 
-    return keras.tree.map_structure_up_to(x, spec, _paths(x), x)
+    return keras.tree.map_structure_up_to(x, spec, _paths(x), x, x if given_sizes is None else given_sizes)
 
 
 def _paths(x: Any, path: tuple[Any, ...] = ()) -> Any:
