@@ -274,8 +274,8 @@ def current_rate(model: keras.Model) -> float | None:
         return float(host_value(rate))
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         # with accumulated gradients, Keras's schedules follow the number of steps, and not of updates
-        value = rate(host_value(raw_counter(own[0])))
-        return float(keras.ops.convert_to_numpy(value))
+        value: Any = keras.ops.convert_to_numpy(rate(host_value(raw_counter(own[0]))))
+        return float(value)
     return None
 
 

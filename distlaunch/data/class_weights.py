@@ -42,8 +42,8 @@ def _classes(y: tf.Tensor) -> tf.Tensor:
         return _rounded(y)
     columns = y.shape[-1]
     if columns is None:  # it is known only when a batch is there
-        return tf.cond(tf.shape(y)[-1] == 1, lambda: _rounded(y[..., 0]), lambda: tf.argmax(y, -1))
-    return _rounded(y[..., 0]) if columns == 1 else tf.argmax(y, -1)
+        return tf.cond(tf.shape(y)[-1] == 1, lambda: _rounded(tf.squeeze(y, -1)), lambda: tf.argmax(y, -1))
+    return _rounded(tf.squeeze(y, -1)) if columns == 1 else tf.argmax(y, -1)
 
 
 def _rounded(labels: tf.Tensor) -> tf.Tensor:
