@@ -36,6 +36,7 @@ class Steps:
         stop_at_nonfinite: whether a call of several steps ends after the first step whose loss is not finite.
         one_by_one: whether `train.steps_per_call` is 1, so that no call makes several steps.
         sample: returns up to the given number of rows of the first batch, for strategies that test how values add up.
+        is_own: whether `train` is the step function of a user's `loop: custom`.
     """
 
     model: Any
@@ -45,6 +46,7 @@ class Steps:
     stop_at_nonfinite: bool = True
     one_by_one: bool = False
     sample: Callable[[int], Batch] | None = None
+    is_own: bool = False
 
 
 @dataclass(frozen=True)

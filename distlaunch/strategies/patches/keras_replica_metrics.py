@@ -11,7 +11,7 @@ import keras
 from distlaunch.patches.keras_overrides import insert_class
 from distlaunch.patches.symbols import Patch, Symbol
 from distlaunch.patches.tensorflow_late import tf
-from distlaunch.strategies.replica.share import current_replica_share
+from distlaunch.strategies.replica.share import Reduction, ReplicaShare, current_replica_share
 
 PATCH = Patch(
     symbols=(
@@ -34,15 +34,25 @@ def install() -> None:
     @functools.wraps(update)
     def update_by_share(self: Any, values: Any, sample_weight: Any = None) -> None:
         share = current_replica_share()
-        if share is not None and share.uses_mean_convention:
+        if share is not None and not share.has_all_rows:
             values = tf.convert_to_tensor(values)
             if values.shape.rank == 0 and sample_weight is None:
+                # a step of `loop: custom` may pass its part of a sum, but a metric function computes from rows
+                if share.kind.scale == "part" and not isinstance(self, keras.metrics.MeanMetricWrapper):
+                    values = _scale_scalar(share, self.total.path, values)
                 # together the replicas count the batch once, as one device does
                 sample_weight = share.row_fraction
                 values = tf.where(share.rows > 0, values, tf.zeros_like(values))
         return update(self, values, sample_weight)
 
     keras.metrics.Mean.update_state = update_by_share
+
+
+def _scale_scalar(share: ReplicaShare, path: str, value: Any) -> Any:
+    """Return a value that a step of `loop: custom` passes to a `Mean`, scaled for the convention `mean`."""
+    if share.trial is not None:
+        share.trial.record("scalar", (path,), value)
+    return share.scale_sum(value) if share.kind.reductions.scalars.get(path) is Reduction.SUM else value
 
 
 def single_metrics(metrics: list[Any]) -> Iterator[Any]:

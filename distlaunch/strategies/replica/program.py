@@ -42,6 +42,7 @@ from distlaunch.strategies.replica.trial import (
     adopt_findings,
     find_reductions,
     findings_to_json,
+    losses_need_trial,
     needs_trial,
 )
 from distlaunch.strategies.replica.variable_check import check_replicas
@@ -121,9 +122,11 @@ class ReplicaProgram(Program):
     def _find_reductions(self) -> list[Any]:
         """Find out how values add up over replicas; return the metrics that need the rows of all replicas."""
         steps, metrics = self._steps, list(single_metrics(self._model.metrics))
-        if steps.sample is None or not needs_trial(self._model, metrics):
+        if steps.sample is None or not (needs_trial(self._model, metrics) or steps.is_own):
             return []
         watch = MetricWatch(metrics)
+        # declared, so that no trial has to succeed
+        self._train_kind.reductions.metrics.update(at for at, one in enumerate(metrics) if adds_up(one) is False)
         for metric in metrics:
             if not adds_up(metric):
                 watch_updates(metric, watch.update)
@@ -142,9 +145,13 @@ class ReplicaProgram(Program):
         """Try the steps on rows of the first batch, and record notes; return whether that worked."""
         steps = self._steps
         assert steps.sample is not None, "checked before"
-        tried = [(steps.train, self._train_kind)] if steps.logs == "last" else []
+        tried = [(steps.train, self._train_kind)]
         own = any(overrides_method(self._model, name) for name in ("test_step", "compute_metrics"))
-        if steps.test is not None and (own or not tried):
+        # with `loop: custom`, only the evaluation computes the compiled losses, and perhaps the compiled metrics
+        only_there = steps.logs == "mean" and (
+            losses_need_trial(self._model) or (steps.is_own and not all(map(adds_up, metrics)))
+        )
+        if steps.test is not None and (own or only_there):
             tried.append((steps.test, self._test_kind))
         try:
             rows = steps.sample(MAX_ROWS)
@@ -314,12 +321,10 @@ class ReplicaProgram(Program):
         if not metrics or steps.sample is None:
             return []
         # the trained model predicts other values, for which a metric may no longer add up
-        kind = self._train_kind if steps.logs == "last" else self._test_kind
+        kind = self._train_kind
         found = set(kind.reductions.metrics)
         kind = replace(kind, reductions=deepcopy(kind.reductions), logs={})
-        step = steps.train if kind.is_test is False else steps.test
-        assert step is not None, "it was tried before"
-        late, _ = find_reductions(self._strategy, self._model, step, kind, metrics, steps.sample(MAX_ROWS))
+        late, _ = find_reductions(self._strategy, self._model, steps.train, kind, metrics, steps.sample(MAX_ROWS))
         names = [metrics[index].name for index in sorted(late.metrics - found)]
         return [
             f"metric '{name}' is wrong: a trial after the first epoch shows that it does not add up over replicas; set "

@@ -55,6 +55,7 @@ class Reductions:
         added: losses added with `add_loss`, by the layer's path and the index of the call.
         total: the result of an overridden `compute_loss`.
         metrics: indices of the model's metrics that are computed from the rows of all replicas.
+        scalars: values that a step of `loop: custom` passes to a `Mean`, one for a batch, by the path of its variable.
         same_rows: sparse gradients in which all replicas have the same rows of a table, for example of positions, by
             the indices of the optimizer and of the variable.
     """
@@ -63,6 +64,7 @@ class Reductions:
     added: dict[tuple[str, int], Reduction] = field(default_factory=dict)
     total: Reduction = Reduction.MEAN
     metrics: set[int] = field(default_factory=set)
+    scalars: dict[str, Reduction] = field(default_factory=dict)
     same_rows: set[tuple[int, int]] = field(default_factory=set)
 
     @property

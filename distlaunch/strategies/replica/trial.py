@@ -80,7 +80,7 @@ class StepTrial:
         """Record a value for all rows, or for the next part.
 
         Args:
-            kind: `loss`, `added`, `total`, `log`, `metric` (change of a variable), `result` or `entries`.
+            kind: `loss`, `added`, `total`, `log`, `metric` (change of a variable), `scalar`, `result` or `entries`.
             place: identifies the value among those of its kind.
         """
         key = (kind, *map(str, place))
@@ -180,7 +180,7 @@ class MetricWatch:
     def update(self, metric: Any, update: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Update a metric with this replica's rows, or with the rows of all replicas if its states do not add up."""
         at = current_replica_share()
-        if at is None or not at.uses_mean_convention:
+        if at is None or at.has_all_rows:
             return update(*args, **kwargs)
         if self.index_of(metric) in at.kind.reductions.metrics:
             if at.trial is not None:
@@ -283,6 +283,13 @@ def needs_trial(model: keras.Model, metrics: list[Any]) -> bool:
         return True
     if any(isinstance(layer, keras.layers.Embedding) for layer in layers_of(model)):
         return True  # replicas may have gradients for the same or for different rows, see `Reductions.same_rows`
+    return losses_need_trial(model)
+
+
+def losses_need_trial(model: keras.Model) -> bool:
+    """Return whether a loss in Keras's own steps may not add up over replicas."""
+    if overrides_method(model, "compute_loss"):
+        return True
     losses = keras.tree.flatten(getattr(model, "loss", None))
     return not all(map(_is_known, losses)) or any(map(_may_add_losses, layers_of(model)))
 
@@ -431,6 +438,7 @@ def findings_to_json(kinds: list[StepKind]) -> bytes:
         "added": [[*place, reduction.value] for place, reduction in found.added.items()],
         "total": found.total.value,
         "metrics": sorted(found.metrics),
+        "scalars": sorted(found.scalars),
         "same_rows": sorted(found.same_rows),
         "logs": [{name: reduction.value for name, reduction in kind.logs.items()} for kind in kinds],
     }
@@ -443,6 +451,7 @@ def adopt_findings(kinds: list[StepKind], text: bytes) -> None:
     found.losses = {place: Reduction(reduction) for place, reduction in plain["losses"]}
     found.added = {(path, number): Reduction(reduction) for path, number, reduction in plain["added"]}
     found.total, found.metrics = Reduction(plain["total"]), set(plain["metrics"])
+    found.scalars = dict.fromkeys(plain["scalars"], Reduction.SUM)
     found.same_rows = {(place, index) for place, index in plain["same_rows"]}
     for kind, logs in zip(kinds, plain["logs"], strict=True):
         kind.logs.clear()
@@ -522,7 +531,13 @@ def _add_findings(observed: Observed, kind: StepKind, model: keras.Model, metric
         if total is not Reduction.MEAN and found.total is Reduction.MEAN:
             found.total = total
             return True
-    if not kind.weighs_gradients and any(of_sum > GRADIENT_TOLERANCE for _, of_sum in observed.gradients.values()):
+    scalars = {key[1]: observed.reduction_of(key) for key in observed.keys("scalar")}
+    sums = {path: Reduction.SUM for path, reduction in scalars.items() if reduction is Reduction.SUM}
+    if not sums.keys() <= found.scalars.keys():
+        found.scalars.update(sums)
+        return True
+    is_keras_step = kind.scale == "mean" and not kind.weighs_gradients
+    if is_keras_step and any(of_sum > GRADIENT_TOLERANCE for _, of_sum in observed.gradients.values()):
         # losses may be close by chance, but gradients are not
         if overrides_method(model, "compute_loss") and found.total is not Reduction.WHOLE:
             found.total = Reduction.WHOLE
@@ -584,6 +599,11 @@ def _notes(observed: Observed, kind: StepKind, model: keras.Model, metrics: list
         if (of_mean if kind.weighs_gradients else of_sum) <= GRADIENT_TOLERANCE:
             continue
         which = f"optimizer {int(key[1]) + 1}" if len(optimizers_of(model)) > 1 else "the optimizer"
+        if kind.scale == "part":
+            # 16 bits round the gradients of small parts too much to tell
+            if observed.tolerance == TOLERANCE:
+                yield _note_of_parts(which, is_mean=of_mean <= GRADIENT_TOLERANCE)
+            continue
         if overrides_method(model, "train_step"):
             if of_sum <= GRADIENT_TOLERANCE:
                 what = "are sums over rows, but replicas average them; divide the loss by the number of rows"
@@ -605,7 +625,13 @@ def _notes(observed: Observed, kind: StepKind, model: keras.Model, metrics: list
             f"replicas ({size:,} bytes per example)"
         )
     for log, reduction in kind.logs.items():
-        if reduction is Reduction.WHOLE:
+        if kind.scale == "part":
+            if reduction is not Reduction.SUM and any(np.any(value) for value in observed.values["log", log, "1"]):
+                yield (
+                    f"the value '{log}' that the training step returns is the sum over replicas, which differs from "
+                    "one device; use context.average or context.sum for it, or a metric"
+                )
+        elif reduction is Reduction.WHOLE:
             what = "each replica evaluates whole batches" if kind.is_test else "the mean over replicas is shown"
             step = "test_step" if kind.is_test else "train_step"
             yield f"{name}: the value '{log}' of {step} does not add up over replicas, so {what}"
@@ -615,4 +641,18 @@ def _notes(observed: Observed, kind: StepKind, model: keras.Model, metrics: list
             observed.reduction_of(key) not in (Reduction.SUM, None) for key in _keys_of(observed, index)
         )
         if wrong:
-            yield f"metric '{metric.name}' is updated by {name} with values that do not add up over replicas"
+            step = "the training step" if kind.scale == "part" else name
+            yield f"metric '{metric.name}' is updated by {step} with values that do not add up over replicas"
+
+
+def _note_of_parts(optimizer: str, *, is_mean: bool) -> str:
+    what = (
+        "are means over rows, but replicas sum them"
+        if is_mean
+        else "do not add up over replicas: the gradients of a batch are not the sum of its parts' gradients"
+    )
+    return (
+        f"the training step: the gradients that {optimizer} gets {what}; this run differs from one device. Build the "
+        "loss from context.average, context.sum and context.regularization, or use dtensor or jax, where the step gets "
+        "all rows"
+    )

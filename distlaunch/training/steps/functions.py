@@ -83,7 +83,7 @@ def _steps(config: RunConfig, model: keras.Model) -> Steps:
         raise ConfigError(Problem(("train", "step"), f"{message} step(context, batch) under {config.strategy.kind}"))
     # converted by AutoGraph, and not a tf.function, which would be traced for one replica and used by all
     step: UserStep = with_autograph_in_graphs(function)
-    return Steps(model, lambda batch: step(context, batch), test, logs="mean")
+    return Steps(model, lambda batch: step(context, batch), test, logs="mean", is_own=True)
 
 
 class FunctionalContext:
