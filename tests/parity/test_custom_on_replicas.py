@@ -21,13 +21,15 @@ HERE = "tests.parity.test_custom_on_replicas"
 ONE, TWO = {"kind": "one_device"}, {"kind": "mirrored", "replicas": 2}
 
 
-def train(folder: Path, strategy: dict[str, Any], model: str, **section: Any) -> Trained:
-    """Train a model of this file for one epoch, whose last batch has 11 rows."""
+def train(
+    folder: Path, strategy: dict[str, Any], model: str, *, data: str = f"{HERE}:table", **section: Any
+) -> Trained:
+    """Train a model for one epoch, whose last batch has 11 rows."""
     config = {
         "name": "custom",
         "seed": 3,
-        "model": {"function": f"{HERE}:{model}"},
-        "data": {"function": f"{HERE}:{section.pop('data', 'table')}", "global_batch": 16, "shuffle": False},
+        "model": {"function": model},
+        "data": {"function": data, "global_batch": 16, "shuffle": False},
         "train": {"epochs": 1, "check": "off", "loop": "custom", **section},
         "strategy": strategy,
     }
@@ -91,15 +93,15 @@ def train_only() -> dict[str, Any]:
 
 
 def test_metrics_of_the_reference_step(tmp_path: Path) -> None:
-    said = compare(tmp_path, "with_metrics").said
+    said = compare(tmp_path, f"{HERE}:with_metrics").said
     assert [one for one in said if "'root_error' does not add up" in one]
 
 
 def test_metrics_of_a_step_without_evaluation(tmp_path: Path) -> None:
-    compare(tmp_path, "tracked", data="train_only", step=f"{HERE}:tracking_step")
+    compare(tmp_path, f"{HERE}:tracked", data=f"{HERE}:train_only", step=f"{HERE}:tracking_step")
 
 
 def test_a_step_that_forgets_other_replicas_is_named(tmp_path: Path) -> None:
-    said = train(tmp_path, TWO, "tracked", data="train_only", step=f"{HERE}:local_step").said
+    said = train(tmp_path, TWO, f"{HERE}:tracked", data=f"{HERE}:train_only", step=f"{HERE}:local_step").said
     assert [one for one in said if "are means over rows, but replicas sum them" in one]
     assert [one for one in said if "the value 'local' that the training step returns is the sum" in one]

@@ -45,7 +45,10 @@ def sum_gradients_first(optimizer: keras.optimizers.Optimizer, place: int) -> No
             return None
         # a gradient is None if the loss does not depend on the variable, and `all_reduce` takes only tensors
         present = [index for index, gradient in enumerate(grads) if gradient is not None]
-        self._distlaunch_sparse |= any(isinstance(grads[index], tf.IndexedSlices) for index in present)
+        if any(isinstance(grads[index], tf.IndexedSlices) for index in present):
+            self._distlaunch_sparse = True
+            if share is not None:
+                share.kind.met.add("sparse")
         parts = [_weight_by_rows(grads[index], share) for index in present]
         same = set() if share is None else share.kind.reductions.same_rows
         same = {index for index in present if (place, index) in same and isinstance(grads[index], tf.IndexedSlices)}

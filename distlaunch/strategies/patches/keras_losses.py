@@ -214,25 +214,41 @@ def _replace_added_losses() -> None:
         value, share = aggregate(self, loss), current_replica_share()
         if share is None or not share.uses_mean_convention:
             return value
-        place = added_loss_index(self, loss)
-        if share.trial is not None and place is not None:
-            share.trial.record("added", place, value)
-        reduction = Reduction.MEAN if place is None else share.kind.reductions.added.get(place, Reduction.MEAN)
-        return share.scale_sum(value) if reduction is Reduction.SUM else value
+        return share.scale_sum(value) if _reduction_of_added(self, loss, value, share) is Reduction.SUM else value
 
     model._aggregate_additional_loss = aggregate_in_scale
 
 
-def added_loss_index(model: keras.Model, loss: Any) -> tuple[str, int] | None:
-    """Return the path of the layer that has added a loss, and the loss's index in that layer.
+def part_of_added_loss(model: keras.Model, loss: Any) -> Any:
+    """Return this replica's part of an added loss or of a regularizer's loss, in the convention `part`; a scalar."""
+    value, share = tf.reduce_sum(loss), current_replica_share()
+    if share is None or share.has_all_rows:
+        return value
+    if _reduction_of_added(model, loss, value, share) is Reduction.SUM:
+        return zero_without_rows(value)
+    return value * tf.cast(share.row_fraction, value.dtype)
 
-    The result is None for the loss of a regularizer.
-    """
+
+def _reduction_of_added(model: keras.Model, loss: Any, value: Any, share: ReplicaShare) -> Reduction:
     for layer in layers_of(model):
         for number, own in enumerate(layer._get_own_losses()):
-            if own is loss:
-                return layer.path, number
-    return None
+            if own is not loss:
+                continue
+            place = layer.path, number
+            if share.trial is not None:
+                share.trial.record("added", place, value)
+            elif not adds_only_means(layer):
+                share.kind.met.add("added")
+            return share.kind.reductions.added.get(place, Reduction.MEAN)
+    return Reduction.MEAN  # the loss of a regularizer of weights, which is the same in all replicas
+
+
+def adds_only_means(layer: Any) -> bool:
+    """Return whether the losses that a layer adds are known to be means over rows."""
+    known = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
+    # a sum over the elements of the output, which Keras divides by the rows
+    is_mean = layer.activity_regularizer is None or type(layer.activity_regularizer) in known
+    return is_mean and type(layer).__module__.startswith("keras.")
 
 
 def _replace_total() -> None:

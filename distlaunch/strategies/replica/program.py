@@ -87,6 +87,8 @@ class ReplicaProgram(Program):
         self._train_kind = StepKind("mean" if steps.logs == "last" else "part", weighs_gradients=is_own)
         self._test_kind = StepKind("mean", reductions=self._train_kind.reductions, is_test=True)
         self._unverified_metrics: list[Any] = []
+        self._tried: set[bool] = set()  # False: training, True: evaluation
+        self._late_notes: list[str] = []
         whole: list[Any] = []
         if replicas.total > 1:
             check_replicas(strategy, replicas)
@@ -153,6 +155,7 @@ class ReplicaProgram(Program):
         )
         if steps.test is not None and (own or only_there):
             tried.append((steps.test, self._test_kind))
+        self._tried.update(kind.is_test for _, kind in tried)
         try:
             rows = steps.sample(MAX_ROWS)
             if int(num_rows(rows)) < 2:
@@ -209,8 +212,15 @@ class ReplicaProgram(Program):
     def run_steps(self, num_steps: int, vote: Vote) -> CallResult:
         if self._train_call is None:
             self._make_extras()
-            stops = self._steps.stop_at_nonfinite
-            self._train_call = self._make_call(self._train_step, list(self._sums.extras.values()), stops=stops)
+            make = functools.partial(
+                self._make_call,
+                self._train_step,
+                list(self._sums.extras.values()),
+                stops=self._steps.stop_at_nonfinite,
+            )
+            how = self._may_end_elsewhere, self._is_process_local
+            arguments = self._iterator, np.int32(1), self._ballots.cast(vote), *how
+            self._train_call = self._make_tried_call(make, arguments, self._steps.train, self._train_kind)
         done, votes, logs, extras, nonfinite, times = 0, None, {}, [], None, StepTimes()
         while done < num_steps:
             wanted = 1 if self._runs_single_steps else num_steps - done
@@ -250,9 +260,12 @@ class ReplicaProgram(Program):
             assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
             trace = self._tracing(self._steps.test, self._test_kind)
             self._sums.make_test_extras(trace, iter(self._distribute(source, whole=whole)))
-            self._test_call = self._make_call(
-                self._test_step, list(self._sums.test_extras.values()), stops=False, whole=whole
-            )
+            extras = list(self._sums.test_extras.values())
+            make = functools.partial(self._make_call, self._test_step, extras, stops=False, whole=whole)
+            ballot = self._ballots.cast(Vote())
+            how = self._may_differ(source), source.is_process_local
+            arguments = iter(self._distribute(source, whole=whole)), np.int32(1), ballot, *how
+            self._test_call = self._make_tried_call(make, arguments, self._steps.test, self._test_kind)
         if self._train_call is not None:
             self._statistics.copy_first()
         self._reset_metrics()
@@ -316,21 +329,62 @@ class ReplicaProgram(Program):
                 tf.function(lambda: [metric.reset_state() for metric in self._gathered_metrics], autograph=False)
             )
 
+    def _make_tried_call(
+        self, make: Callable[[], Any], arguments: tuple[Any, ...], step: Callable[[Any], Any], kind: StepKind
+    ) -> Callable[..., Any]:
+        """Return a graph function whose trace has met only values of which it is known how they add up.
+
+        The model alone does not show that a function of the user's looks rows up or adds a loss. The trace does. If it
+        has met such a value, the step is tried, and traced again.
+
+        Args:
+            make: returns the graph function.
+            arguments: its arguments.
+        """
+        call, sample = make(), self._steps.sample
+        # a trial of the training step finds the losses of the evaluation too
+        if self._replicas.total == 1 or sample is None or {kind.is_test, False} & self._tried:
+            return call
+        call.get_concrete_function(*arguments)
+        if not kind.met:
+            return call
+        self._tried.add(kind.is_test)
+        late = replace(kind, reductions=deepcopy(kind.reductions), logs={}, met=set())
+        try:
+            rows = sample(MAX_ROWS)
+            if int(num_rows(rows)) >= 2:
+                _, notes = find_reductions(self._strategy, self._model, step, late, [], rows)
+                self._late_notes.extend(note for note in notes if note not in self.notes)
+        except ConfigError:
+            raise
+        except Exception as error:  # as in `_try_steps`
+            what = " and ".join(f"{each} gradients" if each == "sparse" else f"{each} losses" for each in kind.met)
+            self._late_notes.append(f"could not find out how {what} add up over replicas ({reason_of(error)})")
+        adopt_findings([late], self._replicas.peers.from_chief(findings_to_json([late])))
+        found = kind.reductions
+        if late.reductions.added == found.added and late.reductions.same_rows == found.same_rows:
+            return call
+        found.added.update(late.reductions.added)
+        found.same_rows.update(late.reductions.same_rows)
+        return make()
+
     def recheck_metrics(self) -> list[str]:
         steps, metrics = self._steps, self._unverified_metrics
+        notes, self._late_notes = self._late_notes, []
         if not metrics or steps.sample is None:
-            return []
+            return notes
         # the trained model predicts other values, for which a metric may no longer add up
         kind = self._train_kind
         found = set(kind.reductions.metrics)
         kind = replace(kind, reductions=deepcopy(kind.reductions), logs={})
         late, _ = find_reductions(self._strategy, self._model, steps.train, kind, metrics, steps.sample(MAX_ROWS))
         names = [metrics[index].name for index in sorted(late.metrics - found)]
-        return [
+        notes.extend(
             f"metric '{name}' is wrong: a trial after the first epoch shows that it does not add up over replicas; set "
             "additive: false for it in compile.metrics"
             for name in names
-        ]
+        )
+        return notes
 
     def agree(self, vote: Vote) -> Vote:
         return self._sums.agree(vote)

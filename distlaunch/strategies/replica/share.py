@@ -84,6 +84,7 @@ class StepKind:
         reductions: how the model's values add up.
         is_test: whether this is an evaluation step.
         logs: how the values that the step returns add up, by name.
+        met: values in a trace of the step that only a trial can classify: `sparse` gradients and `added` losses.
     """
 
     scale: Literal["mean", "part"]
@@ -91,6 +92,7 @@ class StepKind:
     reductions: Reductions = field(default_factory=Reductions)
     is_test: bool = False
     logs: dict[str, Reduction] = field(default_factory=dict)
+    met: set[str] = field(default_factory=set)
 
     @property
     def takes_whole_batches(self) -> bool:
@@ -238,12 +240,6 @@ def replica_share(share: ReplicaShare) -> Iterator[None]:
 def current_replica_share() -> ReplicaShare | None:
     """Return the share of the replica whose step is traced in this thread, or None outside a step."""
     return getattr(_local, "share", None)
-
-
-def current_row_fraction() -> tf.Tensor | None:
-    """Return this replica's fraction of the rows of the global batch, or None outside `replica_share`."""
-    share = current_replica_share()
-    return None if share is None else share.row_fraction
 
 
 def global_rows() -> tf.Tensor | None:

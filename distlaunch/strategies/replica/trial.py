@@ -22,6 +22,7 @@ from distlaunch.data.batches import any_rows, num_rows, slice_rows
 from distlaunch.patches.keras_private import layers_of
 from distlaunch.patches.symbols import replaced_attributes
 from distlaunch.strategies.collected_scope import CollectedScope
+from distlaunch.strategies.patches.keras_losses import adds_only_means
 from distlaunch.strategies.patches.keras_replica_metrics import adds_up
 from distlaunch.strategies.replica.share import (
     Reduction,
@@ -312,7 +313,12 @@ _LOSSES_ACROSS_ROWS = ("dice", "tversky", "circle")
 
 
 def _may_add_losses(layer: Any) -> bool:
-    """Return whether the code of a user's layer mentions `add_loss`."""
+    """Return whether a layer regularizes its output in a user's way, or the code of its class mentions `add_loss`.
+
+    Code that this search misses is found when the step is traced; see `StepKind.met`.
+    """
+    if layer.activity_regularizer is not None and not adds_only_means(layer):
+        return True
     classes = [cls for cls in type(layer).__mro__ if not cls.__module__.startswith(("keras.", "builtins"))]
     functions = (value for cls in classes for value in vars(cls).values())
     codes = (getattr(function, "__code__", None) for function in functions)
@@ -585,9 +591,9 @@ def _keys_of(observed: Observed, index: int) -> list[Key]:
 
 def _layer_error(path: str) -> str:
     return (
-        f"the layer '{path}' adds a loss (`add_loss`) that is neither a mean nor a sum over rows, so replicas "
-        "cannot compute the loss of the global batch; add a mean or a sum over rows, or use one_device, dtensor or "
-        "jax, where the layer gets all rows"
+        f"the layer '{path}' adds a loss (`add_loss` or `activity_regularizer`) that is neither a mean nor a sum over "
+        "rows, so replicas cannot compute the loss of the global batch; add a mean or a sum over rows, or use "
+        "one_device, dtensor or jax, where the layer gets all rows"
     )
 
 

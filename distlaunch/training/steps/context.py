@@ -11,7 +11,8 @@ import keras
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.patches.keras_private import compiled_with, mask_of
 from distlaunch.patches.tensorflow_late import not_converted, tf
-from distlaunch.strategies.replica.share import current_row_fraction, global_rows, zero_without_rows
+from distlaunch.strategies.patches.keras_losses import part_of_added_loss
+from distlaunch.strategies.replica.share import global_rows, zero_without_rows
 
 _MEANS = ("sum_over_batch_size", "mean")
 PerExampleLoss = Callable[[Any, Any], Any]
@@ -78,15 +79,14 @@ class StepContext:
 
     @not_converted
     def regularization(self) -> tf.Tensor:
-        """Return this replica's share of the model's regularization and other added losses, in proportion to its rows.
+        """Return this replica's share of the model's regularization and other added losses.
 
-        Activity losses are means over the replica's rows, so equal shares would be wrong for an uneven batch.
+        The share of weight regularization and of means over rows is proportional to the replica's rows. Equal shares
+        would be wrong for an uneven batch.
         """
         # cast, because activity losses have 16 bits in mixed precision
-        losses = [tf.cast(loss, keras.config.floatx()) for loss in self.model.losses]
-        share = current_row_fraction()
-        total = tf.add_n(losses) if losses else tf.constant(0.0)
-        return total if share is None else total * tf.cast(share, total.dtype)
+        losses = [tf.cast(part_of_added_loss(self.model, loss), keras.config.floatx()) for loss in self.model.losses]
+        return tf.add_n(losses) if losses else tf.constant(0.0)
 
     @not_converted
     def apply(self, tape: tf.GradientTape, loss: tf.Tensor) -> None:
