@@ -79,7 +79,20 @@ def _is_known_to_add_up(metric: Any) -> bool:
     if not isinstance(metric, keras.metrics.MeanMetricWrapper):
         return True
     function = getattr(metric, "_fn", None)
-    return getattr(function, "__module__", "").startswith("keras.")
+    return getattr(function, "__module__", "").startswith("keras.") and not compares_rows(metric)
+
+
+def compares_rows(part: Any) -> bool:
+    """Return whether the argument `axis` of a loss or metric of Keras may be the dimension of the rows.
+
+    Args:
+        part: an object that wraps a function, or a `functools.partial` of one.
+    """
+    arguments = part.keywords if isinstance(part, functools.partial) else getattr(part, "_fn_kwargs", {})
+    axis = arguments.get("axis", -1)
+    axes = axis if isinstance(axis, (list, tuple)) else (axis,)
+    # None is all dimensions, and the number of dimensions is unknown here
+    return any(one is None or one == 0 or one < -1 for one in axes)
 
 
 def watch_updates(

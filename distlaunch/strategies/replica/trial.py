@@ -23,7 +23,7 @@ from distlaunch.patches.keras_private import layers_of
 from distlaunch.patches.symbols import replaced_attributes
 from distlaunch.strategies.collected_scope import CollectedScope
 from distlaunch.strategies.patches.keras_losses import adds_only_means
-from distlaunch.strategies.patches.keras_replica_metrics import adds_up
+from distlaunch.strategies.patches.keras_replica_metrics import adds_up, compares_rows
 from distlaunch.strategies.replica.share import (
     Reduction,
     Reductions,
@@ -303,7 +303,10 @@ def _is_known(loss: Any) -> bool:
         return True
     if isinstance(loss, keras.losses.Loss):
         known = type(loss).__module__.startswith("keras.") and loss.reduction not in ("sum", "none", None)
-        return known and getattr(getattr(loss, "fn", None), "__name__", "") not in _LOSSES_ACROSS_ROWS
+        across = getattr(getattr(loss, "fn", None), "__name__", "") in _LOSSES_ACROSS_ROWS or compares_rows(loss)
+        return known and not across
+    if compares_rows(loss):
+        return False
     function = getattr(loss, "func", loss)
     return getattr(function, "__module__", "").startswith("keras.") and function.__name__ not in _LOSSES_ACROSS_ROWS
 
