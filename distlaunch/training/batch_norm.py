@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.patches.keras_private import layers_of
+from distlaunch.patches.keras_private import layers_of, other_list
 from distlaunch.patches.tensorflow_late import tf
 
 
@@ -28,7 +28,9 @@ def synchronize_batch_norm(model: keras.Model) -> None:
 def normalize_in_parts(model: keras.Model, rows: Sequence[int]) -> None:
     """Make the layers of `replica_batch_norms` compute on one device what they compute on replicas.
 
-    Each part of a batch is normalized with its own statistics, and the moving averages are those of the first part.
+    Each part of a batch is normalized with its own statistics, and the moving averages are those of the first part. If
+    that part is empty, they do not change. With `renorm=True`, this holds for the first step only, because in later
+    steps each replica uses moving averages of its own.
 
     Args:
         rows: number of rows of each replica. If a layer's input has another number, such as rows times steps of
@@ -41,12 +43,17 @@ def normalize_in_parts(model: keras.Model, rows: Sequence[int]) -> None:
         if not training:
             return call(self, inputs, training=training, mask=mask)
         per_row = tf.shape(inputs)[0] // bounds[-1]
-        averages = [self.moving_mean, self.moving_variance]
+        averages = list(other_list(self))
+        before = [tf.identity(variable.value) for variable in averages]
         found, kept = [], []
         for start, stop in itertools.pairwise(bounds):
+            if start == stop:
+                kept = kept or before
+                continue
+            for variable, value in zip(averages, before, strict=True):
+                variable.assign(value)  # the part before has changed them
             own = slice(start * per_row, stop * per_row)
             found.append(call(self, inputs[own], training=True, mask=None if mask is None else mask[own]))
-            # the other parts change the averages too
             kept = kept or [tf.identity(variable.value) for variable in averages]
         for variable, value in zip(averages, kept, strict=True):
             variable.assign(value)

@@ -6,8 +6,9 @@ outer loop in Python.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -108,7 +109,10 @@ class ReplicaProgram(Program):
         trackers = {id(variable) for variable in loss_trackers(self._model)} if steps.logs == "mean" else set()
         # metrics that all replicas compute from all rows are valid in a replica without rows too
         kept = trackers | {id(variable) for metric in whole for variable in metric.variables}
-        self._row_variables = [variable for variable in metric_variables(self._model) if id(variable) not in kept]
+        self._row_variables = [
+            *(variable for variable in metric_variables(self._model) if id(variable) not in kept),
+            *replica_statistics(self._model),
+        ]
         self._waited_before = 0.0
         self._statistics = Statistics(strategy, self._model)
         self._iterator: Any = None
@@ -266,8 +270,20 @@ class ReplicaProgram(Program):
             how = self._may_differ(source), source.is_process_local
             arguments = iter(self._distribute(source, whole=whole)), np.int32(1), ballot, *how
             self._test_call = self._make_tried_call(make, arguments, self._steps.test, self._test_kind)
-        if self._train_call is not None:
-            self._statistics.copy_first()
+        trained = self._train_call is not None
+        with self._statistics.of_first_replica() if trained else contextlib.nullcontext():
+            return self._evaluate(source, max_steps, should_stop, hooks, whole=whole)
+
+    def _evaluate(
+        self,
+        source: Source,
+        max_steps: int | None,
+        should_stop: Callable[[], bool],
+        hooks: BatchHooks | None,
+        *,
+        whole: bool,
+    ) -> Logs | None:
+        assert self._test_call is not None, "made before"
         self._reset_metrics()
         iterator = iter(self._distribute(source, whole=whole))
         remaining, at = max_steps, 0
@@ -530,6 +546,12 @@ class ReplicaProgram(Program):
         self._steps_in_epoch = int(state["log/steps_in_epoch"])
 
 
+def replica_statistics(model: keras.Model) -> list[Any]:
+    """Return the statistics of Keras layers that normalize with the rows of their replica."""
+    norms = (layer for layer in layers_of(model) if isinstance(layer, keras.layers.BatchNormalization))
+    return [variable for layer in norms if layer.trainable and not layer.synchronized for variable in other_list(layer)]
+
+
 class Statistics:
     """Statistics of batches in layers, such as the moving averages of BatchNormalization, in each replica.
 
@@ -539,7 +561,10 @@ class Statistics:
 
     def __init__(self, strategy: Any, model: keras.Model) -> None:
         self._strategy, self._model = strategy, model
-        self._call = tf.function(lambda: strategy.run(self._copy_first), autograph=False)
+        self._copy_call = tf.function(lambda: strategy.run(self._copy_first), autograph=False)
+        self._restore_call = tf.function(
+            lambda own, first: strategy.run(self._restore, args=(own, first)), autograph=False
+        )
 
     @functools.cached_property
     def _variables(self) -> list[Any]:
@@ -548,16 +573,34 @@ class Statistics:
         floats = (variable for variable in found if keras.backend.is_float_dtype(variable.dtype))
         return list({id(variable): variable for variable in floats}.values())
 
-    def copy_first(self) -> None:
-        """Copy the first replica's statistics to all replicas; every process must call it."""
-        if self._variables and self._strategy.num_replicas_in_sync > 1:
-            self._call()
+    @contextlib.contextmanager
+    def of_first_replica(self) -> Iterator[None]:
+        """Give all replicas the first replica's statistics in this context; every process must enter it.
 
-    def _copy_first(self) -> None:
+        Afterwards, each replica has its own statistics again, because training may use them, as
+        `BatchNormalization(renorm=True)` does. A statistic that has changed in the context keeps its new value.
+        """
+        if not self._variables or self._strategy.num_replicas_in_sync == 1:
+            yield
+            return
+        own, first = self._copy_call()
+        try:
+            yield
+        finally:
+            self._restore_call(own, first)
+
+    def _copy_first(self) -> tuple[list[Any], list[Any]]:
         context = tf.distribute.get_replica_context()
         is_first = tf.equal(context.replica_id_in_sync_group, 0)
-        values = [tf.convert_to_tensor(variable.value) for variable in self._variables]
+        own = [tf.identity(variable.value) for variable in self._variables]
         # the other replicas add zeros, so that the sum is exactly the first replica's value
-        parts = [tf.where(is_first, value, tf.zeros_like(value)) for value in values]
-        for variable, value in zip(self._variables, context.all_reduce(tf.distribute.ReduceOp.SUM, parts), strict=True):
+        parts = [tf.where(is_first, value, tf.zeros_like(value)) for value in own]
+        first = context.all_reduce(tf.distribute.ReduceOp.SUM, parts)
+        for variable, value in zip(self._variables, first, strict=True):
             variable.assign(value)
+        return own, first
+
+    def _restore(self, own: list[Any], first: list[Any]) -> None:
+        for variable, value, copied in zip(self._variables, own, first, strict=True):
+            current = tf.convert_to_tensor(variable.value)
+            variable.assign(tf.where(tf.reduce_all(tf.equal(current, copied)), value, current))
