@@ -1,4 +1,4 @@
-"""Statistics that layers use in training change neither by a validation nor by the stand-in row of a replica."""
+"""Statistics of layers on replicas change neither by a validation nor by stand-in rows; float8 scales are refused."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from distlaunch.base.errors import ConfigError
 from distlaunch.patches.tensorflow_collectives import mirrored_strategy
 from distlaunch.strategies.replica.program import Statistics
 from tests.corpus.models import compiled, table
@@ -82,3 +83,14 @@ def test_what_a_validation_changes_stays() -> None:
         assert values(changed) == values(kept) == [1, 1]
         strategy.run(tf.function(lambda: changed.assign(changed.value + 1)))
     assert (values(changed), values(kept)) == ([2, 2], [1, 2])
+
+
+def with_float8() -> keras.Model:
+    model = keras.Sequential([layers.Input((6,)), layers.Dense(4, name="small"), layers.Dense(1)])
+    model.layers[0].quantize("float8")
+    return compiled(model)
+
+
+def test_float8_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the layer '.*small' trains with float8 \(float8_from_float32\)"):
+        train(tmp_path, TWO, f"{HERE}:with_float8", data=f"{HERE}:train_only", loop="fit")

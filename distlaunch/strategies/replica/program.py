@@ -17,14 +17,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from distlaunch.base.errors import ConfigError, reason_of
+from distlaunch.base.errors import ConfigError, Problem, reason_of
 from distlaunch.data.batches import Source, num_rows
 from distlaunch.data.differences import kind_of
 from distlaunch.data.graph_clock import now, read_timed, time_row, time_rows
 from distlaunch.data.rows import split_rows
 from distlaunch.patches import keras_assign, tensorflow_iterators
 from distlaunch.patches.keras_branches import branch_together
-from distlaunch.patches.keras_private import layers_of, other_list
+from distlaunch.patches.keras_private import layers_of, other_list, trainable_list
 from distlaunch.strategies.coordination import Vote
 from distlaunch.strategies.final_weights import set_final_weights
 from distlaunch.strategies.finite import losses_are_finite, weights_are_finite
@@ -92,6 +92,7 @@ class ReplicaProgram(Program):
         self._late_notes: list[str] = []
         whole: list[Any] = []
         if replicas.total > 1:
+            _check_overwritten(self._model)
             check_replicas(strategy, replicas)
             keras_assign.install()
             keras_losses.install()
@@ -544,6 +545,19 @@ class ReplicaProgram(Program):
         for name, variable in partial.items():
             self._sums.assign(name, variable, checked_value(name, variable, sums), sums)
         self._steps_in_epoch = int(state["log/steps_in_epoch"])
+
+
+def _check_overwritten(model: keras.Model) -> None:
+    """Raise ConfigError if a layer has weights whose gradient is their next value, which must not be summed."""
+    for layer in layers_of(model):
+        own = [*trainable_list(layer), *other_list(layer)]
+        if layer.trainable and any(variable.overwrite_with_gradient for variable in own):
+            message = (
+                f"got replicas, but the layer '{layer.path}' trains with float8 ({layer.dtype_policy.name}): its "
+                "scales depend on the largest values of all rows, and replicas would add them up; use another dtype "
+                "for this layer, or one_device"
+            )
+            raise ConfigError(Problem(("strategy", "kind"), message))
 
 
 def replica_statistics(model: keras.Model) -> list[Any]:
