@@ -21,6 +21,7 @@ def model() -> keras.Model:
     return compiled(net(), keras.losses.CosineSimilarity(axis=0), metrics=metrics)
 
 
+@pytest.mark.slow
 def test_values_along_rows(tmp_path: Path) -> None:
     said = compare(tmp_path, f"{__name__}:model", loop="fit").said
     assert [one for one in said if "metric 'pearson_correlation' does not add up" in one]

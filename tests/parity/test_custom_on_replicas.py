@@ -92,6 +92,7 @@ def train_only() -> dict[str, Any]:
     return {"train": table()["train"]}
 
 
+@pytest.mark.slow
 def test_metrics_of_the_reference_step(tmp_path: Path) -> None:
     said = compare(tmp_path, f"{HERE}:with_metrics").said
     assert [one for one in said if "'root_error' does not add up" in one]

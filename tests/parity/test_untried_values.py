@@ -91,7 +91,7 @@ def regularized_by_sum() -> keras.Model:
     return with_layer(layers.Dense(4, activity_regularizer=Halves()))
 
 
-@pytest.mark.parametrize("loop", ["fit", "custom"])
+@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.slow)])
 def test_rows_that_all_replicas_look_up_are_merged(tmp_path: Path, loop: str) -> None:
     if loop == "fit":
         compare(tmp_path, f"{HERE}:table", loop=loop)
@@ -99,6 +99,7 @@ def test_rows_that_all_replicas_look_up_are_merged(tmp_path: Path, loop: str) ->
         compare(tmp_path, f"{HERE}:positions", data="tests.corpus.models:tokens_sum", loop=loop)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["fit", "custom"])
 def test_added_losses_are_found(tmp_path: Path, loop: str) -> None:
     compare(tmp_path, f"{HERE}:added_sum", loop=loop)
@@ -106,12 +107,13 @@ def test_added_losses_are_found(tmp_path: Path, loop: str) -> None:
         train(tmp_path / "square", TWO, f"{HERE}:added_square", loop=loop)
 
 
-@pytest.mark.parametrize("loop", ["fit", "custom"])
+@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.slow)])
 def test_activity_regularizers_are_tried(tmp_path: Path, loop: str) -> None:
     train(tmp_path / "one", ONE, f"{HERE}:regularized_by_mean", loop=loop)
     with pytest.raises(ConfigError, match=r"the layer 'dense[_0-9]*' adds a loss .*activity_regularizer"):
         train(tmp_path / "mean", TWO, f"{HERE}:regularized_by_mean", loop=loop)
 
 
+@pytest.mark.slow
 def test_activity_regularizers_that_are_sums_are_exact(tmp_path: Path) -> None:
     compare(tmp_path, f"{HERE}:regularized_by_sum", loop="fit")

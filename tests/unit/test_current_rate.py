@@ -10,6 +10,7 @@ import pytest
 
 from distlaunch.checkpoints.optimizer_changes import current_rate
 
+pytestmark = pytest.mark.usefixtures("virtual_devices")
 HALVES = keras.optimizers.schedules.ExponentialDecay(0.8, 1, 0.5, staircase=True)
 
 

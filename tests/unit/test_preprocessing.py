@@ -129,7 +129,7 @@ def shuffled() -> dict[str, Any]:
     return {"train": Shuffled()}
 
 
-def adapted(inputs: tf.data.Dataset) -> keras.Layer:
+def adapted(inputs: tf.data.Dataset) -> Any:
     layer = keras.layers.Normalization()
     layer.adapt(inputs)
     return layer
@@ -154,7 +154,7 @@ def images() -> dict[str, Any]:
     return {"train": (x, np.arange(6)), "validation": (x, np.arange(6))}
 
 
-def flipped(inputs: tf.data.Dataset) -> keras.Layer:
+def flipped(inputs: tf.data.Dataset) -> Any:
     flip = keras.layers.RandomFlip(seed=1, name="the_flip")
     return keras.Sequential([keras.layers.Rescaling(0.5), flip, keras.layers.Dropout(0.9, name="the_dropout")])
 
