@@ -104,9 +104,12 @@ def train(
     _check_process(loaded, config)
     run = _choose(config, loaded)
     # imported here, because it imports NumPy, which must come after the variables for the hardware are set
+    from distlaunch.data.examples.pending_events import take_events
     from distlaunch.data.examples.read_failures import data_errors_raised, forget_failures
 
+    # of an earlier run in this kernel
     forget_failures()
+    take_events()
     warnings_at_start = [*stale, *_without_effect(loaded, run)]
     with leaving_page(run, os.environ), run.lock(notebook=True), data_errors_raised():
         session, outcome = train_here(loaded, run, _interrupts(), warnings_at_start)

@@ -13,11 +13,19 @@ from distlaunch.config.run import Data
 
 tf = pytest.importorskip("tensorflow")
 
-from distlaunch.data.examples.read_failures import data_errors_raised  # noqa: E402
+from distlaunch.data.examples.pending_events import take_events  # noqa: E402
+from distlaunch.data.examples.read_failures import data_errors_raised, forget_failures  # noqa: E402
 from distlaunch.data.source import make_split  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 LENGTHS = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> None:
+    """Forget what runs of other tests in this process have left."""
+    forget_failures()
+    take_events()
 
 
 def ragged() -> Any:

@@ -14,13 +14,20 @@ tf = pytest.importorskip("tensorflow")
 from distlaunch.base.errors import ConfigError, DataError  # noqa: E402
 from distlaunch.config.run import Data  # noqa: E402
 from distlaunch.data.examples.pending_events import take_events  # noqa: E402
-from distlaunch.data.examples.read_failures import data_errors_raised  # noqa: E402
+from distlaunch.data.examples.read_failures import data_errors_raised, forget_failures  # noqa: E402
 from distlaunch.data.examples.skipping import read_first_readable  # noqa: E402
 from distlaunch.data.rows import split_rows  # noqa: E402
 from distlaunch.data.source import make_split  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 NUMBER = 12
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> None:
+    """Forget what runs of other tests in this process have left."""
+    forget_failures()
+    take_events()
 
 
 class Items:
