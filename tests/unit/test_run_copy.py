@@ -39,7 +39,10 @@ def copy(tmp_path: Path) -> RunCopy:
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Callable[[Path], str]]:
-    """Lets an agent of its own open a copy and keep it; returns where it has moved an earlier copy, or its error."""
+    """Return a function that opens a copy in a new process, which keeps it open.
+
+    The function returns the path of an earlier copy that was moved aside, or the error.
+    """
     agents = list[subprocess.Popen[str]]()
 
     def opens(root: Path) -> str:

@@ -69,7 +69,7 @@ class FunctionalStep:
             masks = [mask_of(leaf) for leaf in tree.flatten(predictions)]
             # TensorFlow would sum a loss with one value per row, and JAX would raise an error
             scaled = ops.sum(scaled) if ops.ndim(scaled) else scaled
-            return scaled, (loss, predictions, masks, scope.assigned(), *self._others_and_metrics(scope))
+            return scaled, (loss, predictions, masks, scope.assigned, *self._others_and_metrics(scope))
 
         (_, aux), gradients = _value_and_grad(loss_of)(trainable)
         loss, predictions, masks, assigned, others, metrics = aux
@@ -138,25 +138,24 @@ class _TrainingScope(keras.StatelessScope):
 
     `SpectralNormalization` does that. As on TensorFlow, the loss then depends on the assigned value, and the gradient
     with respect to this value belongs to the variable.
+
+    Attributes:
+        assigned: the last assigned values of trainable variables, by the index of the variable.
     """
 
     def __init__(self, trainable: Sequence[Any], mapping: list[tuple[Any, Any]]) -> None:
         super().__init__(state_mapping=mapping, collect_losses=True)
         self._indices = {id(variable): index for index, variable in enumerate(trainable)}
-        self._values = {id(variable): value for variable, value in mapping}
-        self._assigned: dict[int, Any] = {}
+        self._given = [value for variable, value in mapping if id(variable) in self._indices]
+        self.assigned: dict[int, Any] = {}
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         variable, value = update
         index = self._indices.get(id(variable))
         if index is not None:
-            given = self._values[id(variable)]
-            value = self._assigned[index] = ops.stop_gradient(value) + (given - ops.stop_gradient(given))
+            given = self._given[index]
+            value = self.assigned[index] = ops.stop_gradient(value) + (given - ops.stop_gradient(given))
         super().add_update((variable, value))
-
-    def assigned(self) -> dict[int, Any]:
-        """Return the last assigned values of trainable variables by their index."""
-        return self._assigned
 
 
 def predictions_of(model: keras.Model, trainable: Values, others: Values, batch: Batch) -> tuple[Any, Values]:
