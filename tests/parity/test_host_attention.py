@@ -17,6 +17,7 @@ from tests.warm import run_module
 CROSS_ENTROPY = {"name": "SparseCategoricalCrossentropy", "args": {"from_logits": True}}
 
 
+@pytest.mark.slow
 def test_building_does_not_ask_for_flash_attention() -> None:
     pytest.importorskip("jax")
     asked = json.loads(run_module("tests.parity.test_host_attention", [], backend="jax").splitlines()[-1])

@@ -40,7 +40,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 @pytest.mark.parametrize(
     ("strategy", "keys"),
     [
-        pytest.param(SPLIT, {}, id="fit"),
+        pytest.param(DATA_PARALLEL, {}, id="fit"),
+        pytest.param(SPLIT, {}, id="split", marks=pytest.mark.slow),
         pytest.param(DATA_PARALLEL, OWN_STEP, id="own step", marks=pytest.mark.slow),
     ],
 )

@@ -25,16 +25,24 @@ NAN_STEP = 7
 BROKEN = 41
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def _results(factory: pytest.TempPathFactory, which: str) -> dict[str, Any]:
     pytest.importorskip("jax")
     return once(
-        tmp_path_factory, "step-loop", lambda _: json.loads(run_module(HERE, [], backend="jax").splitlines()[-1])
+        factory, f"step-loop-{which}", lambda _: json.loads(run_module(HERE, [which], backend="jax").splitlines()[-1])
     )
 
 
-@pytest.mark.parametrize("mesh", ["1", "2x2"])
-def test_grouping_changes_no_bit(mesh: str, results: dict[str, Any]) -> None:
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return _results(tmp_path_factory, "short")
+
+
+@pytest.fixture(scope="module")
+def slow_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return _results(tmp_path_factory, "slow")
+
+
+def _assert_equal_bits(results: dict[str, Any], mesh: str) -> None:
     runs = [run for name, run in results.items() if name in {f"{mesh} {lengths}" for lengths in LENGTHS}]
     assert len(runs) >= 2
     assert all(run["steps"] == STEPS for run in runs)
@@ -44,8 +52,19 @@ def test_grouping_changes_no_bit(mesh: str, results: dict[str, Any]) -> None:
         assert run["logs"] == runs[0]["logs"]
 
 
-def test_calls_of_one_step_have_the_same_numbers(results: dict[str, Any]) -> None:
-    one, loop = results["1 without loop"], results["1 together"]
+def test_grouping_changes_no_bit(results: dict[str, Any]) -> None:
+    _assert_equal_bits(results, "1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["1", "2x2"])
+def test_no_grouping_changes_a_bit_on_any_mesh(mesh: str, slow_results: dict[str, Any]) -> None:
+    _assert_equal_bits(slow_results, mesh)
+
+
+@pytest.mark.slow
+def test_calls_of_one_step_have_the_same_numbers(slow_results: dict[str, Any]) -> None:
+    one, loop = slow_results["1 without loop"], slow_results["1 together"]
     assert one["slots"] == 1
     assert one["logs"] == pytest.approx(loop["logs"], rel=1e-6)
 
@@ -56,9 +75,16 @@ def test_no_step_follows_a_loss_that_is_not_finite(results: dict[str, Any]) -> N
     assert (found["steps"], found["nonfinite"], found["iterations"]) == (NAN_STEP, NAN_STEP, NAN_STEP)
 
 
-@pytest.mark.parametrize("calls", ["nan, warn", "nan, warn, one by one"])
-def test_training_goes_on_after_a_loss_that_is_not_finite_if_it_may(calls: str, results: dict[str, Any]) -> None:
-    found = results[calls]
+def test_training_goes_on_after_a_loss_that_is_not_finite_if_it_may(results: dict[str, Any]) -> None:
+    _assert_goes_on(results["nan, warn"])
+
+
+@pytest.mark.slow
+def test_training_goes_on_in_calls_of_one_step(slow_results: dict[str, Any]) -> None:
+    _assert_goes_on(slow_results["nan, warn, one by one"])
+
+
+def _assert_goes_on(found: dict[str, Any]) -> None:
     assert (found["steps"], found["nonfinite"], found["iterations"]) == (STEPS, NAN_STEP, STEPS)
     assert found["timed"] == STEPS
 
@@ -71,14 +97,22 @@ def test_a_batch_that_cannot_be_read_fails_after_the_steps_before_it(results: di
 
 def test_only_batches_that_come_at_once_are_read_before_they_are_needed(results: dict[str, Any]) -> None:
     # all full batches of the first epoch, and the smaller one that ends the stack
-    assert results["1 one by one"]["loads"] == -(-EXAMPLES // BATCH)
+    assert results["1 mixed"]["loads"] == -(-EXAMPLES // BATCH)
     assert results["slow"]["loads"] == 2
 
 
-@pytest.mark.parametrize("model", ["convolution", "growing"])
-def test_steps_that_a_loop_cannot_make_are_calls_of_their_own(model: str, results: dict[str, Any]) -> None:
-    """XLA's convolutions are slow in loops on CPUs; a step of the user may return a state of another type."""
-    found = results[model]
+def test_convolutions_are_calls_of_their_own(results: dict[str, Any]) -> None:
+    """XLA's convolutions are slow in loops on CPUs."""
+    _assert_no_loop(results["convolution"])
+
+
+@pytest.mark.slow
+def test_steps_that_a_loop_cannot_make_are_calls_of_their_own(slow_results: dict[str, Any]) -> None:
+    """A step of the user may return a state of another type."""
+    _assert_no_loop(slow_results["growing"])
+
+
+def _assert_no_loop(found: dict[str, Any]) -> None:
     assert (found["slots"], found["steps"]) == (1, 3)
 
 
@@ -211,7 +245,7 @@ def train(
         }  # fmt: skip
 
 
-def main() -> None:
+def main(which: str) -> None:
     import jax
 
     from distlaunch.data.on_host import rows as on_host
@@ -221,33 +255,39 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:  # sessions with the same programs compile them once
         jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-        found = results_of_sessions()
+        found = {"short": _short_sessions, "slow": _slow_sessions}[which]()
     print(json.dumps(found))
     sys.stdout.flush()
 
 
-def results_of_sessions() -> dict[str, Any]:
+ONE = {"kind": "jax", "mesh": {"batch": 1}}
+SEVERAL = {"kind": "jax", "mesh": {"batch": 2, "model": 2}, "layout": "auto"}
+
+
+def _short_sessions() -> dict[str, Any]:
     from distlaunch.data.on_host import rows as on_host
 
-    one = {"kind": "jax", "mesh": {"batch": 1}}
-    several = {"kind": "jax", "mesh": {"batch": 2, "model": 2}, "layout": "auto"}
-    found = {
-        f"{name} {lengths}": train("dense", LENGTHS[lengths], strategy)
-        for name, strategy in (("1", one), ("2x2", several))
-        for lengths in LENGTHS
-        if (name, lengths) != ("2x2", "one by one")  # "mixed" has calls of one step
-    }
-    found["1 without loop"] = train("dense", LENGTHS["together"], one, steps_per_call=1)
-    found["nan"] = train("linear", [8], one, {"nan": True})
-    found["nan, warn"] = train("linear", [STEPS], one, {"nan": True}, on_nonfinite="warn")
-    found["nan, warn, one by one"] = train("linear", [STEPS], one, {"nan": True}, on_nonfinite="warn", steps_per_call=1)
-    found["broken"] = train("linear", [8], one, {"broken": True})
-    found["convolution"] = train("convolution", [3], one)
-    found["growing"] = train("growing", [3], one)
+    found = {f"1 {lengths}": train("dense", LENGTHS[lengths], ONE) for lengths in ("together", "mixed")}
+    found["nan"] = train("linear", [8], ONE, {"nan": True})
+    found["nan, warn"] = train("linear", [STEPS], ONE, {"nan": True}, on_nonfinite="warn")
+    found["broken"] = train("linear", [8], ONE, {"broken": True})
+    found["convolution"] = train("convolution", [3], ONE)
     on_host.QUICK_S = -1.0  # every batch counts as slow
-    found["slow"] = train("linear", [1], one)
+    found["slow"] = train("linear", [1], ONE)
+    return found
+
+
+def _slow_sessions() -> dict[str, Any]:
+    found = {
+        f"{name} {lengths}": train("dense", steps, strategy)
+        for name, strategy in (("1", ONE), ("2x2", SEVERAL))
+        for lengths, steps in LENGTHS.items()
+    }
+    found["1 without loop"] = train("dense", LENGTHS["together"], ONE, steps_per_call=1)
+    found["nan, warn, one by one"] = train("linear", [STEPS], ONE, {"nan": True}, on_nonfinite="warn", steps_per_call=1)
+    found["growing"] = train("growing", [3], ONE)
     return found
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])
