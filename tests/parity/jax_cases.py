@@ -34,6 +34,11 @@ PARTLY_DECAYED = "weights without decay"
 FEATURES[PARTLY_DECAYED] = own("partly_decayed", optimizer={"args": {"learning_rate": 0.02}})
 SPECTRAL = "assigns weights"
 FEATURES[SPECTRAL] = own("spectral", optimizer=MOMENTUM)
+SATURATED = "saturated probabilities"
+FEATURES[SATURATED] = own(
+    "saturated", optimizer=optimizer("SGD", learning_rate=0.01), loss="sparse_categorical_crossentropy",
+    metrics=("accuracy", "sparse_categorical_crossentropy"),
+)  # fmt: skip
 OWN_TRAIN_STEP = own("own_train_step")
 """Compared with one device of JAX: steps of TensorFlow have another form."""
 REFERENCE_STEP = case(loop="custom", optimizer=MOMENTUM, data_args=UNEVEN)
@@ -63,6 +68,12 @@ def spectral() -> keras.Model:
     """A model with a layer that assigns a trainable weight in each step."""
     hidden = layers.SpectralNormalization(layers.Dense(16, "tanh"), power_iterations=2)
     return keras.Sequential([layers.Input((12,)), hidden, layers.Dense(4)])
+
+
+def saturated() -> keras.Model:
+    """A model with probabilities close to 0 and 1, and with values at the kinks of its functions in the first step."""
+    kinks = [layers.Dense(16, bias_regularizer="l1"), layers.LeakyReLU()]
+    return keras.Sequential([layers.Input((12,)), *kinks, layers.Rescaling(60), layers.Dense(4, "softmax")])
 
 
 class Spare(layers.Layer):

@@ -12,7 +12,7 @@ import pytest
 from tests.once import once
 from tests.parity.cases import CASES
 from tests.parity.compare import TOLERANCE, deviations
-from tests.parity.jax_cases import FEATURES, PARTLY_DECAYED, REFERENCE_STEP, SPECTRAL
+from tests.parity.jax_cases import FEATURES, PARTLY_DECAYED, REFERENCE_STEP, SATURATED, SPECTRAL
 from tests.parity.test_replicas import check
 from tests.warm import run_module
 
@@ -56,6 +56,7 @@ FAST = [
     ("average of weights", "2x2x2"),
     (PARTLY_DECAYED, "8"),
     (SPECTRAL, "4x2"),
+    (SATURATED, "4x2"),
 ]
 OWN_STEP = ("own step of JAX", "4x2")
 OWN_TRAIN_STEP = "own train_step of JAX"

@@ -23,6 +23,8 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.data.on_host.random import Generator
 from distlaunch.patches.keras_batch_norm import accept_synchronized
 from distlaunch.patches.keras_flash_attention import without_flash_attention
+from distlaunch.patches.keras_kinks_on_jax import gradients_of_tensorflow
+from distlaunch.patches.keras_logits_on_jax import losses_from_logits
 from distlaunch.patches.keras_random_on_jax import Draw, draw_with
 from distlaunch.strategies.jax import random as jax_random
 
@@ -87,11 +89,11 @@ def building() -> Iterator[None]:
         yield
 
 
-def draw_like_tensorflow(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a step that, when it is traced, makes its random layers draw the same numbers as on TensorFlow."""
+def compute_like_tensorflow(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a step that is traced with the random numbers, losses and gradients at kinks of Keras on TensorFlow."""
 
     def traced(*args: Any) -> Any:
-        with name_foreign_calls(), tensorflow_draws():
+        with name_foreign_calls(), tensorflow_draws(), gradients_of_tensorflow(), losses_from_logits():
             return step(*args)
 
     return traced

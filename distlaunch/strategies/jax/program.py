@@ -30,7 +30,7 @@ from distlaunch.strategies.coordination import Peers, Vote
 from distlaunch.strategies.final_weights import set_final_weights
 from distlaunch.strategies.finite import loss_probe
 from distlaunch.strategies.jax.feed import Feed, Group, Placement, StepClock, place, to_jax_arrays
-from distlaunch.strategies.jax.keras_backend import draw_like_tensorflow
+from distlaunch.strategies.jax.keras_backend import compute_like_tensorflow
 from distlaunch.strategies.jax.operation_checks import OperationChecks
 from distlaunch.strategies.jax.step_loop import Step, choose_slots, looped, stacked_spec
 from distlaunch.strategies.jax.values import Values
@@ -192,7 +192,10 @@ class JaxProgram(MeshProgram):
                 return predictions_of(self._model, trainable, others, batch)
 
         # as in Keras, layers may change their variables from batch to batch; the changes are dropped at the end
-        call, batches = jax.jit(draw_like_tensorflow(step), out_shardings=(self._whole, self._values.shardings[1])), []
+        call, batches = (
+            jax.jit(compute_like_tensorflow(step), out_shardings=(self._whole, self._values.shardings[1])),
+            [],
+        )
         while not self._peers.has_data_ended(source, ended=(batch := feed.take()) is None, steps=len(batches)):
             if len(batches) % _STEPS_PER_CHECK == 0 and self.agree(Vote(stop=should_stop())).stop:
                 return None
@@ -273,7 +276,7 @@ class JaxProgram(MeshProgram):
         return self._placement.spec(to_jax_arrays(self._steps.sample(1)), source.global_batch)
 
     def _train_call_function(self, state: TrainState, batch: Any) -> Step:
-        step, average = draw_like_tensorflow(self._steps.train), self._steps.logs == "mean"
+        step, average = compute_like_tensorflow(self._steps.train), self._steps.logs == "mean"
         # `eval_shape` finds the names without compiling or computing anything
         names = extra_log_names(self._steps, lambda: jax.eval_shape(self._steps.train, state, batch)[0])
         if set(self._sums) != set(names):
@@ -290,7 +293,7 @@ class JaxProgram(MeshProgram):
 
     def _make_test_call(self) -> Callable[..., Any]:
         assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
-        step, shardings = draw_like_tensorflow(self._steps.test), self._values.shardings
+        step, shardings = compute_like_tensorflow(self._steps.test), self._values.shardings
 
         def call(trainable: Any, others: Any, metrics: Any, batch: Any) -> Any:
             with computed_exactly(self._placement.remedies_for(batch)):

@@ -15,6 +15,7 @@ import keras
 from keras import ops, tree
 
 from distlaunch.data.batches import Batch
+from distlaunch.patches.keras_logits_on_jax import are_logits_used, logits_of, put_logits
 from distlaunch.patches.keras_loss_trackers import average_over_batches
 from distlaunch.patches.keras_private import (
     call_takes_training,
@@ -44,7 +45,8 @@ class FunctionalStep:
 
     Attributes:
         differs_from_jax: whether Keras's own step on JAX computes something else, which is known once `train_step` was
-            called: a layer assigns a trainable weight, or the loss does not depend on a weight.
+            called: a layer assigns a trainable weight, the loss does not depend on a weight, or a metric is computed
+            from logits.
     """
 
     def __init__(self, model: keras.Model, loss: LossOf | None = None) -> None:
@@ -65,20 +67,21 @@ class FunctionalStep:
                 loss, predictions = self._forward(data, training=True)
                 # in float16, unscaled gradients would underflow; `apply` divides them by the same factor
                 scaled = optimizer.scale_loss(loss)
-            # masks are attributes of tensors, and are lost because differentiation returns new tensors
-            masks = [mask_of(leaf) for leaf in tree.flatten(predictions)]
+            # attributes of tensors, which are lost because differentiation returns new tensors
+            attributes = [(mask_of(leaf), logits_of(leaf)) for leaf in tree.flatten(predictions)]
             # TensorFlow would sum a loss with one value per row, and JAX would raise an error
             scaled = ops.sum(scaled) if ops.ndim(scaled) else scaled
-            return scaled, (loss, predictions, masks, scope.assigned, *self._others_and_metrics(scope))
+            return scaled, (loss, predictions, attributes, scope.assigned, *self._others_and_metrics(scope))
 
         (_, aux), gradients = _value_and_grad(loss_of)(trainable)
-        loss, predictions, masks, assigned, others, metrics = aux
-        _set_masks(predictions, masks)
-        self.differs_from_jax = bool(assigned) or any(gradient is None for gradient in gradients)
+        loss, predictions, attributes, assigned, others, metrics = aux
+        _set_attributes(predictions, attributes)
         trainable = [assigned.get(index, value) for index, value in enumerate(trainable)]
         trainable, slots = _apply(optimizer, gradients, model.trainable_variables, trainable, slots)
         tracked = loss if self._custom_loss is None else None
         logs, others, metrics = self._update_metrics((trainable, others, metrics), data, predictions, tracked)
+        uses_logits = any(are_logits_used(leaf) for leaf in tree.flatten(predictions))
+        self.differs_from_jax = bool(assigned) or any(gradient is None for gradient in gradients) or uses_logits
         if self._custom_loss is not None:
             # `loop: custom` reports its own loss under every strategy
             logs = {"loss": loss}
@@ -295,7 +298,9 @@ def _values(scope: keras.StatelessScope, variables: Sequence[Any]) -> Values:
     return [variable.value if value is None else value for variable, value in current]
 
 
-def _set_masks(predictions: Any, masks: Values) -> None:
-    for leaf, mask in zip(tree.flatten(predictions), masks, strict=True):
+def _set_attributes(predictions: Any, attributes: list[tuple[Any, Any]]) -> None:
+    for leaf, (mask, logits) in zip(tree.flatten(predictions), attributes, strict=True):
         if mask is not None:
             put_mask(leaf, mask)
+        if logits is not None:
+            put_logits(leaf, logits)

@@ -130,11 +130,11 @@ class _KerasReference:
         # a call with several steps would wait for more batches
         self.model.steps_per_execution = 1
         if self._on_jax:
-            from distlaunch.strategies.jax.keras_backend import draw_like_tensorflow
+            from distlaunch.strategies.jax.keras_backend import compute_like_tensorflow
 
             # random numbers are those of TensorFlow in every strategy
             for name in ("train_step", "test_step"):
-                object.__setattr__(self.model, name, draw_like_tensorflow(getattr(self.model, name)))
+                object.__setattr__(self.model, name, compute_like_tensorflow(getattr(self.model, name)))
             # compiled like our program: otherwise seeds would have values, and JAX would draw the masks of Dropout
             self.model.run_eagerly, self.model.jit_compile = False, True
         else:
@@ -166,7 +166,7 @@ class _KerasReference:
         """Replace Keras's step if it trains the model otherwise than Keras on TensorFlow does."""
         import jax
 
-        from distlaunch.strategies.jax.keras_backend import draw_like_tensorflow
+        from distlaunch.strategies.jax.keras_backend import compute_like_tensorflow
         from distlaunch.strategies.mesh.functional_step import FunctionalStep
 
         model: Any = self.model
@@ -175,7 +175,7 @@ class _KerasReference:
         step = FunctionalStep(model)
         groups = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables)
         state = [[variable.value for variable in group] for group in (*groups, model.metrics_variables)]
-        traced = draw_like_tensorflow(step.train_step)
+        traced = compute_like_tensorflow(step.train_step)
         jax.eval_shape(lambda *given: traced(*given)[1], tuple(state), _for_jax(batch))
         if step.differs_from_jax:
             object.__setattr__(model, "train_step", traced)
