@@ -54,7 +54,10 @@ def test_only_what_is_better_counts() -> None:
         ("sparse_top_k_categorical_accuracy", "min", "`mode: max`"),
         ("loss", "min", ""),
         ("val_acc", "max", ""),
-        ("accuracy_loss", "max", ""),
+        ("accuracy_loss", "max", "highest accuracy_loss; for the best one, set `mode: min`"),
+        ("loss/recon", "max", "`mode: min`"),
+        ("false_positives_1", "max", "`mode: min`"),
+        ("val_cosine_similarity", "min", "`mode: max`"),
         ("steps", "min", ""),
     ],
 )
