@@ -85,6 +85,9 @@ class RunCollector(Collector):
 
     def _metrics(self) -> Iterator[Metric]:
         facts, now, start = self._facts, self._facts.now, self._facts.start
+        # until an attempt begins to train, the run is where the last one has left it
+        attempts = (facts.attempts[number] for number in sorted(facts.attempts, reverse=True))
+        trained = next((each for each in attempts if each.training is not None or each.step), now)
         info = {"run": self._run.name, "path": str(self._run.path)}
         if start is not None:
             info |= {"strategy": start.strategy, "optimizer": start.optimizer}
@@ -101,13 +104,13 @@ class RunCollector(Collector):
         for task, number in sorted(facts.restarts.items()):
             restarts.add_metric([self._run.name, task], number)
         yield restarts
-        yield self._gauge("step", "Steps since the run began", now.step)
-        yield self._gauge("epochs_done", "Complete epochs", now.epochs_done)
+        yield self._gauge("step", "Steps since the run began", trained.step)
+        yield self._gauge("epochs_done", "Complete epochs", trained.epochs_done)
         if start is not None:
             yield self._gauge("epochs", "Epochs in all", start.epochs)
             yield self._gauge("replicas", "Replicas", start.replicas)
         values = self._family("value", "Newest values of the loss and the metrics", "name")
-        for name, value in now.logs.items():
+        for name, value in trained.logs.items():
             values.add_metric([self._run.name, name], value)
         yield values
         if facts.epochs and (rate := facts.epochs[-1].learning_rate) is not None:

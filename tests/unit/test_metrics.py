@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from distlaunch.base.errors import UsageError
-from distlaunch.base.events import StepsTimed, TaskRestarted, TaskStarted, TrainingStarted
+from distlaunch.base.events import AttemptStarted, StepsTimed, TaskRestarted, TaskStarted, TrainingStarted
 from distlaunch.base.run_dir import RunDir
 from distlaunch.jobs.metrics import Metrics, offering_metrics
 from tests.recorded_run import START, done, ended, make_run, record, timed
@@ -60,6 +60,14 @@ def test_a_run_is_scraped_and_written(tmp_path: Path) -> None:
     assert scraped["distlaunch_memory_bytes", "worker:0"] == 512 << 20
     assert ("distlaunch_gpu_memory_bytes", "worker:0") not in scraped
     assert values_of(file.read_text()) == scraped
+
+
+def test_a_restart_keeps_the_progress(tmp_path: Path) -> None:
+    run = make_run(RunDir(tmp_path / "run"))
+    record(run.events, 2, "launcher", AttemptStarted(waited_s=0.0))
+    _, scraped = offer(run, Metrics.open("0", None), [])
+    assert (scraped["distlaunch_attempt", ""], scraped["distlaunch_step", ""]) == (2, 30)
+    assert (scraped["distlaunch_epochs_done", ""], scraped["distlaunch_value", "loss"]) == (3, 3.0)
 
 
 def test_a_run_that_goes_on(tmp_path: Path) -> None:
