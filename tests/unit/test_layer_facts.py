@@ -10,9 +10,12 @@ import pytest
 keras = pytest.importorskip("keras")
 tf = pytest.importorskip("tensorflow")
 
+from distlaunch.config.run import Data  # noqa: E402
+from distlaunch.data.source import make_split  # noqa: E402
 from distlaunch.strategies.module_model import ModuleModel  # noqa: E402
 from distlaunch.strategies.variables import metric_results, named_metrics  # noqa: E402
 from distlaunch.training.trials.inspection import (  # noqa: E402
+    depends_on_other_rows,
     draws_random_numbers,
     gradient_norms,
     norms_by_variable,
@@ -155,3 +158,25 @@ def test_what_draws_random_numbers() -> None:
     found = [layers.GRUCell(2, recurrent_dropout=0.1), layers.Dropout(0.1), layers.RandomFlip()]
     assert all(map(draws_random_numbers, found))
     assert not any(map(draws_random_numbers, [layers.GRUCell(2), layers.Dropout(0.0), layers.Dense(2)]))
+
+
+def largest_error(y: Any, predictions: Any) -> Any:
+    return keras.ops.max(keras.ops.abs(y - predictions))
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (keras.losses.MeanSquaredError(), ""),
+        (keras.losses.MeanSquaredError(reduction="sum"), ""),
+        (largest_error, "loss"),
+    ],
+    ids=["mean", "sum", "largest"],
+)
+def test_losses_that_combine_rows(loss: Any, expected: str) -> None:
+    """Replicas compute means and sums over rows exactly."""
+    data = Data.model_validate({"function": "unused:unused", "global_batch": 5})
+    source = make_split((X, X[:, :3]), data, seed=0, training=True).in_order().evaluation_source()
+    model = keras.Sequential([layers.Input((4,)), layers.BatchNormalization(), layers.Dense(3)])
+    model.compile(loss=loss)
+    assert depends_on_other_rows(model, source) == expected

@@ -50,7 +50,7 @@ def facts_of(config: RunConfig, model: keras.Model, source: Source) -> ModelFact
         own_step=_overridden_step(config, model),
         random_ops=sorted(_pipeline_ops(source) & RANDOM_OPS),
         own_losses=float(sum(float(loss) for loss in model.losses)),
-        mixes_rows=_depends_on_other_rows(model, source),
+        mixes_rows=depends_on_other_rows(model, source),
     )
 
 
@@ -135,7 +135,7 @@ def draws_random_numbers(layer: Any) -> bool:
     return bool(own or has_seed_generators(layer)) and (any(rates) or not rates)
 
 
-def _depends_on_other_rows(model: keras.Model, source: Source) -> str:
+def depends_on_other_rows(model: keras.Model, source: Source) -> str:
     """Return `model` or `loss` if its result for a batch does not follow from those for the batch's halves, else ""."""
     batch = next(iter(_batches(source)))
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
@@ -159,8 +159,11 @@ def _depends_on_other_rows(model: keras.Model, source: Source) -> str:
         return float(loss) - own
 
     try:
-        parts = sum((stop - start) / rows * loss_of(start, stop) for start, stop in _halves(rows))
-        return "" if np.isclose(loss_of(0, rows), parts, rtol=_HALVES_TOLERANCE, atol=_HALVES_TOLERANCE) else "loss"
+        parts = [(stop - start, loss_of(start, stop)) for start, stop in _halves(rows)]
+        # replicas compute both kinds of losses exactly
+        mean, total = sum(number / rows * loss for number, loss in parts), sum(loss for _, loss in parts)
+        is_either = np.isclose([mean, total], loss_of(0, rows), rtol=_HALVES_TOLERANCE, atol=_HALVES_TOLERANCE).any()
+        return "" if is_either else "loss"
     except Exception:  # a model with its own step may compute losses in another way
         return ""
 
