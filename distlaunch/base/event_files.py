@@ -37,7 +37,8 @@ _STEPS_DONE = re.compile(
 )
 """A line of a StepsDone event as `Event.to_json` writes it."""
 _BEGINNINGS = (b'{"event":"AttemptStarted"', b'{"event":"TaskStarted"')
-_OUTLINE = (*_BEGINNINGS, b'{"event":"EpochEnded"', b'{"event":"RunEnded"')
+_OF_OUTLINE = ("TrainingStarted", "NumbersChecked", "EpochEnded", "RunEnded")
+_OUTLINE = (*_BEGINNINGS, *(b'{"event":"%b"' % name.encode() for name in _OF_OUTLINE))
 _VARIABLES = b'{"event":"VariablesPlaced"'
 
 
@@ -186,7 +187,10 @@ def read_times(path: Path) -> list[Event]:
 
 
 def read_outline(path: Path) -> list[Event]:
-    """Return the ends of epochs, and the first and the last events of attempts, without parsing the other lines."""
+    """Return the events that outline a run, without parsing the other lines.
+
+    They are the first and the last events of attempts, starts of training, ends of epochs, and comparisons of numbers.
+    """
     lines, before = list[bytes](), b""
     try:
         with open_regular(path) as file:

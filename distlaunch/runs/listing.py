@@ -1,7 +1,7 @@
 """Summarizes the runs in a directory.
 
-The state of a run is read from its first and its last events. Between them, only the lines with values of epochs or
-ends of attempts are parsed.
+The state of a run is read from its first and its last events. Between them, only the lines that outline the run are
+parsed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 from distlaunch.base.errors import UsageError
 from distlaunch.base.event_files import parse_events, read_events, read_outline, read_times
-from distlaunch.base.events import EpochEnded, Event, Logs, StepsDone, TrainingStarted
+from distlaunch.base.events import EpochEnded, Event, Logs, NumbersChecked, StepsDone, TrainingStarted
 from distlaunch.base.metric_names import falls
 from distlaunch.base.protocol import RUN_MODES
 from distlaunch.base.regular_files import open_regular
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.run_files.run_facts import AttemptFacts, RunFacts
+from distlaunch.base.run_files.run_facts import AttemptFacts, RunFacts, kept_epochs
 from distlaunch.base.run_files.submission import JobState, Submission
 from distlaunch.runs.bottleneck import summary
 from distlaunch.runs.goodput import Goodput, goodput_of, paused_s
@@ -171,11 +171,12 @@ def summarize(
     attempts = [number for number in run.attempts() if planned_mode(run, number) in RUN_MODES]
     training = attempts[-1] if attempts else None
     head, tail = _read_head_and_tail(run.events, training)
-    events = [*head, *tail]
+    timeline = read_times(run.events) if goodput else read_outline(run.events)
+    events = [*head, *_between(head, tail, timeline), *tail]
     facts = RunFacts.of(events)
     start, current = facts.start, _last_trained(facts, training)
     done = current.epochs_done
-    epochs = start.epochs if start else None  # a later start with more epochs may be in the part that was not read
+    epochs = start.epochs if start else None
     first_at = _started_at(run, events)
     # later attempts are exports and evaluations
     training_events = [event for event in events if training is None or event.attempt <= training]
@@ -185,7 +186,6 @@ def summarize(
     status = status if running else (status_in_queue(run, job) or status)
     # the status stays `done` if a later attempt has failed
     status = "done" if status == "failed" and facts.finished else status
-    timeline = read_times(run.events) if goodput else read_outline(run.events)
     return RunSummary(
         path=str(run.path),
         status=status,
@@ -211,10 +211,10 @@ def summarize(
 def best_values(events: Iterable[Event]) -> dict[str, BestValue]:
     """Return the best finite value of each loss and metric, the first of equal ones.
 
-    A lower value is better if the name says so, like `val_loss` or `mae`; otherwise a higher one. Of an epoch that was
-    trained several times, the last result counts, as in the report.
+    A lower value is better if the name says so, like `val_loss` or `mae`; otherwise a higher one. Epochs that a resume
+    has discarded do not count.
     """
-    epochs = {event.epoch: event for event in events if isinstance(event, EpochEnded)}
+    epochs = {event.epoch: event for event in kept_epochs(events)}
     best: dict[str, BestValue] = {}
     for number in sorted(epochs):
         for name, value in epochs[number].logs.items():
@@ -283,6 +283,13 @@ def _read_head_and_tail(path: Path, attempt: int | None) -> tuple[list[Event], l
                 length *= 4
     except OSError:
         return [], []
+
+
+def _between(head: Sequence[Event], tail: Sequence[Event], timeline: Iterable[Event]) -> list[Event]:
+    """Return the events of a timeline that facts need from the part of a file between head and tail."""
+    known = [*head, *tail]
+    wanted = (event for event in timeline if isinstance(event, TrainingStarted | NumbersChecked))
+    return [event for event in wanted if event not in known]
 
 
 def _has_progress(events: Sequence[Event], attempt: int | None) -> bool:

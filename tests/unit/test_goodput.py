@@ -161,12 +161,12 @@ def test_quick_reading_joins_steps_in_a_row(tmp_path: Path) -> None:
     assert read_times(tmp_path / "none") == read_outline(tmp_path / "none") == []
 
 
-def test_the_outline_has_the_ends_of_attempts(tmp_path: Path) -> None:
+def test_the_outline_has_the_starts_and_ends_of_attempts(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     first = history(0, (1.0, AttemptStarted(waited_s=0.0)), (2.0, UP), (3.0, start()), (4.0, steps(1, 1.0, num=1)))
     second = history(1, (9.0, AttemptStarted(waited_s=2.0)), (9.5, UP), (10.0, start()), (11.0, steps(1, 1.0, num=1)))
     path.write_text("\n".join(event.to_json() for event in [*first, *second]))
-    assert [event.time for event in read_outline(path)] == [1.0, 2.0, 4.0, 9.0, 9.5, 11.0]
+    assert [event.time for event in read_outline(path)] == [1.0, 2.0, 3.0, 4.0, 9.0, 9.5, 10.0, 11.0]
     assert paused_s(read_outline(path)) == paused_s([*first, *second]) == 3.0
 
 

@@ -83,9 +83,9 @@ def test_a_finished_run_stays_so_until_it_is_taken_on() -> None:
     assert (again.finished, again.start, again.ended) == (True, start(0), done)
 
 
-def test_what_was_done_twice_is_there_twice_in_order() -> None:
+def test_epochs_that_a_resume_has_discarded_are_left_out() -> None:
     saved = CheckpointSaved(attempt=1, step=10, path="x", num_bytes=1, seconds=0.1)
-    facts = RunFacts.of([start(0), epoch(0, 0), epoch(0, 1), start(1, 10), epoch(1, 1), saved])
-    assert [(event.attempt, event.epoch) for event in facts.epochs] == [(0, 0), (0, 1), (1, 1)]
+    facts = RunFacts.of([start(0), epoch(0, 0), epoch(0, 1), epoch(0, 2), start(1, 10), epoch(1, 1), saved])
+    assert [(event.attempt, event.epoch) for event in facts.epochs] == [(0, 0), (1, 1)]
     assert facts.checkpoints == [saved]
     assert place(facts.now) == place(facts.attempts[1]) == (20, 2, 0)

@@ -14,6 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from distlaunch.base.errors import UsageError
+from distlaunch.base.event_files import append_events
+from distlaunch.base.events import EpochEnded, NumbersChecked, TrainingStarted
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_lock import lock_run
 from distlaunch.cli.main import cli
@@ -23,7 +25,7 @@ from distlaunch.runs.listing import find_runs
 from distlaunch.runs.paths import display_path
 from distlaunch.ui.console import JobConsole
 from distlaunch.ui.runs import follow_runs, print_runs
-from tests.unit.written_runs import EPOCH_S, STARTED, write_run
+from tests.unit.written_runs import EPOCH_S, STARTED, STEPS, write_run
 
 DAY = 86_400
 
@@ -90,6 +92,29 @@ def test_values_and_settings_in_the_listing() -> None:
         *("last values", "best val_loss", "best val_accuracy", "learning_rate", "started", "time", "attempts")
     ]
     assert re.split(r" {3,}", lines[2])[5:8] == ["0.5000 (1)", "0.5000 (1)", "0.1"]
+
+
+def test_a_long_last_attempt(folder: Path) -> None:
+    """Its start is neither among the first nor among the last events of the file, which are read in full."""
+    run = write_run("long", {}, [0.5] * 3, accuracy=[0.1, 0.2, 0.9], status="stopped")
+    start = TrainingStarted(
+        strategy="mirrored", loop="fit", replicas=2, tasks=1, global_batch=32, epochs=4000, first_epoch=1,
+        first_step=STEPS, steps_per_epoch=STEPS, parameters=1, optimizer="",
+    )  # fmt: skip
+    checked = NumbersChecked(
+        status="differs", part="steps 1-3", message="", deviation=0.5, reference="Keras", subject=""
+    )
+    epochs = [
+        EpochEnded(epoch=number, step=STEPS * (number + 1), seconds=1.0, logs={"val_accuracy": 0.3}, learning_rate=0.1)
+        for number in range(1, 1000)
+    ]
+    run.write_json(run.attempt_plan(1), {"mode": "train", "chief": "worker:0", "tasks": []})
+    append_events(run.events, start, checked, *epochs, attempt=1, task="worker:0")
+    (found,) = [each for each in json.loads(runs("--json").stdout) if each["run"].endswith("long")]
+    assert (found["strategy"], found["epoch"], found["epochs"]) == ("mirrored", 1000, 4000)
+    assert found["numbers"] == "differs"
+    # epochs 2 and 3 of the first attempt were discarded
+    assert found["best"]["val_accuracy"] == {"value": 0.3, "epoch": 1, "step": 2 * STEPS}
 
 
 def test_dates_and_ages() -> None:

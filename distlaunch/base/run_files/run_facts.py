@@ -114,7 +114,7 @@ class RunFacts:
 
     Attributes:
         now: the attempt of the newest event.
-        epochs: epochs in the order of their ends. An epoch that was trained twice occurs twice, as in `checkpoints`.
+        epochs: epochs in the order of their ends, without those that a resume from an earlier step has discarded.
         evaluations: results of `distlaunch evaluate`.
         sidecar: the newest result of the evaluator task.
         skipped: names of the examples that were left out.
@@ -160,6 +160,7 @@ class RunFacts:
                 self.placed = event
             case TrainingStarted():
                 self.finished = False
+                self.epochs = kept_epochs([*self.epochs, event])
             case EpochEnded():
                 self.epochs.append(event)
             case CheckpointSaved():
@@ -197,3 +198,18 @@ class RunFacts:
     def restarts(self) -> Counter[str]:
         """Return the number of restarts of each task while the others continued."""
         return sum((attempt.restarts for attempt in self.attempts.values()), Counter[str]())
+
+
+def kept_epochs(events: Iterable[Event]) -> list[EpochEnded]:
+    """Return the epochs that a run has trained, without those that a resume from an earlier step has discarded.
+
+    Args:
+        events: events in their order, with all starts of training.
+    """
+    epochs: list[EpochEnded] = []
+    for event in events:
+        if isinstance(event, EpochEnded):
+            epochs.append(event)
+        elif isinstance(event, TrainingStarted):
+            epochs = [each for each in epochs if each.step <= event.first_step]
+    return epochs
