@@ -12,7 +12,8 @@ from distlaunch.base.run_dir import RunDir
 
 REPORT = "DISTLAUNCH_REPORT"
 """Environment variable; with `off`, no page is written at the end of a run."""
-_DEADLINE_S = 20.0
+_DEADLINE_S = 60.0
+"""Enough for the events of some days."""
 
 
 @contextlib.contextmanager
@@ -27,12 +28,13 @@ def leaving_page(run: RunDir, environ: Mapping[str, str]) -> Generator[None]:
 def write_page_in_child(run: RunDir, environ: Mapping[str, str]) -> None:
     """Write the page if the run has written anything and DISTLAUNCH_REPORT is not `off`.
 
-    Errors are ignored, because `distlaunch report --html` shows them.
+    If it cannot be written, print how to write it, since an earlier page may be left. That command shows the error.
     """
     if environ.get(REPORT) == "off" or not run.exists():
         return
+    is_written = False
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        subprocess.run(
+        child = subprocess.run(
             [sys.executable, *SAFE_MODULE, "distlaunch.ui.html_report", str(run.path)],
             env=dict(environ),
             stdin=subprocess.DEVNULL,
@@ -42,3 +44,6 @@ def write_page_in_child(run: RunDir, environ: Mapping[str, str]) -> None:
             # Ctrl-C in the terminal ends the run, not its report
             start_new_session=True,
         )
+        is_written = child.returncode == 0
+    if not is_written:
+        print(f"{run.report.name} was not written; try `distlaunch report {run.path} --html`", file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -157,13 +157,14 @@ class RunReport:
         }
 
 
-def read_report(run: RunDir, job: JobState | None = None) -> RunReport:
+def read_report(run: RunDir, job: JobState | None = None, events: Iterable[Event] | None = None) -> RunReport:
     """Read the report of a run.
 
     Args:
         job: the state of its submitted job; None if there is no job or its state is unknown.
+        events: all events of the run; None to read them.
     """
-    facts = RunFacts.of(read_all_events(run))
+    facts = RunFacts.of(read_all_events(run) if events is None else events)
     attempts = tuple(attempt_report(run, number, facts) for number in run.attempts())
     saved = {
         # if a step was saved several times, keep the last

@@ -29,6 +29,7 @@ const errors = [];
 addEventListener("error", (event) => errors.push(String(event.message)));
 addEventListener("load", () => {
   const found = { charts: document.querySelectorAll(".chart canvas").length };
+  found.tools = [...document.querySelectorAll(".tools button")].map((each) => each.textContent);
   const notes = () => [...document.querySelectorAll(".chart")].map(
     (chart) => [chart.getAttribute("aria-label"), chart.querySelector(".note").textContent]).filter(([, text]) => text);
   found.notes = notes();
@@ -120,6 +121,19 @@ def test_a_run_without_any_event_has_a_page(tmp_path: Path) -> None:
     run.config.write_text("")
     found = look_at(page(run), tmp_path)
     assert (found["errors"], found["charts"]) == ([], 0)
+
+
+@pytest.mark.parametrize(("known", "axes"), [(500, 1), (None, 0)])
+def test_the_axis_counts_epochs_only_if_their_length_is_known(known: int | None, axes: int, tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "job")
+    run.path.mkdir()
+    run.config.write_text("")
+    start = TrainingStarted(**{**START, "steps_per_epoch": known}, first_epoch=0, first_step=0)
+    steps = [StepsDone(epoch=0, step=at, step_in_epoch=at, steps=1, seconds=0.1, logs={"loss": 1.0}) for at in (1, 2)]
+    record(run.events, 0, "worker:0", start, *steps)
+    found = look_at(page(run), tmp_path)
+    assert (found["errors"], found["charts"]) == ([], 1)
+    assert len([text for text in found["tools"] if "axis" in text]) == axes
 
 
 def test_a_comparison_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,15 +140,28 @@ def test_a_page_on_standard_output(run: RunDir, tmp_path: Path) -> None:
     assert data_of((tmp_path / "out.html").read_text())
 
 
-def test_a_page_that_cannot_be_written_is_no_failure(run: RunDir) -> None:
+def test_a_page_that_cannot_be_written_is_no_failure(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     write_page_in_child(run, {})
     assert run.report.exists()
+    assert capsys.readouterr().err == ""
     run.report.unlink()
     write_page_in_child(run, {"DISTLAUNCH_REPORT": "off"})
     assert not run.report.exists()
     run.report.mkdir()
     write_page_in_child(run, {})
     assert run.report.is_dir()
+    assert capsys.readouterr().err == f"report.html was not written; try `distlaunch report {run.path} --html`\n"
+
+
+def test_the_end_of_a_large_log(run: RunDir) -> None:
+    failed, _ = data_of(page(run))["attempts"]
+    log = failed["log"]
+    with Path(log).open("ab") as file:
+        file.truncate(100 << 20)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\nthe last line\n")
+    failed, _ = data_of(page(run))["attempts"]
+    assert failed["lines"][-1] == "the last line"
 
 
 def test_commit_and_changes_of_the_code_are_recorded(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -11,7 +12,7 @@ import yaml
 
 import distlaunch
 from distlaunch.base.errors import ConfigError
-from distlaunch.base.event_files import read_events, read_events_of
+from distlaunch.base.event_files import read_events_of
 from distlaunch.base.events import (
     EpochEnded,
     Evaluated,
@@ -22,7 +23,7 @@ from distlaunch.base.events import (
     TrainingStarted,
 )
 from distlaunch.base.plain_types import is_dict
-from distlaunch.base.regular_files import read_json, read_regular
+from distlaunch.base.regular_files import open_regular, read_json
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.read.load import load_resolved
 from distlaunch.config.run import RunConfig
@@ -44,13 +45,15 @@ Curve = dict[str, list[float]]
 """The coordinates of points, `x` and `y`."""
 
 
-def page_data(run: RunDir, report: RunReport) -> dict[str, Any]:
+def page_data(run: RunDir, report: RunReport, events: Sequence[Event]) -> dict[str, Any]:
     """Return the content of the page as plain data.
 
     Keys with curves are `curves` (metrics) and `speed` (times of tasks). The x coordinates are numbers of steps since
     the run began; `epochs` has the step at which each epoch ended.
+
+    Args:
+        events: all events of the run.
     """
-    events = read_events(run.events)
     history = _History()
     for event in events:
         history.add(event)
@@ -63,6 +66,7 @@ def page_data(run: RunDir, report: RunReport) -> dict[str, Any]:
         "facts": [[name, value] for name, value, _ in facts(report)],
         "curves": history.curves(),
         "epochs": [{"epoch": event.epoch + 1, "step": event.step, "seconds": event.seconds} for event in report.epochs],
+        "steps_per_epoch": report.training.steps_per_epoch if report.training else None,
         "restarts": history.restarts,
         "speed": _speed(run, report, events),
         "checkpoints": [
@@ -172,7 +176,7 @@ def _speed(run: RunDir, report: RunReport, events: Sequence[Event]) -> dict[str,
     """Return curves of each task that computes steps, from the differences of its reports.
 
     Args:
-        events: those of the run's file.
+        events: all events of the run.
     """
     curves: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for number in [attempt.attempt for attempt in report.attempts if attempt.is_run]:
@@ -222,8 +226,11 @@ def _attempt(run: RunDir, attempt: AttemptReport) -> dict[str, Any]:
 
 def _log_lines(log: str) -> list[str]:
     """Return the last lines of a log; empty if it cannot be read."""
-    with contextlib.suppress(OSError):
-        return read_regular(log).decode(errors="replace")[-_LOG_BYTES:].splitlines()[-_LOG_LINES:] if log else []
+    if not log:
+        return []
+    with contextlib.suppress(OSError), open_regular(log) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_BYTES))
+        return file.read(_LOG_BYTES).decode(errors="replace").splitlines()[-_LOG_LINES:]
     return []
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from distlaunch.base import strict_json
+from distlaunch.base.event_files import read_all_events
 from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.runs.report import read_report
 from distlaunch.ui.html_report.data import page_data
@@ -28,8 +29,9 @@ def write_page(run: RunDir, file: Path) -> None:
 
 def page(run: RunDir) -> str:
     """Return the page of a run as HTML."""
-    report = read_report(run)
-    return document(report.name, page_data(run, report))
+    events = read_all_events(run)  # once, since a run of a day has hundreds of thousands
+    report = read_report(run, events=events)
+    return document(report.name, page_data(run, report, events))
 
 
 def document(title: str, data: Mapping[str, Any]) -> str:

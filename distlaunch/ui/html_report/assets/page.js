@@ -61,6 +61,10 @@
     });
   }
 
+  // unknown before the first epoch of a stream has ended; the axis is in steps then
+  const stepsPerEpoch = data.steps_per_epoch || 0;
+  const knowsEpochs = !data.epochs || data.epochs.length > 0 || stepsPerEpoch > 0;
+
   // the number of epochs until a step
   function epochAt(step, epochs) {
     let before = 0, epoch = 0;
@@ -69,7 +73,8 @@
       [before, epoch] = [ended.step, ended.epoch];
     }
     const last = epochs.at(-1);
-    return last ? last.epoch + (step - last.step) / Math.max(last.step / last.epoch, 1) : step;
+    if (!last) return stepsPerEpoch ? step / stepsPerEpoch : step;
+    return last.epoch + (step - last.step) / Math.max(last.step / last.epoch, 1);
   }
 
   const place = (step, epochs = data.epochs) => (state.axis === "step" ? step : epochAt(step, epochs));
@@ -205,8 +210,8 @@
       oninput: (event) => { state.smoothing = Number(event.target.value); redraw(); },
     });
     const tools = element("div", { class: "tools" },
-      toggle(() => `axis: ${state.axis}s`, "e", () => state.axis === "epoch",
-        () => { state.axis = state.axis === "step" ? "epoch" : "step"; }),
+      knowsEpochs ? toggle(() => `axis: ${state.axis}s`, "e", () => state.axis === "epoch",
+        () => { state.axis = state.axis === "step" ? "epoch" : "step"; }) : null,
       toggle(() => "log scale", "l", () => state.log, () => { state.log = !state.log; }),
       element("label", {}, "smoothing", slider),
       element("span", {}, "drag over a chart to zoom in, double-click to show all",
