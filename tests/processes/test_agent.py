@@ -248,6 +248,19 @@ def test_a_task_runs_and_all_of_it_is_sent(agent: Agent, tmp_path: Path) -> None
     assert logs == {"attempts/0/worker-0/stdout.log": 5_000_001, "attempts/0/worker-0/stderr.log": 5}
 
 
+def test_a_file_that_cannot_be_sent_is_named_at_the_end(agent: Agent, tmp_path: Path) -> None:
+    agent.next("hello")
+    agent.greet(tmp_path)
+    agent.answers(2)
+    agent.begin(tmp_path / "run")
+    agent.start("import os; os.mkfifo('run/a'); os.symlink('/nowhere/gone', 'run/b'); open('run/c', 'w').close()")
+    assert agent.next("exit").fields["code"] == 0
+    agent.send(encode("end", id=5))
+    assert agent.next("move").fields == {"path": ".c.part.tmp", "to": "c"}
+    unsent = "a (is not a regular file), b (No such file or directory)"
+    assert agent.next("reply").fields == {"id": 5, "unsent": unsent}
+
+
 def test_the_end_of_its_connection_ends_it_and_its_tasks(agent: Agent, tmp_path: Path) -> None:
     agent.run_sleeper(tmp_path)
     agent.next("line")

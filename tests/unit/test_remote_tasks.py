@@ -37,14 +37,14 @@ def shown() -> list[str]:
 def _tasks(tmp_path: Path, shown: list[str], *links: _Link) -> RemoteTasks:
     given: Any = {link.name: link for link in links}
     watch: Any = SimpleNamespace(check=lambda progress: None)
-    plan: Any = None
+    plan: Any = SimpleNamespace(run_dir=Path("/runs/exp"))
     return RemoteTasks(
         plan, given, Incoming(tmp_path), lambda task, line: shown.append(line), {}, watch, lambda name: None
     )
 
 
 def test_files_of_all_hosts_are_waited_for_once(tmp_path: Path, shown: list[str]) -> None:
-    links = [_Link("a", Frame("reply", {}, b"")), _Link("b", LinkError("it is gone"))]
+    links = [_Link("a", Frame("reply", {"unsent": ""})), _Link("b", LinkError("it is gone"))]
     tasks = _tasks(tmp_path, shown, *links)
     for _ in range(2):
         tasks.collect(lambda: pytest.fail("nothing is to be waited for"))
@@ -54,7 +54,7 @@ def test_files_of_all_hosts_are_waited_for_once(tmp_path: Path, shown: list[str]
 
 
 def test_who_does_not_want_to_wait_leaves_the_files_there(tmp_path: Path, shown: list[str]) -> None:
-    links = [_Link("a", Frame("reply", {}, b"")), _Link("b", None), _Link("c", None)]
+    links = [_Link("a", Frame("reply", {"unsent": ""})), _Link("b", None), _Link("c", None)]
     tasks = _tasks(tmp_path, shown, *links)
     looks = iter([False] * 8)
     tasks.collect(lambda: next(looks, True))
@@ -64,6 +64,15 @@ def test_who_does_not_want_to_wait_leaves_the_files_there(tmp_path: Path, shown:
         "the last files of b, c were not copied; they stay in the run directory there",
     ]
     assert [link.keeps_copies for link in links] == [False, True, True]
+
+
+def test_a_host_keeps_files_that_it_could_not_send(tmp_path: Path, shown: list[str]) -> None:
+    links = [_Link("a", Frame("reply", {"unsent": ""})), _Link("b", Frame("reply", {"unsent": "latest (gone)"}))]
+    tasks = _tasks(tmp_path, shown, *links)
+    tasks.collect(lambda: False)
+    tasks.close()
+    assert shown == ["warning: b: could not be sent: latest (gone); they stay in /runs/exp there"]
+    assert [link.keeps_copies for link in links] == [False, True]
 
 
 def test_an_end_wakes_who_waits(tmp_path: Path, shown: list[str]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -212,6 +214,43 @@ def test_everything_else_is_sent_when_it_has_changed(copy: RunCopy, target: Path
         (task / name).write_text("x")
     assert sorted(take(copy.changed(), target)) == ["attempts/0/worker-0/error-1.json", "export/model.keras"]
     assert take(copy.changed(), target) == []
+
+
+def test_files_that_cannot_be_read_are_named_and_all_others_are_sent(copy: RunCopy, target: Path) -> None:
+    copy.begin()
+    for name in ("a", "z"):
+        (copy.root / name).write_text("x")
+    (copy.root / "latest").symlink_to("/nowhere/gone")
+    os.mkfifo(copy.root / "pipe")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(copy.root / "socket"))
+        assert sorted(take(copy.changed(), target)) == ["a", "z"]
+    assert copy.unsent == (
+        "latest (No such file or directory), pipe (is not a regular file), socket (No such device or address)"
+    )
+    (copy.root / "socket").unlink()
+    assert copy.unsent == "latest (No such file or directory), pipe (is not a regular file)"
+
+
+def test_a_checkpoint_that_cannot_be_read_is_named_until_it_can(copy: RunCopy, target: Path) -> None:
+    copy.begin()
+    checkpoint(copy, "step-00000001")
+    os.mkfifo(copy.root / "checkpoints" / "step-00000002")
+    assert take(copy.new_checkpoints(), target) == ["checkpoints/step-00000001"]
+    assert copy.unsent == "checkpoints/step-00000002 (is not a regular file)"
+    assert copy.has_new_checkpoints, "sending is tried again"
+    (copy.root / "checkpoints" / "step-00000002").unlink()
+    checkpoint(copy, "step-00000002")
+    assert take(copy.new_checkpoints(), target) == ["checkpoints/step-00000002"]
+    assert not copy.unsent
+
+
+def test_a_file_that_a_callback_writes_beside_checkpoints_is_sent(copy: RunCopy, target: Path) -> None:
+    copy.begin()
+    (copy.root / "checkpoints").mkdir()
+    (copy.root / "checkpoints" / "best.keras").write_text("model")
+    assert take(copy.new_checkpoints(), target) == ["checkpoints/best.keras"]
+    assert (target / "checkpoints" / "best.keras").read_text() == "model"
 
 
 def test_a_disk_is_shared_if_a_fresh_name_is_seen(tmp_path: Path) -> None:

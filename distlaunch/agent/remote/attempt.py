@@ -10,7 +10,6 @@ from typing import Any
 from distlaunch.agent.host import HostTask, HostTasks
 from distlaunch.agent.messages import Exit, Order, Preload, TaskSpec
 from distlaunch.agent.open_files import FILES_PER_TASK, allow_open_files
-from distlaunch.agent.remote.file_transfer import send_file
 from distlaunch.agent.remote.frames import Frame, FrameError, encode
 from distlaunch.agent.remote.outbox import Outbox
 from distlaunch.agent.remote.run_copy import RunCopy
@@ -115,7 +114,7 @@ class HostAttempt:
                 del self._tasks[name]
                 self._ends[name] = end, _plain(task), now
         if self._copy is not None and self._at_once:
-            for message in _tolerant(self._copy.replaced(self._at_once)):
+            for message in self._copy.replaced(self._at_once):
                 self._outbox.put(message)
         if self._ends or now - self._scan_at >= _SCAN_S:
             self._scan_at = now
@@ -153,22 +152,25 @@ class HostAttempt:
             return ""
         return end_leftovers(str(self._run.path), self.number, self._started, _LEFTOVERS_END_WITHIN_S)
 
-    def close(self, done: bytes) -> None:
-        """Send the remaining files of the ended tasks, and then the message `done`."""
+    def close(self, done: Callable[[str], bytes]) -> None:
+        """Send the remaining files of the ended tasks, and then a message.
+
+        Args:
+            done: returns the message; its argument names the files that could not be sent.
+        """
         if self._copy is None:
-            self._outbox.put_files([done])
+            self._outbox.put_files([done("")])
             return
         self._copying = True
 
         def rest(copy: RunCopy) -> Iterator[bytes]:
             while appended := list(copy.appended()):
                 yield from appended
-            yield from _tolerant(copy.new_checkpoints())
-            yield from _tolerant(copy.changed())
+            yield from copy.new_checkpoints()
+            yield from copy.changed()
+            yield done(copy.unsent)
 
-        # two calls: if a file cannot be read, the outbox drops the remaining messages of the same call
         self._outbox.put_files(rest(self._copy))
-        self._outbox.put_files([done])
 
     def _send_appended(self) -> bool:
         """Send new data of followed files; return True if there was any, or if the outbox is full."""
@@ -195,23 +197,14 @@ class HostAttempt:
         self._outbox.put_files(copied(self._copy))
 
     def _send_end(self, name: str, end: Exit, liveness: list[Any]) -> None:
-        error = self._run.task(self.number, name).error_json
-        if self._copy is not None and error.exists():
-            for message in _tolerant(send_file(error, self._name(error))):
+        if self._copy is not None:
+            for message in self._copy.replaced([self._name(self._run.task(self.number, name).error_json)]):
                 self._outbox.put(message)
         del self._ends[name]
         self._outbox.put(encode("exit", task=name, code=end.code, oom=end.oom, liveness=liveness))
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self._run.path).as_posix()
-
-
-def _tolerant(messages: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the messages of a file, and stop if it cannot be read."""
-    try:
-        yield from messages
-    except OSError:
-        return
 
 
 def _plain(task: HostTask) -> list[Any]:

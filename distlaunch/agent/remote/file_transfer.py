@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from distlaunch.agent.remote.frames import CHUNK_BYTES, Frame, FrameError, encode
 from distlaunch.base.folders import make_folder
+from distlaunch.base.regular_files import open_regular
 
 WRITE, MOVE, REMOVE = "write", "move", "remove"
 KINDS = (WRITE, MOVE, REMOVE)
@@ -109,7 +110,7 @@ def send_file(path: Path, name: str, *, keeps_mode: bool = False) -> Iterator[by
         keeps_mode: whether to keep the owner's permissions and remove those of others.
     """
     part = _part(name)
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         facts = {"mode": os.fstat(file.fileno()).st_mode & 0o700} if keeps_mode else {}
         yield from _chunks(file.fileno(), part, **facts)
     yield encode(MOVE, path=part, to=name)

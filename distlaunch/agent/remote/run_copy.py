@@ -7,15 +7,17 @@ are complete, results of rounds when they are written, and other files when the 
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 from distlaunch.agent.remote.file_transfer import REMOVE, WRITE, remove_folder, send_file, send_folder
 from distlaunch.agent.remote.frames import CHUNK_BYTES, encode
 from distlaunch.agent.remote.task_files import is_written_by_tasks
 from distlaunch.base.errors import RunBusyError, UsageError
+from distlaunch.base.plural import listed
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_lock import Owner, lock_run, owner_in
 
@@ -128,6 +130,14 @@ class RunCopy:
         self._events: set[str] = set()
         self._rest: dict[str, _Stamp] = {}
         self._checkpoints: dict[str, _Stamp] = {}
+        self._unreadable: dict[str, str] = {}
+        """Why files could not be read, by name."""
+
+    @property
+    def unsent(self) -> str:
+        """Return the names of existing files that could not be read, with the reasons; empty if there are none."""
+        failed = sorted(self._unreadable.items())
+        return listed([f"{name} ({why})" for name, why in failed if os.path.lexists(self.root / name)], _MAX_NAMED)
 
     def begin(self) -> None:
         """Record the current files as known to the launcher."""
@@ -167,8 +177,8 @@ class RunCopy:
         """Yield messages that send new complete checkpoints, newest first, and that remove deleted ones."""
         current = dict(self._complete_checkpoints())
         for name in sorted(current, reverse=True):
-            if self._checkpoints.get(name) != current[name]:
-                yield from send_folder(self.root / _CHECKPOINTS / name, f"{_CHECKPOINTS}/{name}")
+            is_new = self._checkpoints.get(name) != current[name]
+            if is_new and (yield from self._send(f"{_CHECKPOINTS}/{name}")):
                 self._checkpoints[name] = current[name]
         # the launcher keeps its last checkpoint until it has another one
         for name in [name for name in self._checkpoints if name not in current]:
@@ -187,7 +197,7 @@ class RunCopy:
         for name in names:
             if stamps[name] not in (_MISSING, self._rest.get(name)):
                 self._rest[name] = stamps[name]
-                yield from send_file(self.root / name, name)
+                yield from self._send(name)
 
     def note_received(self, name: str) -> None:
         """Record that the launcher has sent a file, so that it is not sent back."""
@@ -204,22 +214,45 @@ class RunCopy:
             if self._rest.get(name) != stamp:
                 self._rest[name] = stamp
                 if is_written_by_tasks(name):
-                    yield from send_file(self.root / name, name)
+                    yield from self._send(name)
                 else:
                     left_out.append(name)
         if left_out:
-            names = ", ".join(sorted(left_out)[:_MAX_NAMED]) + (", ..." if left_out[_MAX_NAMED:] else "")
+            names = listed(sorted(left_out), _MAX_NAMED)
             text = f"not sent because they are code, or files that only a launcher may write: {names}"
             yield encode("line", task="", text=text)
 
+    def _send(self, name: str) -> Generator[bytes, None, bool]:
+        """Yield messages that send a file or a folder. If it cannot be read, record that, and return False."""
+        path = self.root / name
+        try:
+            yield from (send_folder if path.is_dir() else send_file)(path, name)
+        except OSError as error:
+            self._note_unreadable(error, name)
+            return False
+        self._unreadable.pop(name, None)
+        return True
+
+    def _note_unreadable(self, error: OSError, name: str) -> None:
+        self._unreadable[name] = error.strerror or str(error)
+
     def _complete_checkpoints(self) -> Iterator[tuple[str, _Stamp]]:
         folder = self.root / _CHECKPOINTS
-        for path in folder.iterdir() if folder.is_dir() else ():
-            if not path.name.startswith("."):
-                yield path.name, _stamp(path)
+        try:
+            names = os.listdir(folder)
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                self._note_unreadable(error, _CHECKPOINTS)
+            return
+        for name in names:
+            if not name.startswith("."):
+                yield name, _stamp(folder / name)
 
     def _others(self) -> Iterator[tuple[str, _Stamp]]:
-        for folder, folders, names in os.walk(self.root):
+        def note(error: OSError) -> None:
+            self._note_unreadable(error, Path(error.filename).relative_to(self.root).as_posix())
+
+        for folder, folders, names in os.walk(self.root, onerror=note):
             here = Path(folder).relative_to(self.root).as_posix()
             folders[:] = [name for name in folders if not name.startswith(".") and (here, name) != (".", _CHECKPOINTS)]
             for name in names:

@@ -332,9 +332,13 @@ class Agent:
         assert self._tasks is not None
         self._cancelled.clear()
         self._tasks.end_all()
-        done = encode("reply", id=frame.number("id"))
+        number = frame.number("id")
+
+        def done(unsent: str) -> bytes:
+            return encode("reply", id=number, unsent=unsent)
+
         if attempt is None:
-            self._outbox.put(done)
+            self._outbox.put(done(""))
             return
         attempt.poll()
         if left := attempt.end_leftover_processes():

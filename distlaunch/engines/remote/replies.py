@@ -30,6 +30,7 @@ _REPLIES: dict[str, dict[str, Any]] = {
     "state": {"state": dict[str, Any]},
     "compare": {"wrong": list[str], "count": int},
     "code": {"same": bool},
+    "end": {"unsent": str},
 }
 """The fields of the answer to each request."""
 

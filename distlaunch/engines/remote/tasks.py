@@ -156,7 +156,17 @@ class RemoteTasks:
                 self._show("", f"the last files of {names} were not copied; they stay in the run directory there")
                 for answer in left:
                     pending[answer].keeps_copies = True
-                return
+                break
+        for answer, link in pending.items():
+            if answer not in left and answer.exception() is None:
+                self._note_unsent(link, answer.result().text("unsent"))
+
+    def _note_unsent(self, link: Link, unsent: str) -> None:
+        """Keep the copy of a host that could not send some files, and show their names."""
+        if unsent:
+            link.keeps_copies = True
+            cut = f"{unsent[:MAX_LINE_BYTES]} ..." if len(unsent) > MAX_LINE_BYTES else unsent
+            self._show("", f"warning: {link.name}: could not be sent: {cut}; they stay in {self._plan.run_dir} there")
 
     def send_file(self, path: Path) -> None:
         name = path.relative_to(self._plan.run_dir).as_posix()
