@@ -58,6 +58,12 @@ def test_the_script_of_the_documents(golden: Callable[[str, str], None]) -> None
         (9, {"gpus": "a100:4"}, 3),
         (8, {"gpus": 4, "workers_per_node": 1}, 8),
         (1, {"gpus": 8}, 1),
+        (8, {"flags": ["--exclusive", "--gres=gpu:4"]}, 2),
+        (8, {"flags": ["--gres=gpu:a100:2,lustre:1,gpu:v100"]}, 3),
+        (8, {"flags": ["--gpus-per-task=a100:4"]}, 2),
+        (8, {"flags": ["--gres=gpu:4"], "workers_per_node": 1}, 8),
+        (8, {"flags": ["--gres=lustre:4"]}, 8),
+        (8, {"flags": ["--gpus=8"]}, 8),
         (4, {"nodes": 2}, 2),
     ],
 )
@@ -84,6 +90,12 @@ def test_nodes_that_get_no_task_are_told(workers: int, slurm: dict[str, Any], ne
 def test_cores_are_those_of_a_node() -> None:
     found = options(batch_script(config_of(4, cpus=8, workers_per_node=2), START))
     assert (found["--ntasks-per-node"], found["--cpus-per-task"], found["--nodes"]) == ("2", "4", "2")
+
+
+def test_a_job_asks_for_tasks_only_if_the_config_has_a_number_of_workers() -> None:
+    """In the allocation, one worker per node would be taken for a request."""
+    assert "--ntasks-per-node" not in options(batch_script(config_of(8, gpus=4), START))
+    assert options(batch_script(config_of(8, gpus=4, workers_per_node=1), START))["--ntasks-per-node"] == "1"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from distlaunch.base.errors import UsageError
@@ -61,6 +63,27 @@ def test_the_agents_step_is_beside_that_of_the_command() -> None:
     assert {"--overlap", "--nodelist=n1", "--cpus-per-task=8", "--ntasks=1"} <= set(command)
     assert command[-4:] == ["/opt/py", "-P", "-m", "distlaunch.agent.remote"]
     assert srun_agent_command(Host("n1"), "/opt/py", None, {})[0] == "srun"
+
+
+@pytest.mark.parametrize(
+    ("settings", "environ", "slots"),
+    [
+        ({}, {"SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "1(x2)"}, [None, None]),
+        ({}, {"SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "4,1"}, [4, None]),
+        ({}, {"SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_NTASKS_PER_NODE": "1"}, [1, 1]),
+        # `sbatch -N2 --exclusive` on nodes with 64 CPUs
+        ({}, {"SLURM_TASKS_PER_NODE": "64(x2)"}, [None, None]),
+        ({"workers_per_node": 1}, {"SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "1(x2)"}, [1, 1]),
+        ({"workers_per_node": 2}, {}, [2, 2]),
+    ],
+)
+def test_a_node_gets_the_workers_that_were_requested(
+    settings: dict[str, Any], environ: dict[str, str], slots: list[int | None]
+) -> None:
+    """None stands for one for each GPU."""
+    machine = Machine({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1,n2", **environ})
+    engine = slurm_engine(Slurm(kind="slurm", **settings), machine, HostFiles())
+    assert [host.slots for host in engine._hosts] == slots
 
 
 def test_without_an_allocation_it_says_what_to_do() -> None:

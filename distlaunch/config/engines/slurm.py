@@ -113,8 +113,9 @@ class Slurm(RemoteSection):
     @property
     def num_gpus(self) -> int | None:
         """Return the number of GPUs of each node, of any type; None if unknown."""
-        match = _GPUS.match(str(self.gpus))
-        return int(match[1]) if match else None
+        if self.gpus is not None:
+            return _num_of_type(str(self.gpus))
+        return next((number for flag in self.flags if (number := _gpus_of_flag(flag)) is not None), None)
 
     @property
     def node_workers(self) -> int:
@@ -141,11 +142,29 @@ class Slurm(RemoteSection):
     def _too_few_nodes(self, workers: int) -> Iterator[Problem]:
         """Yield a problem if the config sets a number of nodes that is too small for the workers."""
         asks_elsewhere = any(flag.startswith(("--gpus", "--gres", "-G")) for flag in self.flags)
-        is_known = self.workers_per_node is not None or self.gpus is not None or not asks_elsewhere
+        is_known = self.workers_per_node is not None or self.num_gpus is not None or not asks_elsewhere
         if self.nodes is not None and is_known and self.nodes * self.node_workers < workers:
             needed = -(-workers // self.node_workers)
             message = f"got {self.nodes}, with {count(self.node_workers, 'worker')} on each, for {workers} workers"
             yield Problem(("engine", "nodes"), f"{message}; use {needed}, or remove it, or set engine.workers_per_node")
+
+
+def _num_of_type(gpus: str) -> int | None:
+    match = _GPUS.match(gpus)
+    return int(match[1]) if match else None
+
+
+def _gpus_of_flag(flag: str) -> int | None:
+    """Return the number of GPUs that an option of sbatch requests for each node; None if there is no such number."""
+    name, _, value = flag.partition("=")
+    if name == "--gpus-per-task":  # only without workers_per_node, when each node has one task
+        return _num_of_type(value)
+    if name != "--gres":
+        return None
+    # NAME, NAME:NUMBER, NAME:TYPE or NAME:TYPE:NUMBER
+    requests = [each.split(":") for each in value.split(",")]
+    numbers = [int(words[-1]) if words[-1].isdecimal() else 1 for words in requests if words[0] == "gpu"]
+    return sum(numbers) or None
 
 
 def is_in_allocation(environ: Mapping[str, str]) -> bool:

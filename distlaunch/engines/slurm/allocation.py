@@ -34,14 +34,18 @@ def slurm_engine(settings: Slurm, machine: Machine, files: HostFiles) -> RemoteE
             "pass on all variables whose names begin with SLURM_, or use kind: local"
         )
     cpus = node_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    # if no number of tasks was requested, these are CPUs
     tasks = node_counts(environ.get("SLURM_TASKS_PER_NODE", ""))
     whole = node_names(environ["SLURM_JOB_NODELIST"])
     # within `srun`, use the nodes of its step, which may be fewer
     in_step = int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1
     nodes = node_names(environ["SLURM_STEP_NODELIST"]) if in_step else whole
-    slots = {name: count for name, count in zip(whole, tasks, strict=False) if count > 1}
+    slots = dict(zip(whole, tasks, strict=False)) if "SLURM_NTASKS" in environ else {}
+    if "SLURM_NTASKS_PER_NODE" not in environ:
+        # one task for each node is Slurm's default
+        slots = {name: count for name, count in slots.items() if count > 1}
     num_cpus = dict(zip(whole, cpus, strict=False))
-    hosts = [Host(name, slots=slots.get(name)) for name in nodes]
+    hosts = [Host(name, slots=settings.workers_per_node or slots.get(name)) for name in nodes]
 
     def command_of(host: Host) -> Command:
         python = python_of(host, settings)

@@ -174,7 +174,8 @@ def _options(config: RunConfig, run: RunDir) -> list[str]:
         "output": job.output or log,
         "open-mode": "append",
         "nodes": num_nodes(config),
-        "ntasks-per-node": per_node,
+        # in the allocation, a number of tasks is taken for a number of workers
+        "ntasks-per-node": job.workers_per_node,
         "cpus-per-task": job.cpus and job.cpus // per_node,
         "gpus-per-node": job.gpus,
         "signal": f"B:USR1@{job.grace_s}",

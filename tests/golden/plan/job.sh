@@ -3,7 +3,6 @@
 #SBATCH --output=/shared/runs/job/launcher.log
 #SBATCH --open-mode=append
 #SBATCH --nodes=2
-#SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=4
 #SBATCH --signal=B:USR1@120
 #SBATCH --partition=gpu
