@@ -35,7 +35,8 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 KillWait=20
 MailProg=/bin/true
-NodeName=host[1-3] CPUs=2 RealMemory=4000 State=UNKNOWN
+GresTypes=gpu
+NodeName=host[1-3] CPUs=2 RealMemory=4000 Gres=gpu:2 State=UNKNOWN
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
 PartitionName=all Nodes=host[1-3] Default=YES MaxTime=1:00:00 GraceTime=60 State=UP
@@ -64,6 +65,10 @@ class Slurm:
         key.chmod(0o400)
         self._conf = self._folder / "slurm.conf"
         self._conf.write_text(_CONF.format(folder=self._folder))
+        # GPUs for Slurm only: their devices are empty files
+        (self._folder / "gres.conf").write_text(f"Name=gpu File={self._folder}/gpu[0-1]\n")
+        for gpu in ("gpu0", "gpu1"):
+            (self._folder / gpu).touch()
         munge = self._folder / "munge"
         self._daemon(0, "munged", "--force", "-S", f"{munge}/socket", f"--key-file={key}", f"--pid-file={munge}/pid",
                      f"--log-file={munge}/log", f"--seed-file={munge}/seed", "--num-threads=2")  # fmt: skip

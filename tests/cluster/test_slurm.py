@@ -30,6 +30,28 @@ def test_a_command_that_srun_starts_twice_trains_once(lab: Lab, slurm: Slurm, tm
     assert losses(run) == pytest.approx(losses(RunDir(tmp_path / "runs" / "local")), rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("options", "gpus"),
+    [
+        ("-N2 --ntasks-per-node=1 --gpus=4", [2, 2]),
+        ("-N2 --ntasks-per-node=1 --gpus=3", [1, 2]),
+        ("-N2 --ntasks-per-node=2 --gpus-per-task=1", [2, 2, 2, 2]),
+        ("-N2 --exclusive", [2, 2]),
+    ],
+)
+def test_agents_get_all_gpus_of_their_nodes(
+    lab: Lab, slurm: Slurm, tmp_path: Path, options: str, gpus: list[int]
+) -> None:
+    script, out, program = tmp_path / "job.sh", tmp_path / "job.out", tmp_path / "gpus.py"
+    program.write_text("import os; print('GPUs:', os.environ['SLURM_GPUS_ON_NODE'])")
+    words = [*slurm.train()[:-1], "run", "--workers", str(len(gpus)), str(program)]
+    script.write_text(f"#!/bin/bash\nexec {shlex.join(words)}\n")
+    job = slurm.run("sbatch", "--wait", *options.split(), f"--chdir={tmp_path}", f"--output={out}", str(script))
+    code = job.end(100)
+    assert code == 0, out.read_text()
+    assert sorted(int(line.split("GPUs: ")[1]) for line in out.read_text().splitlines() if "GPUs: " in line) == gpus
+
+
 @pytest.mark.parametrize("kind", ["jax", "dtensor"])
 def test_three_nodes_give_the_losses_of_one_machine(lab: Lab, slurm: Slurm, tmp_path: Path, kind: str) -> None:
     strategy = {"kind": kind, "mesh": {"batch": 3}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from distlaunch.config.engines.slurm import Slurm, is_in_allocation, is_one_of_m
 from distlaunch.engines.base import HostFiles
 from distlaunch.engines.slurm.allocation import (
     node_counts,
+    node_gpus,
     node_names,
     slurm_engine,
     srun_agent_command,
@@ -58,11 +60,37 @@ def test_only_the_first_task_of_a_step_trains() -> None:
 
 
 def test_the_agents_step_is_beside_that_of_the_command() -> None:
-    command = srun_agent_command(Host("n1"), "/opt/py", 8, {"SLURM_LABELIO": "1"})
-    assert command[:4] == ["env", "-u", "SLURM_LABELIO", "srun"]
-    assert {"--overlap", "--nodelist=n1", "--cpus-per-task=8", "--ntasks=1"} <= set(command)
+    command = srun_agent_command(Host("n1"), "/opt/py", 8, 4, {"SLURM_LABELIO": "1", "SLURM_GPUS": "8"})
+    assert command[:6] == ["env", "-u", "SLURM_LABELIO", "-u", "SLURM_GPUS", "srun"]
+    assert {"--overlap", "--nodelist=n1", "--cpus-per-task=8", "--gpus=4", "--ntasks=1"} <= set(command)
     assert command[-4:] == ["/opt/py", "-P", "-m", "distlaunch.agent.remote"]
-    assert srun_agent_command(Host("n1"), "/opt/py", None, {})[0] == "srun"
+    assert srun_agent_command(Host("n1"), "/opt/py", None, None, {})[0] == "srun"
+
+
+_SCONTROL = """\
+#!/bin/sh
+case "$*" in
+"show hostnames n[1-2]") printf 'n1\\nn2\\n' ;;
+"--details show job 7") cat <<END
+JobId=7 JobName=train
+   JOB_GRES=gpu:11
+     Nodes=n[1-2] CPU_IDs=0-7 Mem=0 GRES=gpu:a100:2(IDX:0,3),gpu:v100:1(IDX:2),nic:4
+     Nodes=n3 CPU_IDs=0-7 Mem=0 GRES=gpu:5(IDX:0-4)
+     Nodes=n4 CPU_IDs=0-7 Mem=0 GRES=
+   TresPerJob=gres:gpu:11
+END
+;;
+*) exit 1 ;;
+esac
+"""
+
+
+def test_gpus_of_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scontrol").write_text(_SCONTROL)
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert node_gpus("7") == {"n1": 3, "n2": 3, "n3": 5, "n4": 0}
+    assert node_gpus("8") == {}
 
 
 @pytest.mark.parametrize(
