@@ -50,7 +50,7 @@ def command(
 
     machine = Machine.here()
     plan, choice = job.plan(JobRequest(target, overrides, name, resume), machine)
-    for warning in (*choice.warnings, *(plan.settings.warnings if plan is not None else ())):
+    for warning in (*choice.warnings, *(plan.warnings if plan is not None else ())):
         echo(f"warning: {warning}", err=True)
     if choice.note and not as_json:
         echo(choice.note)

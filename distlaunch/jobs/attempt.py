@@ -218,7 +218,7 @@ def run_attempt(
             # the mark lets tasks detect a config file that somebody else has replaced
             plan = plan_allocated(config, run, attempt, mode, allocation, [*extra, *config_mark_arguments(text)])
             _write_attempt(run, text, plan)
-        for warning in plan.settings.warnings:
+        for warning in plan.warnings:
             observer.note(f"warning: {warning}")
         if mode == "train":
             if not isinstance(full_config.cluster.workers, int):

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from distlaunch.agent.messages import Preload
-from distlaunch.base.errors import ConfigError
+from distlaunch.base.errors import ConfigError, UsageError
 from distlaunch.base.events import VariablesPlaced
+from distlaunch.base.plural import listed
 from distlaunch.base.protocol import (
     ATTEMPT,
     MODULES_FOLDER,
@@ -107,6 +108,7 @@ class LaunchPlan:
         cluster: the cluster in TF_CONFIG of the tasks; empty if no task gets TF_CONFIG.
         engine: the name of the engine: a kind of `engine:`, or `tf_config` for one task of a given cluster.
         settings: the variables that were chosen because of the hardware of the hosts.
+        warnings: warnings about the settings and the devices of the tasks.
     """
 
     run_dir: Path
@@ -121,6 +123,7 @@ class LaunchPlan:
     cluster: ClusterSpec = ClusterSpec({})  # noqa: RUF009 (frozen)
     engine: str = "local"
     settings: RunSettings = RunSettings()  # noqa: RUF009 (frozen)
+    warnings: tuple[str, ...] = ()
 
     @property
     def lead(self) -> Task:
@@ -232,7 +235,7 @@ def plan_launch(
     """
     chosen = _chosen(config, mode, cluster, here)
     place_of = places_of(chosen, places, cluster)
-    shares = _gpu_shares(config, place_of)
+    shares, warnings = _gpu_shares(config, place_of)
     ports_are_reserved = here is None and bool(cluster.tasks)  # the ports of a given cluster are not reserved
     servers = [task for task in chosen if cluster.tasks and config.strategy.is_server(task.job)]
     more = {task: (*extra, *(WAIT_FOR_CHIEF if task == here else ())) for task in servers}
@@ -269,6 +272,7 @@ def plan_launch(
         cluster=cluster,
         engine=engine,
         settings=settings,
+        warnings=(*settings.warnings, *warnings),
     )
 
 
@@ -316,26 +320,66 @@ def _environment(
     }
 
 
-def _gpu_shares(config: RunConfig, places: Mapping[Task, Place]) -> dict[Task, tuple[str, ...]]:
-    """Return the GPUs of each task. A task that is missing sees all GPUs of its host."""
-    shares: dict[Task, tuple[str, ...]] = {}
-    for gpus, tasks in by_host(places):
+def _gpu_shares(config: RunConfig, places: Mapping[Task, Place]) -> tuple[dict[Task, tuple[str, ...]], list[str]]:
+    """Return the GPUs of each task, and warnings. A task that is missing sees all GPUs of its host."""
+    # an evaluator must not use GPU memory that training needs
+    shares: dict[Task, tuple[str, ...]] = {
+        task: NO_GPU for task, place in places.items() if task.job == "evaluator" and place.gpus
+    }
+    training = by_host({task: place for task, place in places.items() if task.job != "evaluator"})
+    number, warnings = config.strategy.num_devices(config.cluster), list[str]()
+    if config.strategy.in_lockstep and config.strategy.processes(config.cluster):
+        share, unused = _equal_share([(places[tasks[0]].host, gpus, len(tasks)) for gpus, tasks in training])
+        if number is None:
+            number, warnings = share, unused
+    for gpus, tasks in training:
         if gpus:
-            # an evaluator must not use GPU memory that training needs
-            none = {task: NO_GPU for task in tasks if task.job == "evaluator"}
-            shares |= {**_training_shares(config, [task for task in tasks if task not in none], gpus), **none}
-    return shares
+            shares |= _training_shares(config, tasks, gpus, number)
+    return shares, warnings
 
 
-def _training_shares(config: RunConfig, tasks: Sequence[Task], gpus: Sequence[str]) -> dict[Task, tuple[str, ...]]:
-    strategy, number = config.strategy, config.strategy.num_devices(config.cluster)
-    if not tasks:
-        return {}
-    if not strategy.processes(config.cluster):
+def _equal_share(hosts: Sequence[tuple[str, Sequence[str], int]]) -> tuple[int | None, list[str]]:
+    """Return the number of GPUs that every worker can have, and warnings about GPUs that are not used.
+
+    The workers of a collective must have the same number of devices.
+
+    Args:
+        hosts: the name, the GPUs and the number of workers of each host.
+
+    Returns:
+        The number; None if there are no GPUs, or if a host has too few for its workers.
+
+    Raises:
+        UsageError: only some hosts have GPUs.
+    """
+    with_gpus, without = ([name for name, gpus, _ in hosts if bool(gpus) is wanted] for wanted in (True, False))
+    if with_gpus and without:
+        raise UsageError(
+            f"there are GPUs on {listed(with_gpus)}, but none on {listed(without)}, and all workers need the same "
+            f"number: leave out the hosts of one kind, or hide the GPUs with {VISIBLE}='' there to train on CPUs"
+        )
+    share = min((len(gpus) // workers for _, gpus, workers in hosts), default=0)
+    warnings = [
+        f"{name}: {share * workers} of {len(gpus)} GPUs are used, since all workers need the same number of GPUs"
+        for name, gpus, workers in hosts
+        if 0 < share < len(gpus) // workers
+    ]
+    return share or None, warnings
+
+
+def _training_shares(
+    config: RunConfig, tasks: Sequence[Task], gpus: Sequence[str], number: int | None
+) -> dict[Task, tuple[str, ...]]:
+    """Return the GPUs of the tasks of a host that train.
+
+    Args:
+        number: the number of GPUs of each worker; None for an equal share.
+    """
+    if not config.strategy.processes(config.cluster):
         return {} if number is None or number > len(gpus) else {tasks[0]: tuple(gpus[:number])}
-    workers = [task for task in tasks if task.job == "worker" or strategy.in_lockstep]
+    workers = [task for task in tasks if task.job == "worker" or config.strategy.in_lockstep]
     # a single task on its host may use all GPUs
-    if len(tasks) == 1 or not workers:
+    if not workers or (len(tasks) == 1 and (number is None or number >= len(gpus))):
         return {}
     shares = share_gpus(gpus, len(workers), number)
     # servers and coordinators get no GPUs

@@ -197,14 +197,54 @@ def test_names() -> None:
     assert task_run_name("x", spec, Task("evaluator", 0)) == "x"
 
 
-def test_each_host_shares_out_its_own_gpus() -> None:
-    run_config = config({"kind": "multi_worker_mirrored"}, workers=3)
-    places = [Place("a", "a:1", ("0", "1")), Place("a", "a:2", ("0", "1")), Place("b", "b:1", ("0",))]
+def _plan_on(hosts: Sequence[tuple[str, int, int]], kind: str, **strategy: Any) -> LaunchPlan:
+    """The plan on hosts with these names, numbers of workers and numbers of GPUs."""
+    places = [
+        Place(host, f"{host}:{worker}", tuple(map(str, range(gpus))))
+        for host, workers, gpus in hosts
+        for worker in range(workers)
+    ]
+    run_config = config({"kind": kind, **strategy}, workers=len(places))
     cluster = cluster_at(run_config.strategy.processes(run_config.cluster), [place.address for place in places])
-    plan = plan_launch(run_config, RunDir("/r"), 0, "train", cluster, places=places)
+    return plan_launch(run_config, RunDir("/r"), 0, "train", cluster, places=places)
+
+
+def _visible(plan: LaunchPlan) -> list[str | None]:
+    return [task.env.get("CUDA_VISIBLE_DEVICES") for task in plan.tasks]
+
+
+def test_each_host_shares_out_its_own_gpus() -> None:
+    plan = _plan_on([("a", 2, 2), ("b", 1, 1)], "multi_worker_mirrored")
     assert [(task.host, task.env.get("CUDA_VISIBLE_DEVICES")) for task in plan.tasks] == [
         ("a", "0"),
         ("a", "1"),
         ("b", None),  # alone there, it sees all
     ]
     assert [task["host"] for task in plan.to_plain()["tasks"]] == ["a", "a", "b"]
+    assert not plan.warnings
+
+
+@pytest.mark.parametrize(
+    ("hosts", "visible", "warning"),
+    [
+        ([("a", 4, 4), ("b", 1, 4)], ["0", "1", "2", "3", "0"], "b: 1 of 4 GPUs are used"),
+        ([("a", 1, 4), ("b", 1, 8)], [None, "0,1,2,3"], "b: 4 of 8 GPUs are used"),
+        ([("a", 2, 8), ("b", 1, 3)], ["0,1,2", "3,4,5", None], "a: 6 of 8 GPUs are used"),
+    ],
+)
+def test_workers_in_lockstep_have_the_same_number_of_gpus(
+    hosts: list[tuple[str, int, int]], visible: list[str | None], warning: str
+) -> None:
+    plan = _plan_on(hosts, "multi_worker_mirrored")
+    assert _visible(plan) == visible
+    assert plan.warnings == (f"{warning}, since all workers need the same number of GPUs",)
+
+
+def test_a_worker_has_the_devices_of_its_part_of_the_mesh() -> None:
+    assert _visible(_plan_on([("a", 1, 2), ("b", 1, 4)], "jax", mesh={"batch": 4})) == [None, "0,1"]
+
+
+@pytest.mark.parametrize("strategy", [{"kind": "multi_worker_mirrored"}, {"kind": "jax", "mesh": {"batch": 3}}])
+def test_hosts_with_and_without_gpus_are_refused(strategy: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="there are GPUs on a, c, but none on b, and all workers need the same number"):
+        _plan_on([("a", 1, 2), ("b", 1, 0), ("c", 1, 2)], **strategy)
