@@ -1,6 +1,12 @@
 #!/bin/sh
 # sbatch, squeue, scancel and scontrol, by the name it is called by. A job is a file in $FAKE_SLURM that holds its state.
+# A call fails if $FAKE_SLURM.busy begins with a line that has its name, which is then removed.
 for last; do :; done
+if [ "$(head -n 1 "$FAKE_SLURM.busy" 2>/dev/null)" = "$(basename "$0")" ]; then
+  sed -i 1d "$FAKE_SLURM.busy"
+  echo "$(basename "$0"): error: Unable to contact slurm controller" >&2
+  exit 1
+fi
 case "$(basename "$0")" in
 sbatch)
   if grep -q partition=nowhere "$last"; then

@@ -250,6 +250,29 @@ def test_it_is_over(folder: Path, number: signal.Signals, state: str, restarts: 
     assert batch.state.read_text() == f"{state}\n"
 
 
+_RESUME = "; to resume: distlaunch submit {run} --resume"
+
+
+@pytest.mark.parametrize(
+    ("busy", "state", "said"),
+    [
+        (["squeue"] * 2 + ["scontrol"] * 6, "PENDING", ""),
+        (["squeue"] * 7, "RUNNING", "not requeued: squeue does not report the state of job 1" + _RESUME),
+        (["scontrol"] * 7, "RUNNING", "not requeued: scontrol requeue failed" + _RESUME),
+    ],
+)
+def test_a_busy_controller_is_asked_again(folder: Path, busy: list[str], state: str, said: str) -> None:
+    (folder / "jobs.busy").write_text("".join(f"{name}\n" for name in busy))
+    # the script pauses for a minute
+    (folder / "bin" / "sleep").symlink_to("/bin/true")
+    batch = Batch(folder)
+    code, output = batch.signal(signal.SIGUSR1)
+    assert (code, batch.state.read_text()) == (4, f"{state}\n")
+    assert batch.run.job_exit_code() == (4 if said else None)
+    assert said.format(run=batch.run.path) in output
+    assert ("not requeued" in output) == bool(said)
+
+
 @pytest.mark.parametrize(
     ("code", "restarts", "again", "ends_with"),
     [(75, "0", True, 75), (75, "2", False, 75), (HELD_CODE, "0", False, 75), (3, "0", False, 3), (2, "0", False, 2)],

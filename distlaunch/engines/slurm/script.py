@@ -94,21 +94,40 @@ held=
 """
 
 _REQUEUE = """\
+# Slurm's controller may be busy or just be restarting
+insist() {{
+  for pause in 1 2 4 8 15 30 ""; do
+    "$@" && return
+    [ -z "$pause" ] || sleep "$pause"
+  done
+  return 1
+}}
+find_state() {{
+  state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) && [ -n "$state" ]
+}}
+
 # do not requeue the job after `scancel` or a failure
 case "$code" in {preempted} | {temporary}) requeue=1 ;; *) requeue= ;; esac
-if [ -n "$requeue" ] && [ -z "$held" ] && [ -z "$ending" ] && \\
-    [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
-  if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ]; then
+if [ -n "$requeue" ] && [ -z "$held" ] && [ -z "$ending" ]; then
+  state= why=
+  if ! insist find_state; then
+    why="squeue does not report the state of job $SLURM_JOB_ID; to resume: distlaunch submit $run --resume"
+  elif [ "$state" != RUNNING ]; then
+    :
+  elif [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ]; then
     echo "distlaunch: requeueing job $SLURM_JOB_ID to resume ($((${{SLURM_RESTART_COUNT:-0}} + 1)) of {requeues})"
     # wait after a temporary failure, whose cause may take some time to disappear
     [ "$code" != {temporary} ] || echo $(($(date +%s) + {pause_s})) > "$run/{not_before}"
-    if scontrol requeue "$SLURM_JOB_ID"; then
+    if insist scontrol requeue "$SLURM_JOB_ID"; then
       [ "$code" != {temporary} ] || scontrol update StartTime=now+{pause_s} JobId="$SLURM_JOB_ID"
       exit "$code"
     fi
+    rm -f "$run/{not_before}"
+    why="scontrol requeue failed; to resume: distlaunch submit $run --resume"
   else
-    echo "distlaunch: not requeued: engine.requeues is {requeues}"
+    why="engine.requeues is {requeues}"
   fi
+  [ -z "$why" ] || echo "distlaunch: not requeued: $why"
 fi
 """
 

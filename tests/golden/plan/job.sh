@@ -76,21 +76,40 @@ fi
 held=
 [ "$code" != 76 ] || { held=1; code=75; }
 
+# Slurm's controller may be busy or just be restarting
+insist() {
+  for pause in 1 2 4 8 15 30 ""; do
+    "$@" && return
+    [ -z "$pause" ] || sleep "$pause"
+  done
+  return 1
+}
+find_state() {
+  state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) && [ -n "$state" ]
+}
+
 # do not requeue the job after `scancel` or a failure
 case "$code" in 4 | 75) requeue=1 ;; *) requeue= ;; esac
-if [ -n "$requeue" ] && [ -z "$held" ] && [ -z "$ending" ] && \
-    [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
-  if [ "${SLURM_RESTART_COUNT:-0}" -lt 10 ]; then
+if [ -n "$requeue" ] && [ -z "$held" ] && [ -z "$ending" ]; then
+  state= why=
+  if ! insist find_state; then
+    why="squeue does not report the state of job $SLURM_JOB_ID; to resume: distlaunch submit $run --resume"
+  elif [ "$state" != RUNNING ]; then
+    :
+  elif [ "${SLURM_RESTART_COUNT:-0}" -lt 10 ]; then
     echo "distlaunch: requeueing job $SLURM_JOB_ID to resume ($((${SLURM_RESTART_COUNT:-0} + 1)) of 10)"
     # wait after a temporary failure, whose cause may take some time to disappear
     [ "$code" != 75 ] || echo $(($(date +%s) + 60)) > "$run/job.not_before"
-    if scontrol requeue "$SLURM_JOB_ID"; then
+    if insist scontrol requeue "$SLURM_JOB_ID"; then
       [ "$code" != 75 ] || scontrol update StartTime=now+60 JobId="$SLURM_JOB_ID"
       exit "$code"
     fi
+    rm -f "$run/job.not_before"
+    why="scontrol requeue failed; to resume: distlaunch submit $run --resume"
   else
-    echo "distlaunch: not requeued: engine.requeues is 10"
+    why="engine.requeues is 10"
   fi
+  [ -z "$why" ] || echo "distlaunch: not requeued: $why"
 fi
 
 finish "$code"
