@@ -464,7 +464,10 @@ def test_wait_ends_when_nobody_works_on_the_runs(tmp_path: Path) -> None:
 
 def test_wait_outlasts_a_job_in_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(tmp_path, "a", (0, ended("stopped")))
-    run.write_submission(Submission("none", "1", 0.0))  # of a queue that does not answer
+    run.write_submission(Submission("slurm", "1", 0.0))
+    (tmp_path / "squeue").write_text("#!/bin/sh\necho 'squeue: error: Socket timed out' >&2; exit 1\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     turns = list[float]()
 
     def pause(seconds: float) -> None:
@@ -474,6 +477,43 @@ def test_wait_outlasts_a_job_in_the_queue(tmp_path: Path, monkeypatch: pytest.Mo
 
     assert list(wait_for_runs([run], lambda text: None, pause)) == [(run, FAILED)]
     assert len(turns) == 5
+
+
+def test_wait_without_the_queue_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a copy of the run to another machine."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    run = run_of(tmp_path, "a", (0, START))
+    run.write_submission(Submission("slurm", "1", 0.0))
+    turns, notes = list[float](), list[str]()
+    lock = run.lock()
+    lock.__enter__()
+
+    def pause(seconds: float) -> None:
+        turns.append(seconds)
+        assert len(turns) <= 3, "the launcher has ended"
+        if len(turns) == 3:
+            emit(run, 0, ended("stopped"))
+            lock.__exit__(None, None, None)
+
+    assert list(wait_for_runs([run], notes.append, pause)) == [(run, STOPPED)]
+    assert len(turns) == 3
+    assert notes == [
+        "job 1: there is no `squeue` on this machine's PATH; use a login node of the Slurm cluster; "
+        "a requeue is not noticed here"
+    ]
+    run.batch_exit.write_text("75\n")
+    assert list(wait_for_runs([run], notes.append, lambda seconds: pytest.fail("the job has ended"))) == [
+        (run, TEMPORARY)
+    ]
+
+
+def test_wait_needs_the_queue_of_a_job_that_has_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    run = run_of(tmp_path, "a")
+    run.write_submission(Submission("slurm", "1", 0.0))
+    result = CliRunner().invoke(cli, ["wait", str(run.path)])
+    assert isinstance(result.exception, UsageError)
+    assert "the state of its job 1 is unknown: there is no `squeue` on this machine's PATH" in str(result.exception)
 
 
 def test_wait_names_a_run_that_is_not_there(tmp_path: Path) -> None:

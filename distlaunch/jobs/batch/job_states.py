@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from distlaunch.base.errors import DistlaunchError, ExitCode
+from distlaunch.base.errors import DistlaunchError, ExitCode, UsageError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.submission import JobState, Submission
 from distlaunch.runs.paths import display_path
@@ -44,15 +44,18 @@ def job_states(jobs: Iterable[Submission]) -> dict[Submission, JobState]:
     by_engine: dict[str, list[Submission]] = {}
     for job in jobs:
         by_engine.setdefault(job.engine, []).append(job)
-    if not by_engine:
-        return {}
-    from distlaunch.engines import make_queue  # imported here, since this import takes 0.15 s
-
     for engine, members in by_engine.items():
         # there may be no scheduler on this machine, or it may just be restarting
         with contextlib.suppress(DistlaunchError, KeyError):
-            found |= make_queue(engine).states(members)
+            found |= _ask_queue(engine, members)
     return found
+
+
+def _ask_queue(engine: str, jobs: Sequence[Submission]) -> dict[Submission, JobState]:
+    """Return the states of jobs. Raise QueueBusyError if their queue is silent, UsageError if it is not here."""
+    from distlaunch.engines import make_queue  # imported here, since this import takes 0.15 s
+
+    return make_queue(engine).states(jobs)
 
 
 class JobWatch:
@@ -67,23 +70,49 @@ class JobWatch:
         self._queried_at: float | None = None
         self._last_note = ""
         self._state: JobState | None = None
+        self._has_no_queue = False
+        """True if this machine does not have the queue of the job."""
 
     def is_active(self) -> bool:
-        """Return True if the job is pending or running, or if its queue has never answered.
+        """Return True if the job is pending or running, or if its queue has not answered yet.
 
-        The answer may be a few seconds old.
+        The answer may be a few seconds old. On a machine without the queue, the job is active while a launcher works on
+        the run.
+
+        Raises:
+            UsageError: this machine does not have the queue, and the job has left no trace in the run directory.
         """
         if not self._run.may_run_again():
             return False
         now = time.monotonic()
         has_ended = self._run.job_exit_code() is not None
-        if self._queried_at is None or now - self._queried_at >= (
-            _SHORT_QUERY_INTERVAL_S if has_ended else _QUERY_INTERVAL_S
+        if not self._has_no_queue and (
+            self._queried_at is None
+            or now - self._queried_at >= (_SHORT_QUERY_INTERVAL_S if has_ended else _QUERY_INTERVAL_S)
         ):
-            self._state = job_state(self._job) or self._state
+            self._query()
             self._queried_at = now
             self._note_state()
+        if self._has_no_queue:
+            return self._run.is_busy()
         return self._state is None or self._state.phase != "ended"
+
+    def _query(self) -> None:
+        try:
+            states = _ask_queue(self._job.engine, [self._job])
+        except UsageError as error:
+            # commands that have worked before fail only for a while
+            if self._state is not None:
+                return
+            if not self._run.attempts() and self._run.job_exit_code() is None:
+                where = display_path(self._run.path)
+                raise UsageError(f"{where}: the state of its job {self._job.job} is unknown: {error}") from None
+            self._note(f"job {self._job.job}: {error}; a requeue is not noticed here")
+            self._has_no_queue = True
+        except (DistlaunchError, KeyError):
+            return
+        else:
+            self._state = states.get(self._job, self._state)
 
     def exit_code(self) -> int:
         """Return the exit code of a job that has ended."""
