@@ -36,9 +36,6 @@ from distlaunch.training.checks.labels import LabelRule, label_rules
 from distlaunch.training.checks.loss_fit import check_loss, shape_text
 from distlaunch.training.precision import check_precision, dtype_policy_scope
 
-_GETTERS = {"optimizers": keras.optimizers.get, "losses": keras.losses.get, "metrics": keras.metrics.get}
-
-
 @dataclass
 class Findings:
     """Results of building a model, besides the model.
@@ -261,10 +258,10 @@ def component(value: Named, group: str, key: Key) -> Any:
             function = load_function(component.name, key)
             # a function of (y_true, y_pred) is the loss or metric itself; any other function returns it
             return _with_args(function, args) if _takes_predictions(function, args) else function(**args)
-        name = canonical(group, component.name)
-        # Keras's `get` also accepts names that are no attributes, such as `mse`
-        made = getattr(getattr(keras, group), name or component.name, None)
-        return made(**args) if made is not None else _GETTERS[group](component.name)
+        made = getattr(getattr(keras, group), canonical(group, component.name) or component.name, None)
+        if made is None:
+            raise ConfigError(Problem(key, f"got '{component.name}', which is no class of keras.{group}"))
+        return made(**args)
     except (ValueError, TypeError) as error:
         raise ConfigError(Problem(key, f"{component.name}: {reason_of(error)}")) from error
 

@@ -11,7 +11,7 @@ from distlaunch.base.plural import count
 from distlaunch.config.checks import strategy
 from distlaunch.config.read.scalars import resolve
 from distlaunch.config.read.words import either, listed, show
-from distlaunch.config.references.keras_names import NAMES, canonical, suggestion
+from distlaunch.config.references.keras_names import NAMES, canonical, classes_by_shape, suggestion
 from distlaunch.config.references.sites import Site, sites
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategies.base import workers_that_share
@@ -187,6 +187,8 @@ def keras_names_exist(config: RunConfig, num_gpus: int | None) -> Iterator[Probl
     for site in sites(config):
         if site.role in NAMES and not site.is_reference:
             yield from _keras_name(site)
+            if site.role == "metrics":
+                yield from _metric_by_shape(site)
             if site.role == "optimizers":
                 yield from _learning_rate(site)
 
@@ -205,6 +207,16 @@ def _keras_name(site: Site) -> Iterator[Problem]:
     examples = "" if close else f" ({listed(NAMES[site.role], 6)})"
     message = f"got {show(site.name)}; expected a name of keras.{site.role}{examples} or 'package.module:name'{hint}"
     yield Problem(site.key, message)
+
+
+def _metric_by_shape(site: Site) -> Iterator[Problem]:
+    """Check that a name for which Keras chooses the metric has no settings, which Keras would not pass on to it."""
+    classes = classes_by_shape(site.name)
+    found = {"args": site.args or None, "additive": site.additive}
+    for name, value in found.items():
+        if classes and value is not None:
+            message = f"got `{name}` for '{site.name}', which is no class: Keras chooses one by the shapes of the labels"
+            yield Problem((*site.key[:-1], name), f"{message}; name the class: {either(classes)}")
 
 
 def _learning_rate(site: Site) -> Iterator[Problem]:

@@ -96,6 +96,12 @@ def canonical(group: str, name: str) -> str | None:
     return ({_fold(known): known for known in NAMES[group]} | ALIASES[group]).get(_fold(name))
 
 
+def classes_by_shape(name: str) -> list[str]:
+    """Return the metrics of which Keras chooses one by the shapes of the labels; empty for any other name."""
+    kind = _BY_SHAPE.get(_fold(name), "")
+    return [f"{labels}{kind.capitalize()}" for labels in ("Binary", "Categorical", "SparseCategorical") if kind]
+
+
 def suggestion(group: str, name: str) -> str | None:
     """Return the name that was probably meant, in the config's spelling (`adam` or `Adam`), or None."""
     found = closest(name, [*NAMES[group], *ALIASES[group]])

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from distlaunch.base.errors import Problem
 from distlaunch.base.plain_types import is_dict, is_list
 from distlaunch.config.read.tree import Key, texts_in
-from distlaunch.config.run import Component, OptimizerComponent, RunConfig
+from distlaunch.config.run import Component, MetricComponent, OptimizerComponent, RunConfig
 
 Role = Literal[
     "model", "data", "map", "augment", "preprocessing", "step", "optimizers", "losses", "metrics", "callbacks"
@@ -27,6 +27,7 @@ class Site:
 
     Attributes:
         args: the arguments in the config; None if distlaunch passes its own.
+        additive: the `additive` of a metric.
     """
 
     key: Key
@@ -34,6 +35,7 @@ class Site:
     role: Role
     args: dict[str, Any] | None = None
     args_key: Key = ()
+    additive: bool | None = None
 
     @property
     def is_reference(self) -> bool:
@@ -69,7 +71,8 @@ def _named(value: Any, key: Key, role: Role) -> Iterator[Site]:
     if isinstance(value, str):
         yield Site(key, value, role, {}, key)
     elif isinstance(value, (Component, OptimizerComponent)) and value.name is not None:
-        yield Site((*key, "name"), value.name, role, value.args, (*key, "args"))
+        additive = value.additive if isinstance(value, MetricComponent) else None
+        yield Site((*key, "name"), value.name, role, value.args, (*key, "args"), additive)
     elif is_list(value):
         for index, inner in enumerate(value):
             yield from _named(inner, (*key, index), role)
