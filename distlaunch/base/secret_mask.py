@@ -46,19 +46,14 @@ MASK = "***"
 _MASK = MASK.encode()
 
 
-def is_secret_name(name: str) -> bool:
-    """Return True if each value of a variable or key with this name is a secret."""
-    name = _CAMEL.sub("_", name)
-    return bool(_SURE.search(name)) and not _PATH_NAME.search(name)
-
-
 def is_secret(name: str, value: str) -> bool:
-    """Return True if the complete value of a variable is a secret.
+    """Return True if the complete value of a variable or key is a secret.
 
     Args:
-        name: the name of the variable. With a name such as `SORT_KEY`, a plain word is not a secret.
+        name: the name of the variable, or a key of a config. With a name such as `SORT_KEY`, a plain word is not a secret.
         value: the value of the variable.
     """
+    name = _CAMEL.sub("_", name)
     if _PATH_NAME.search(name) or len(value) < SHORTEST or _is_path(value):
         return False
     return bool(_SURE.search(name)) or (bool(_LIKELY.search(name)) and not _PLAIN.fullmatch(value))
@@ -68,8 +63,7 @@ def is_secret_at(key: Iterable[str | int], value: Any) -> bool:
     """Return True if a value of a config is a secret, judged by its key and the keys of its sections."""
     if not isinstance(value, str) or not is_distinctive(value) or _SPECIAL_TOKEN.fullmatch(value):
         return False
-    names = [_CAMEL.sub("_", part) for part in key if isinstance(part, str)]
-    return any(is_secret(name, value) for name in names)
+    return any(is_secret(part, value) for part in key if isinstance(part, str))
 
 
 def is_distinctive(value: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,6 @@ from distlaunch.base.secret_mask import (
     is_distinctive,
     is_secret,
     is_secret_at,
-    is_secret_name,
     without_credentials,
 )
 from distlaunch.config.read.scalars import VARIABLE
@@ -37,7 +36,7 @@ class Reference:
     @property
     def public(self) -> str:
         """The text without defaults, which may be secrets too."""
-        return VARIABLE.sub(lambda found: f"${{{_name(found)}}}" if found[1] is not None else found[0], self.text)
+        return _without_defaults(self.text, names_in(self.text))
 
 
 @dataclass(frozen=True)
@@ -87,30 +86,31 @@ class Secrets:
 
 def names_in(text: str) -> list[str]:
     """Return the names of the variables in a text."""
-    return [_name(found) for found in VARIABLE.finditer(text) if found[1] is not None]
+    return [_name(found) for found in _variables(text)]
 
 
-def stands_for_secret(text: str, key: Key, value: Any, environ: Mapping[str, str]) -> bool:
-    """Return whether a text with variables stands for a secret, judged by the variables' names and the text's key."""
-    names = names_in(text)
-    given = [environ.get(name, "") for name in names]
-    return bool(names) and (
-        any(is_secret_name(name) for name in names)
-        or any(is_secret(name, each) or has_credentials(each) for name, each in zip(names, given, strict=True))
-        or is_secret_at(key, value)
-    )
+def _stands_for_secret(text: str, key: Key, value: Any, environ: Mapping[str, str]) -> bool:
+    """Return whether a text with variables stands for a secret, judged by names, values, and the text's key."""
+    # numbers have names such as `MAX_TOKENS`
+    if not isinstance(value, str):
+        return False
+    given = ((_name(found), environ.get(_name(found), _default(found))) for found in _variables(text))
+    return is_secret_at(key, value) or any(is_secret(name, each) or has_credentials(each) for name, each in given)
 
 
 def secrets_in(root: Node, environ: Mapping[str, str], *, all_references: bool = False) -> Secrets:
     """Return the secrets of a config as it was written.
 
+    References to variables that are set lose their defaults: a later command without the variable fails, and does not
+    silently use another value.
+
     Args:
         all_references: whether each reference stands for a secret, as in the files of a run.
     """
     found = {
-        key: Reference(text, value)
+        key: Reference(_without_defaults(text, environ), value)
         for key, text, value in _scalars(root, ())
-        if names_in(text) and (all_references or stands_for_secret(text, key, value, environ))
+        if names_in(text) and (all_references or _stands_for_secret(text, key, value, environ))
     }
     names = {name for each in found.values() for name in names_in(each.text)}
     return Secrets(found, {name: environ[name] for name in sorted(names) if name in environ})
@@ -127,5 +127,22 @@ def _scalars(node: Node, key: Key) -> Iterator[tuple[Key, str, Any]]:
         yield key, node.text, node.value
 
 
+def _variables(text: str) -> Iterator[re.Match[str]]:
+    return (found for found in VARIABLE.finditer(text) if found[1] is not None)
+
+
+def _without_defaults(text: str, names: Container[str]) -> str:
+    """Return a text in which the variables with these names have no defaults."""
+
+    def shown(found: re.Match[str]) -> str:
+        return f"${{{_name(found)}}}" if found[1] is not None and _name(found) in names else found[0]
+
+    return VARIABLE.sub(shown, text)
+
+
 def _name(found: re.Match[str]) -> str:
     return found[1].partition(":")[0]
+
+
+def _default(found: re.Match[str]) -> str:
+    return found[1].partition(":")[2]

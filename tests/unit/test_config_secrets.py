@@ -38,13 +38,14 @@ def args_of(config: RunConfig) -> dict[str, Any]:
     ("written", "environ", "value", "kept"),
     [
         ("\"${MY_TOKEN}\"", {"MY_TOKEN": TOKEN}, TOKEN, "'${MY_TOKEN}'"),
-        # a secret of any length, and one that is a number
-        ("${MY_TOKEN}", {"MY_TOKEN": "12345678"}, 12345678, "${MY_TOKEN}"),
-        ("\"${MY_TOKEN}\"", {"MY_TOKEN": "123"}, "123", "'${MY_TOKEN}'"),
+        ("\"${myToken}\"", {"myToken": TOKEN}, TOKEN, "'${myToken}'"),
+        ("\"${MY_TOKEN}\"", {"MY_TOKEN": "12345678"}, "12345678", "'${MY_TOKEN}'"),
+        # without the variable, the value of the file does not silently take the place of its value
+        ("\"${MY_TOKEN:none}\"", {"MY_TOKEN": TOKEN}, TOKEN, "'${MY_TOKEN}'"),
         ("\"https://${WHO}:${MY_PASSWORD}@host\"", {"WHO": "me", "MY_PASSWORD": TOKEN}, f"https://me:{TOKEN}@host",
          "'https://${WHO}:${MY_PASSWORD}@host'"),
         ("\"${TRACKER}\"", {"TRACKER": f"https://me:{TOKEN}@host"}, f"https://me:{TOKEN}@host", "'${TRACKER}'"),
-        ("\"${MY_TOKEN:none}\"", {}, "none", "'${MY_TOKEN:none}'"),
+        ("\"${MY_TOKEN:" + LITERAL + "}\"", {}, LITERAL, "'${MY_TOKEN:" + LITERAL + "}'"),
         ("\"$${A} ${MY_TOKEN}\"", {"MY_TOKEN": TOKEN}, "${A} " + TOKEN, "'$${A} ${MY_TOKEN}'"),
     ],
 )  # fmt: skip
@@ -73,6 +74,28 @@ def test_what_is_no_secret_stays(tmp_path: Path) -> None:
     assert "a: there\n" in dump_config(config)
     assert "sort_key: val_accuracy\n" in dump_config(config)
     assert config.task_environ() == {}
+
+
+@pytest.mark.parametrize(
+    ("written", "environ", "kept"),
+    [
+        ("${MAX_TOKENS:8}", {"MAX_TOKENS": "64"}, "64"),
+        ("${MAX_TOKENS:8}", {}, "8"),
+        ("${NUM_TOKENS}", {"NUM_TOKENS": "3000000000"}, "3000000000"),
+        ("${TOKEN_DROPOUT:0.1}", {"TOKEN_DROPOUT": "0.25"}, "0.25"),
+        ("${KEEP_TOKENS:false}", {"KEEP_TOKENS": "true"}, "true"),
+        ("${TOKENS:words}", {"TOKENS": "bytes"}, "bytes"),
+        ("${TOKENS:words}", {}, "words"),
+    ],
+)
+def test_numbers_and_short_texts_are_no_secrets(
+    tmp_path: Path, written: str, environ: dict[str, str], kept: str
+) -> None:
+    config = load(tmp_path, "{tokens: " + written + "}", environ)
+    text = dump_config(config)
+    assert f"tokens: {kept}\n" in text
+    (tmp_path / "config.yaml").write_text(text)
+    assert load_resolved(tmp_path / "config.yaml", {}) == config
 
 
 def test_a_key_makes_a_variable_secret(tmp_path: Path) -> None:
