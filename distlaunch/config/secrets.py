@@ -17,7 +17,7 @@ from distlaunch.base.secret_mask import (
     is_secret_at,
     without_credentials,
 )
-from distlaunch.config.read.scalars import VARIABLE
+from distlaunch.config.read.scalars import VARIABLE, default_of
 from distlaunch.config.read.tree import Key, Node, texts_in
 
 
@@ -94,7 +94,7 @@ def _stands_for_secret(text: str, key: Key, value: Any, environ: Mapping[str, st
     # numbers have names such as `MAX_TOKENS`
     if not isinstance(value, str):
         return False
-    given = ((_name(found), environ.get(_name(found), _default(found))) for found in _variables(text))
+    given = ((_name(found), environ.get(_name(found), default_of(found))) for found in _variables(text))
     return is_secret_at(key, value) or any(is_secret(name, each) or has_credentials(each) for name, each in given)
 
 
@@ -143,6 +143,3 @@ def _without_defaults(text: str, names: Container[str]) -> str:
 def _name(found: re.Match[str]) -> str:
     return found[1].partition(":")[0]
 
-
-def _default(found: re.Match[str]) -> str:
-    return found[1].partition(":")[2]

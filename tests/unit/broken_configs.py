@@ -72,6 +72,8 @@ YAML = [
     Broken("number beyond 64 bits", BASE + f"seed: {10**30}\n", 6, "seed", ("beyond 64 bits", "smaller")),
     Broken("variable not set", BASE + "seed: ${NOT_SET_HERE}\n", 6, "seed", ("NOT_SET_HERE is not set", "default")),
     Broken("variable not closed", BASE + "runs_dir: ${HOME\n", 6, "runs_dir", ("expected ${NAME}", "$${")),
+    below("runs_dir: ${RUNS:-runs}\n", 1, "runs_dir", "'${RUNS:-runs}'; write ${RUNS:runs}", "${RUNS: -runs}", id="default as in a shell"),
+    below("runs_dir: ${env:RUNS}\n", 1, "runs_dir", "write ${RUNS} for the environment variable RUNS", id="env: before a variable"),
     Broken("billion laughs", BASE + "x0: &x0 [a, a]\n" + "".join(
         f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 9)}]\n" for n in range(1, 9)), None, "", ("50,000",)),
     Broken("long chain of merges", BASE + "y0: &y0 {a: 1}\n" + "".join(

@@ -218,10 +218,18 @@ def test_the_tag_of_text_makes_text(folder: Path) -> None:
         ("${SEED:3}", {"SEED": "7"}, 7),
         ("${SEED}", {"SEED": "7"}, 7),
         ("${A:1}${B:2}", {"B": "5"}, 15),
+        ("${A: 4}", {}, 4),
     ],
 )
 def test_variables_have_types(written: str, environ: dict[str, str], seed: int, folder: Path) -> None:
     assert load(f"seed: {written}\n", environ=environ).config.seed == seed
+
+
+@pytest.mark.parametrize("text", ["{l2: ${N: -0.2}}", '{l2: "${N: -0.2}"}'])
+def test_a_default_that_begins_with_a_minus_has_a_space(text: str, folder: Path) -> None:
+    value = load("", f"model.args={text}").config.model.args["l2"]
+    assert value == ("-0.2" if '"' in text else -0.2)
+    assert load("", f"model.args={text}", environ={"N": "5"}).config.model.args["l2"] == type(value)(5)
 
 
 def test_quoted_variables_stay_text(folder: Path) -> None:

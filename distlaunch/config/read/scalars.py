@@ -77,12 +77,17 @@ def is_filled_in_later(key: tuple[str | int, ...]) -> bool:
     return key[:2] == ("train", "callbacks") and key[3:4] == ("args",)
 
 
+def default_of(found: re.Match[str]) -> str:
+    """Return the default in a match of `VARIABLE`. Spaces around it do not belong to it."""
+    return found[1].partition(":")[2].strip(" ")
+
+
 def substitute(text: str, environ: Mapping[str, str], *, keep_run_dir: bool = False) -> str:
     """Substitute `${NAME}` and `${NAME:default}`; `$${` is a literal `${`.
 
     Raises:
         UnsetError: a variable is not set and has no default.
-        ValueError: the braces are not closed, or a name is invalid.
+        ValueError: the braces are not closed, a name is invalid, or the form is that of a shell or another program.
     """
 
     def value_of(match: re.Match[str]) -> str:
@@ -93,11 +98,20 @@ def substitute(text: str, environ: Mapping[str, str], *, keep_run_dir: bool = Fa
         name, colon, default = match[1].partition(":")
         if match[2] is None or not _NAME.match(name):
             raise ValueError(f"got {match[0]!r}; expected ${{NAME}} or ${{NAME:default}}; write $${{ for a literal ${{")
+        if default.startswith("-"):
+            # a shell would not read the `-` as part of the default
+            hint = f"if the default begins with '-', write a space before it: ${{{name}: {default}}}"
+            raise ValueError(f"got {match[0]!r}; write ${{{name}:{default[1:]}}}; {hint}")
+        if name == "env" and _NAME.match(default):
+            raise ValueError(
+                f"got {match[0]!r}; write ${{{default}}} for the environment variable {default}, or ${{env: {default}}} "
+                "for a variable `env` with a default"
+            )
         if name in environ:
             return environ[name]
         if not colon:
             raise UnsetError(name)
-        return default
+        return default_of(match)
 
     return VARIABLE.sub(value_of, text)
 
