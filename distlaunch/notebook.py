@@ -100,7 +100,7 @@ def train(
     stale = _use_changed_code()
     loaded = notebook_config(config, tuple(overrides))
     if runs_dir is not None:
-        loaded = loaded.model_copy(update={"runs_dir": str(runs_dir)})
+        loaded = loaded.model_copy(update={"runs_dir": os.path.expanduser(runs_dir)})
     _check_process(loaded, config)
     run = _choose(config, loaded)
     # imported here, because it imports NumPy, which must come after the variables for the hardware are set

@@ -173,6 +173,13 @@ def test_files_start_from_the_folder_of_the_config(folder: Path, monkeypatch: py
     assert load_config(folder / "run.yaml").config.model.function == f"{folder}/models.py:net"
 
 
+def test_runs_may_be_in_the_home_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    assert load("runs_dir: ~/runs\n").config.runs_dir == f"{folder}/runs"
+    assert load("", "runs_dir=~/more").config.runs_dir == f"{folder}/more"
+    assert load("runs_dir: runs\n").config.runs_dir == "runs"
+
+
 def test_a_folder_with_a_colon(tmp_path: Path) -> None:
     folder = tmp_path / "a:b"
     folder.mkdir()

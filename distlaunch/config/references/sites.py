@@ -90,6 +90,8 @@ def named_files(config: RunConfig) -> list[str]:
 def with_absolute_files(config: RunConfig, folder_of: Callable[[Key], Path]) -> RunConfig:
     """Return a config in which the paths of `path/file.py:function` and of files that `engine` names are absolute.
 
+    `runs_dir` only loses its `~`, since it starts at the current directory.
+
     Args:
         folder_of: maps the key of a relative path to the folder from which the path starts.
     """
@@ -102,6 +104,7 @@ def with_absolute_files(config: RunConfig, folder_of: Callable[[Key], Path]) -> 
                 parent = parent[part]
             path = Path(os.path.expanduser(file))  # unchanged if there is no such user
             parent[site.key[-1]] = f"{folder_of(site.key).absolute() / path}:{function}"
+    data["runs_dir"] = os.path.expanduser(config.runs_dir)
     for name in config.engine.file_keys:
         if (file := getattr(config.engine, name)) is not None:
             data["engine"][name] = str(folder_of(("engine", name)).absolute() / os.path.expanduser(file))
