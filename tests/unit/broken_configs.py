@@ -139,6 +139,7 @@ SCHEMA = [
     below("restarts: {backoff_s: .nan}\n", 1, "restarts.backoff_s", "nan", "at least 0", id="no number to wait"),
     below("cluster: {ports: [70000]}\n", 1, "cluster.ports[0]", "from 1 to 65535", id="port too large"),
     below("name: a/b\n", 1, "name", "'a/b'", "letters, digits", id="name with a slash"),
+    below("name: ${NOT_SET_HERE:12}\n", 1, "name", 'quotes if it is text: "${NOT_SET_HERE:12}"', id="name is a number of a variable"),
     below("name: 3\n", 1, "name", "quotes", id="name is a number"),
     below("seed: -1\n", 1, "seed", "from 0 to", id="negative seed"),
     below("export: keras\n", 1, "export", "write [keras]", id="text for a list"),

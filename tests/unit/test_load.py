@@ -342,6 +342,12 @@ def test_text_given_by_an_override_needs_no_quotes(text: str, folder: Path) -> N
     assert config.engine.account == text
 
 
+def test_text_of_a_variable_in_an_override_needs_no_quotes(folder: Path) -> None:
+    environ = {"RUNS": "2024", "HALF": "0.50"}
+    config = load("", "runs_dir=${RUNS}", "name=${HALF}", environ=environ).config
+    assert (config.runs_dir, config.name) == ("2024", "0.50")
+
+
 @pytest.mark.parametrize("text", ["12e4567", "-1e999", "1e-4567"])
 def test_numbers_that_a_double_cannot_hold(text: str, folder: Path) -> None:
     for extra, overrides in ((f"seed: {text}\n", ()), ("", (f"seed={text}",))):

@@ -170,7 +170,7 @@ def _checked(
     _set_default_name(root, path)
     _set_default_check(root, environ)
     data: Any = root.plain()
-    config, wrong = _validate(data)
+    config, wrong = _validate(data, root)
     wrong = [problem for problem in wrong if not _covered(problem, early)]
     # report all problems at once: check the valid parts further
     partial = config or _without_wrong_keys(data, [*early, *wrong])
@@ -215,19 +215,19 @@ def parse_resolved(text: str, name: str, environ: Mapping[str, str] | None = Non
     variables = Unfilled({}) if environ is None else environ
     builder = TreeBuilder(name, variables, unset="set it: a run keeps the values of secrets only until it is done")
     root = builder.build(parse(text, name))
-    config, wrong = _validate(root.plain())
+    config, wrong = _validate(root.plain(), root)
     if builder.problems or config is None:
         raise ConfigError([*builder.problems, *(_at(root, problem) for problem in wrong)])
     return config.with_secrets(secrets_in(root, {} if environ is None else environ, all_references=True))
 
 
-def _validate(data: Any) -> tuple[RunConfig | None, list[Problem]]:
+def _validate(data: Any, root: Node | None = None) -> tuple[RunConfig | None, list[Problem]]:
     if not is_dict(data):
         return None, [Problem((), f"got {show(data)} at the top; expected a config")]
     try:
         return RunConfig.model_validate(data), []
     except ValidationError as error:
-        return None, problems_of(error, data)
+        return None, problems_of(error, data, root)
 
 
 def _without_wrong_keys(data: dict[str, Any], problems: list[Problem]) -> RunConfig | None:

@@ -96,13 +96,13 @@ def _parse_value(value: str, source: str) -> yaml.Node:
 
 
 def texts_as_text(root: Node) -> None:
-    """Use the written text for each override of a key that accepts only text, so that `--set name=12` is valid."""
+    """Use the text of each override of a key that accepts only text, so that `--set name=12` is valid."""
     data = root.plain()
     for key, node in root.walk():
-        if node.is_override and node.text and isinstance(node.value, int | float):
+        if node.is_override and node.filled and isinstance(node.value, int | float):
             expected = at(key, data)
             if expected is not None and expected.is_text:
-                node.value = node.text
+                node.value = node.filled
 
 
 def _assign(root: Node, key: Key, value: Node, source: str) -> None:

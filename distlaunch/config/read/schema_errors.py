@@ -14,7 +14,7 @@ from distlaunch.config import engines, strategies
 from distlaunch.config.base import Section
 from distlaunch.config.read import expected
 from distlaunch.config.read.expected import Expected, inside
-from distlaunch.config.read.tree import Key
+from distlaunch.config.read.tree import Key, Node
 from distlaunch.config.read.words import closest, did_you_mean, listed, received, show
 from distlaunch.config.run import RunConfig
 
@@ -25,18 +25,19 @@ _MISSING = "missing"
 _MAX_PROBLEMS = 200
 
 
-def problems_of(error: ValidationError, data: dict[str, Any]) -> list[Problem]:
+def problems_of(error: ValidationError, data: dict[str, Any], root: Node | None = None) -> list[Problem]:
     """Return one problem for each wrong key.
 
     Args:
         error: the error of validating `data`.
         data: the config as plain values.
+        root: the config as it was written; None if unknown.
     """
     found: dict[Key, Problem] = {}
     for detail in error.errors(include_url=False, include_context=False, include_input=False):
         if len(found) > _MAX_PROBLEMS:  # searching for similar names takes time for each problem
             break
-        problem = _problem(detail["type"], detail["loc"], data)
+        problem = _problem(detail["type"], detail["loc"], data, root)
         if problem is not None:
             # pydantic reports an error for each member of a union; keep only the first
             found.setdefault(problem.key, problem)
@@ -52,21 +53,21 @@ def problems_of(error: ValidationError, data: dict[str, Any]) -> list[Problem]:
     return problems
 
 
-def _problem(kind: str, location: Key, data: dict[str, Any]) -> Problem | None:
+def _problem(kind: str, location: Key, data: dict[str, Any], root: Node | None) -> Problem | None:
     key = _key(location, data)
     if key is None:
         return None
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         name = str(location[0])
         section = data[name]
-        return _kind_problem(name, section) if is_dict(section) else _wrong_type((name,), data)
+        return _kind_problem(name, section) if is_dict(section) else _wrong_type((name,), data, root)
     if location and location[-1] == "[key]":
         return Problem(key, _key_type(key))
     if kind == "missing":
         return Problem(key, _missing(key, data))
     if kind in ("extra_forbidden", "invalid_key"):
         return Problem(key, unknown_key(key, data))
-    return _wrong_type(key, data)
+    return _wrong_type(key, data, root)
 
 
 def _key(location: Key, data: Any) -> Key | None:
@@ -205,7 +206,7 @@ def _key_type(key: Key) -> str:
     return f"got the key {key[-1]!r}; expected {expect}"
 
 
-def _wrong_type(key: Key, data: dict[str, Any]) -> Problem:
+def _wrong_type(key: Key, data: dict[str, Any], root: Node | None) -> Problem:
     value: Any = data
     for part in key:
         value = inside(value, part)
@@ -213,7 +214,7 @@ def _wrong_type(key: Key, data: dict[str, Any]) -> Problem:
     if expect is None:
         return Problem(key, f"{received(value)}, which does not fit here; see `distlaunch schema`")
     shown = f"got {show(value)}" if _type_fits(value, expect) else received(value)
-    return Problem(key, f"{shown}; expected {expect.describe()}{_hint(value, expect)}")
+    return Problem(key, f"{shown}; expected {expect.describe()}{_hint(value, expect, root and root.at(key))}")
 
 
 def _type_fits(value: Any, expect: Expected) -> bool:
@@ -221,7 +222,7 @@ def _type_fits(value: Any, expect: Expected) -> bool:
     return expect.accepts(type(value)) or (isinstance(value, str) and bool(expect.choices()))
 
 
-def _hint(value: Any, expect: Expected) -> str:
+def _hint(value: Any, expect: Expected, node: Node | None) -> str:
     """Return a hint about what to write instead, if that can be guessed."""
     is_section = expect.section(None) is not None
     if value is None:
@@ -236,6 +237,8 @@ def _hint(value: Any, expect: Expected) -> str:
     if isinstance(value, float) and accepts_int and value == value // 1:
         return f"; write {int(value)}"
     if isinstance(value, bool | int | float) and expect.accepts(str):
+        if node is not None and node.text != node.filled:
+            return f'; put the variable in quotes if it is text: "{node.text}"'
         return f"; put it in quotes if it is text: '{str(value).lower() if isinstance(value, bool) else value}'"
     if is_dict(value) and accepts_list:
         return "; begin each item with '- '"

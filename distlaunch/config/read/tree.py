@@ -24,11 +24,13 @@ class Node:
 
     Attributes:
         text: how a scalar was written; None for a value that is not a scalar.
+        filled: `text` with the values of variables.
     """
 
     value: Scalar | list[Node] | dict[str | int, Node]
     source: str
     text: str | None = None
+    filled: str | None = None
 
     @property
     def is_override(self) -> bool:
@@ -112,7 +114,9 @@ class TreeBuilder:
             message = f"aliases make this config larger than {MAX_NODES:,} values; write out what you need"
             raise ConfigError(Problem((), message, self._source(line)))
         if isinstance(raw, yaml.ScalarNode):
-            return Node(self._scalar(raw, key, line), self._source(line), raw.value)
+            filled = self._filled(raw.value, key, line)
+            value = None if filled is None else self._scalar(raw, filled, key, line)
+            return Node(value, self._source(line), raw.value, filled)
         # the parser's own limit does not apply to expanded aliases
         self._depth += 1
         if self._depth > MAX_DEPTH:
@@ -179,19 +183,27 @@ class TreeBuilder:
         self._problem(key, problem or message, line_of(node))
         return None
 
-    def _scalar(self, raw: yaml.ScalarNode, key: Key, line: int) -> Scalar:
+    def _filled(self, text: str, key: Key, line: int) -> str | None:
+        """Return a text with the values of its variables, or None if that is impossible."""
         try:
             later = is_filled_in_later(key)
-            text = substitute(raw.value, self._environ, keep_run_dir=later) if "$" in raw.value else raw.value
-            problem = unusable(text)
+            filled = substitute(text, self._environ, keep_run_dir=later) if "$" in text else text
+            problem = unusable(filled)
             if problem is None:
-                return resolve(text) if raw.tag == PLAIN else text
+                return filled
         except UnsetError as error:
             problem = f"the environment variable {error.name} is not set; {self._unset}" if self._unset else str(error)
         except ValueError as error:
             problem = str(error)
         self._problem(key, problem, line)
         return None
+
+    def _scalar(self, raw: yaml.ScalarNode, filled: str, key: Key, line: int) -> Scalar:
+        try:
+            return resolve(filled) if raw.tag == PLAIN else filled
+        except ValueError as error:
+            self._problem(key, str(error), line)
+            return None
 
     def _problem(self, key: Key, message: str, line: int) -> None:
         self.problems.append(Problem(key, message, self._source(line)))
