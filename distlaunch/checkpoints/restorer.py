@@ -20,7 +20,7 @@ from distlaunch.checkpoints.distribution import CheckpointLocation, ChiefState, 
 from distlaunch.checkpoints.meta import Progress
 from distlaunch.checkpoints.state_files import FileDamagedError
 from distlaunch.checkpoints.store import CheckpointStore, DamagedError, Saved
-from distlaunch.config.differences import OF_THE_MODEL, differences
+from distlaunch.config.differences import OF_THE_MODEL, OF_THE_ORDER, differences
 from distlaunch.config.references.moved import is_moved
 from distlaunch.config.run import RunConfig
 from distlaunch.strategies.final_weights import validated_with_averages
@@ -98,15 +98,10 @@ class Restorer:
 
     def _share(self, saved: Saved | None, progress: Progress | None) -> Progress:
         """Send the chief's findings to all tasks, and return the progress in each of them."""
-        if saved is not None and saved.config["data"]["global_batch"] != self._config.data.global_batch:
-            message = (
-                "the global batch size has changed since the checkpoint, so the order of the following examples differs"
-            )
-            self._emit(Notice(level="warning", message=message))
         location = None if saved is None or self._chief is None else self._chief.location
         facts = {
             "progress": None if progress is None else progress.to_plain(),
-            "changed": self._differences(saved) if saved else [],
+            "changed": self._differences(saved, OF_THE_MODEL) if saved else [],
             "location": location.to_plain() if location else None,
         }
         # the chief uses the text too, so that all tasks have the same values
@@ -117,17 +112,20 @@ class Restorer:
         self.restored_step = progress.step
         return progress
 
-    def _differences(self, saved: Saved) -> list[str]:
+    def _differences(self, saved: Saved, keys: tuple[str, ...]) -> list[str]:
         run = RunDir(self._store.directory.parent)
         now = self._config.to_public()
-        return differences(saved.config, now, OF_THE_MODEL, lambda old, new: is_moved(old, new, run))
+        return differences(saved.config, now, keys, lambda old, new: is_moved(old, new, run))
 
     def _continued(self, saved: Saved) -> Progress:
-        """Return the progress of a checkpoint.
+        """Return the progress of a checkpoint from which training continues, and warn of another order of the data.
 
         If a callback has ended training early and the config now asks for more epochs, leave out the callbacks' state.
         """
         progress = saved.progress
+        if changed := self._differences(saved, OF_THE_ORDER):
+            message = f"the order of the following examples differs, because of changed settings: {', '.join(changed)}"
+            self._emit(Notice(level="warning", message=message))
         if not progress.finished or self._config.train.epochs <= saved.config["train"]["epochs"]:
             return progress
         message = f"a callback ended training early, after epoch {progress.epoch}; training continues like "

@@ -154,8 +154,18 @@ def remaining_work(config: RunConfig, run: RunDir) -> RemainingWork:
                 evaluation=evaluation and not _is_evaluated(run, ended.step))  # fmt: skip
 
 
-def _config_of(run: RunDir, attempt: int) -> RunConfig | None:
-    for path in (run.attempt_config(attempt), run.config):
+def changed_settings(config: RunConfig, run: RunDir) -> list[str]:
+    """Return lines on the keys that affect the numbers and differ from those of the run's last training."""
+    before = _config_of(run)
+    if before is None:
+        return []
+    folder, _ = run.started_from()
+    return list(_number_changes(before.in_folder(folder or config.folder), config, run, ignores_validation=False))
+
+
+def _config_of(run: RunDir, attempt: int | None = None) -> RunConfig | None:
+    """Return the config of an attempt, or else of the run; None if there is none that can be read."""
+    for path in (run.config,) if attempt is None else (run.attempt_config(attempt), run.config):
         try:
             return load_resolved(path)
         except (ConfigError, OSError):

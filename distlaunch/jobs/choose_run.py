@@ -25,6 +25,9 @@ from distlaunch.runs.paths import display_path
 if TYPE_CHECKING:
     from distlaunch.config.resume import RemainingWork
 
+_MOST_CHANGES = 12
+"""Largest number of changed settings that a line lists."""
+
 Locate = Callable[[Iterable[Problem]], list[Problem]]
 
 
@@ -166,6 +169,7 @@ def _choose_resumed(request: JobRequest, new: Choice, chief_run_name: str) -> Ch
             f", which is unfinished; {newer} is newer and finished: use `train {newer} --resume` for that run; "
             f"rename or remove {run} to ignore it"
         )
+    note = "; ".join([note, *_list_changes(config, found.run, remaining)])
     return _choose_existing(replace(new, name=found.run.name, run=found.run, note=note), remaining)
 
 
@@ -194,6 +198,19 @@ def _remaining_work(config: RunConfig, run: RunDir, new_run_hint: str) -> Remain
             f"to continue {where} with the new values, increase `train.epochs`; for a new run, {new_run_hint}"
         )
     return remaining
+
+
+def _list_changes(config: RunConfig, run: RunDir, remaining: RemainingWork | None) -> list[str]:
+    """Return a text about the settings of the next training that the run did not have before, or nothing.
+
+    Args:
+        remaining: the work that a finished run still lacks; None if the run is unfinished.
+    """
+    from distlaunch.config.resume import changed_settings
+
+    changed = changed_settings(config, run) if remaining is None or remaining.training else []
+    more = [f"{len(changed) - _MOST_CHANGES} more"] if len(changed) > _MOST_CHANGES else []
+    return [f"changed settings: {', '.join([*changed[:_MOST_CHANGES], *more])}"] if changed else []
 
 
 def _choose_existing(existing: Choice, remaining: RemainingWork | None) -> Choice:
@@ -244,7 +261,7 @@ def _choose_directory(request: JobRequest, run: RunDir, machine: Machine) -> Cho
     # a submitted job gets its directory before it starts
     word = "resuming" if run.attempts() else "starting"
     warnings = (*warnings, *_warn_of_unused_settings(config, locate))
-    note = "; ".join([f"{word} {display_path(run.path)}", *notes])
+    note = "; ".join([f"{word} {display_path(run.path)}", *_list_changes(config, run, remaining), *notes])
     context = LaunchContext.resolve(config, machine)
     existing = Choice(config, run.name, locate, context, run, note=note, warnings=warnings)
     return _config_for_missing_outputs(_choose_existing(existing, remaining))

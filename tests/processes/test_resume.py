@@ -103,5 +103,13 @@ def test_when_all_checkpoints_are_damaged_nobody_begins_anew(job: RunDir) -> Non
     assert [event.first_step for event in read_events(job.events) if isinstance(event, TrainingStarted)] == [0, 0]
 
 
+def test_another_order_of_examples_is_told(job: RunDir) -> None:
+    rc, said = resume(job, "train.epochs=3", "seed=5", "data.shuffle=false")
+    assert rc == 0, said
+    assert "the order of the following examples differs, because of" in said
+    assert "seed: 0 -> 5" in said
+    assert "data.shuffle: true -> false" in said
+
+
 def test_events_of_a_run_are_json_lines(job: RunDir) -> None:
     assert {line["format_version"] for line in json_lines(job.events.read_text())} == {2}

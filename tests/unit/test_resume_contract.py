@@ -207,6 +207,27 @@ def test_every_way_to_resume_follows_the_same_rules(how: str) -> None:
     assert not chosen("seed=1").finished
 
 
+@pytest.mark.parametrize("target", ["job.yaml", "runs/exp"])
+def test_a_resume_lists_the_settings_that_have_changed(target: str) -> None:
+    make("exp", "stopped")
+    changed = ("seed=5", "data.shuffle=false", "precision=mixed_bfloat16", "cluster.stop_timeout_s=3")
+    note = resume(*changed, target=target).note
+    assert note.startswith("resuming runs/exp; changed settings: ")
+    assert sorted(note.partition("settings: ")[2].split(", ")) == [
+        "data.shuffle: true -> false",
+        'precision: null -> "mixed_bfloat16"',
+        "seed: 0 -> 5",
+    ]
+    assert resume(target=target).note == "resuming runs/exp"
+    many = resume(*(f"data.class_weight.{label}=2.0" for label in range(20)), target=target).note
+    assert many.endswith("-> 2.0, 9 more")
+
+
+def test_more_epochs_are_listed() -> None:
+    make("exp")
+    assert resume("train.epochs=3").note == "resuming runs/exp; changed settings: train.epochs: 2 -> 3"
+
+
 # what is left
 
 
