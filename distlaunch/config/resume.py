@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distlaunch.base.errors import ConfigError
+from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.event_files import read_all_events_of, read_events_of
-from distlaunch.base.events import Evaluated, Exported, RunEnded, TrainingStarted
+from distlaunch.base.events import EpochEnded, Evaluated, Exported, RunEnded, TrainingStarted
 from distlaunch.base.plain_types import is_dict, is_list
+from distlaunch.base.plural import count
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.ownership import check_ownership, ownership_of
 from distlaunch.base.run_files.run_facts import RunFacts
@@ -161,6 +162,24 @@ def changed_settings(config: RunConfig, run: RunDir) -> list[str]:
         return []
     folder, _ = run.started_from()
     return list(_number_changes(before.in_folder(folder or config.folder), config, run, ignores_validation=False))
+
+
+def check_epochs(config: RunConfig, run: RunDir) -> None:
+    """Raise ConfigError if the newest checkpoint of an unfinished run is later than the last epoch of a config."""
+    step = max(run.checkpoint_steps(), default=0)
+    # the last one, since an attempt may have repeated epochs of an earlier one
+    ended = [event for event in read_events_of(run.events, EpochEnded) if event.step <= step][-1:]
+    epochs, begun = (ended[0].epoch + 1, ended[0].step < step) if ended else (0, step > 0)
+    asked = config.train.epochs
+    if epochs < asked or (epochs == asked and not begun):
+        return
+    trained = f"{count(epochs, 'epoch')}{' and a part of the next' if begun else ''}"
+    planned = _config_of(run)
+    hint = ""
+    if planned is not None and planned.train.epochs > asked:
+        hint = f", or use `train {_shown(run.path)} --resume`, which keeps {planned.train.epochs}"
+    message = f"got {asked}, but {_shown(run.path)} has already trained {trained}; use more{hint}"
+    raise ConfigError(Problem(("train", "epochs"), message))
 
 
 def _config_of(run: RunDir, attempt: int | None = None) -> RunConfig | None:

@@ -159,6 +159,8 @@ def _choose_resumed(request: JobRequest, new: Choice, chief_run_name: str) -> Ch
         return replace(new, note="; ".join(notes))
     new_run_hint = "leave out --resume" if request.resume else "add `--set resume=never`"
     remaining = _remaining_work(config, found.run, new_run_hint) if found.finished else None
+    if remaining is None:
+        _check_epochs(config, found.run, new.locate)
     identity = found.run.identity()
     if name != chief_run_name and identity is not None and identity.name == chief_run_name:
         return _choose_like_chief(new, found.run, identity.number, remaining)
@@ -198,6 +200,16 @@ def _remaining_work(config: RunConfig, run: RunDir, new_run_hint: str) -> Remain
             f"to continue {where} with the new values, increase `train.epochs`; for a new run, {new_run_hint}"
         )
     return remaining
+
+
+def _check_epochs(config: RunConfig, run: RunDir, locate: Locate) -> None:
+    """Raise ConfigError if an unfinished run has trained more epochs than the config asks for."""
+    from distlaunch.config.resume import check_epochs
+
+    try:
+        check_epochs(config, run)
+    except ConfigError as error:
+        raise ConfigError(locate(error.problems)) from None
 
 
 def _list_changes(config: RunConfig, run: RunDir, remaining: RemainingWork | None) -> list[str]:
@@ -258,6 +270,8 @@ def _choose_directory(request: JobRequest, run: RunDir, machine: Machine) -> Cho
     _check_name_and_runs_dir(run, config)
     new_run_hint = "give its config file without --resume"
     remaining = _remaining_work(config, run, new_run_hint) if run.finished() else None
+    if remaining is None:
+        _check_epochs(config, run, locate)
     # a submitted job gets its directory before it starts
     word = "resuming" if run.attempts() else "starting"
     warnings = (*warnings, *_warn_of_unused_settings(config, locate))

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from distlaunch.base.errors import UsageError
+from distlaunch.base.errors import ConfigError, UsageError
 from distlaunch.base.event_files import EventWriter
-from distlaunch.base.events import Evaluated, Exported, ExportFailed, RunEnded, TrainingStarted
+from distlaunch.base.events import EpochEnded, Evaluated, Exported, ExportFailed, RunEnded, TrainingStarted
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.machine import Machine
 from distlaunch.config.base import Section
@@ -70,7 +70,7 @@ def attempt(run: RunDir, number: int, status: str | None, made: RunConfig, *, tr
     writer.close()
 
 
-def write(run: RunDir, *events: Exported | ExportFailed | Evaluated) -> None:
+def write(run: RunDir, *events: EpochEnded | Exported | ExportFailed | Evaluated) -> None:
     writer = EventWriter(run.events, attempt=1, task="worker:0")
     for event in events:
         writer.write(event)
@@ -221,6 +221,33 @@ def test_a_resume_lists_the_settings_that_have_changed(target: str) -> None:
     assert resume(target=target).note == "resuming runs/exp"
     many = resume(*(f"data.class_weight.{label}=2.0" for label in range(20)), target=target).note
     assert many.endswith("-> 2.0, 9 more")
+
+
+@pytest.mark.parametrize(
+    ("ends", "epochs", "trained"),
+    [
+        ((4, 8), 1, "2 epochs"),
+        ((4, 8), 2, ""),
+        ((4,), 1, "1 epoch and a part of the next"),
+        ((4,), 2, ""),
+        ((), 1, ""),
+        # the checkpoint of the third epoch does not exist
+        ((4, 8, 12), 2, ""),
+    ],
+)
+@pytest.mark.parametrize("target", ["job.yaml", "runs/exp"])
+def test_a_run_that_has_trained_more_epochs_is_refused(
+    ends: tuple[int, ...], epochs: int, trained: str, target: str
+) -> None:
+    run = make("exp", "stopped", train={"epochs": 5})
+    write(run, *(EpochEnded(epoch=number, step=step, seconds=1.0, logs={}) for number, step in enumerate(ends)))
+    if not trained:
+        assert resume(f"train.epochs={epochs}", target=target).run is not None
+        return
+    with pytest.raises(ConfigError) as caught:
+        resume(f"train.epochs={epochs}", target=target)
+    message = f"got {epochs}, but runs/exp has already trained {trained}; use more, or use `train runs/exp --resume`"
+    assert str(caught.value) == f"--set train.epochs={epochs}: train.epochs: {message}, which keeps 5"
 
 
 def test_more_epochs_are_listed() -> None:
