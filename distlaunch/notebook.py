@@ -44,7 +44,7 @@ from distlaunch.config.read.load import dump_config, load_config, load_mapping
 from distlaunch.config.read.load_run import load_run
 from distlaunch.config.read.words import either
 from distlaunch.config.references.argument_paths import with_argument_paths
-from distlaunch.config.resume import check_epochs, find_run, keep_preprocessing, remaining_work
+from distlaunch.config.resume import check_epochs, check_project, find_run, keep_preprocessing, remaining_work
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategies import MODELS, Strategy
 from distlaunch.config.user_settings import trusted_folders
@@ -227,6 +227,7 @@ def _choose(given: str | Path | Mapping[str, Any], config: RunConfig) -> RunDir:
     found = find_run(config.runs_dir, name, os.environ, warnings.warn) if config.resume == "auto" else None
     if found is None:
         return RunDir.claim(config.runs_dir, name)
+    check_project(config, found.run)
     if not found.finished:
         check_epochs(config, found.run)
     changed = remaining_work(config, found.run).changed if found.finished else ()

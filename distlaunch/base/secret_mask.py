@@ -50,7 +50,8 @@ def is_secret(name: str, value: str) -> bool:
     """Return True if the complete value of a variable or key is a secret.
 
     Args:
-        name: the name of the variable, or a key of a config. With a name such as `SORT_KEY`, a plain word is not a secret.
+        name: the name of the variable, or a key of a config. With a name such as `SORT_KEY`, a plain word is not a
+            secret.
         value: the value of the variable.
     """
     name = _CAMEL.sub("_", name)

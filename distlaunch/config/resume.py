@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.base.event_files import read_all_events_of, read_events_of
 from distlaunch.base.events import EpochEnded, Evaluated, Exported, RunEnded, TrainingStarted
 from distlaunch.base.plain_types import is_dict, is_list
@@ -162,6 +162,34 @@ def changed_settings(config: RunConfig, run: RunDir) -> list[str]:
         return []
     folder, _ = run.started_from()
     return list(_number_changes(before.in_folder(folder or config.folder), config, run, ignores_validation=False))
+
+
+def check_project(config: RunConfig, run: RunDir) -> None:
+    """Raise UsageError if a run that was found by its name was started from another project.
+
+    The project is another one if its config is in another folder, and the file with the model's function is another
+    one. If the run or the old code was moved, the project may be the same.
+    """
+    file, _, function = config.model.function.rpartition(":")
+    folder, _ = run.started_from()
+    before = _config_of(run)
+    if before is None or folder is None or config.folder is None or run.recorded_path() not in (None, run.path):
+        return
+    old, _, _ = before.model.function.rpartition(":")
+    if not (file.endswith(".py") and old.endswith(".py")) or _are_same_file(folder, config.folder):
+        return
+    if os.path.isfile(old) and not _are_same_file(old, file):
+        where = _shown(run.path)
+        message = f"{where} was started from {_shown(folder)}, with {_shown(Path(old))}, but this config has"
+        hint = f"give this config another `name`, or use `train {where} --resume` to continue that run with its code"
+        raise UsageError(f"{message} {_shown(Path(file))}:{function}; {hint}")
+
+
+def _are_same_file(one: Path | str, other: Path | str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
 
 
 def check_epochs(config: RunConfig, run: RunDir) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -335,6 +336,11 @@ ExportFormat = Literal["saved_model", "keras", "weights", "tflite"]
 TrackerName = Literal["wandb", "mlflow", "trackio", "tensorboard"]
 
 RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$"
+
+
+def as_run_name(text: str) -> str:
+    """Return a valid name of runs that resembles the name of a file or folder."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")[:200] or "run"
 
 
 class RunConfig(Section):

@@ -142,4 +142,3 @@ def _without_defaults(text: str, names: Container[str]) -> str:
 
 def _name(found: re.Match[str]) -> str:
     return found[1].partition(":")[0]
-

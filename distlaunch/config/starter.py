@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from distlaunch.config.read.scalars import escape
+from distlaunch.config.read.scalars import escape, resolve
+from distlaunch.config.run import as_run_name
 from distlaunch.config.strategies import MODELS
 
 CONFIG_NAME = "train.yaml"
@@ -16,10 +18,15 @@ _SUFFIXES = (".yaml", ".yml")
 
 @dataclass(frozen=True)
 class StarterProject:
-    """The two files; the config refers to the code in the same folder."""
+    """The two files; the config refers to the code in the same folder.
+
+    Attributes:
+        name: name of the runs; empty if the config's file names them.
+    """
 
     config: Path
     code: Path
+    name: str = ""
 
     @staticmethod
     def at(target: Path) -> StarterProject:
@@ -27,7 +34,9 @@ class StarterProject:
         if target.suffix in _SUFFIXES and not target.is_dir():
             # never the config's bare name: a file keras.py beside keras.yaml would hide Keras from the tasks
             return StarterProject(target, target.with_name(f"{target.stem}_model.py"))
-        return StarterProject(target / CONFIG_NAME, target / CODE_NAME)
+        # the runs of two projects in one folder must have different names
+        name = as_run_name(Path(os.path.abspath(target)).name)
+        return StarterProject(target / CONFIG_NAME, target / CODE_NAME, name)
 
     def texts(self) -> dict[Path, str]:
         """Return the content of each file."""
@@ -38,6 +47,9 @@ class StarterProject:
             return json.dumps(escape(f"{self.code.name}:{function}"), ensure_ascii=False)
 
         config = _CONFIG.replace("MODEL", reference("model")).replace("DATA", reference("data"))
+        name = self.name if isinstance(resolve(self.name), str) else json.dumps(self.name)
+        line = f"name: {name}    # runs are directories runs/{self.name}, runs/{self.name}-2, ...\n\n"
+        config = config.replace("NAME\n\n", line if self.name else "")
         others = (model.starter for model in MODELS.values() if model.starter)
         return "\n".join([config, *("".join(f"# {line}\n" for line in text.splitlines()) for text in others)])
 
@@ -86,6 +98,8 @@ _CONFIG = """\
 #   distlaunch verify FILE       compares each strategy with one device
 # For completion in editors, run `distlaunch schema > distlaunch.schema.json` and begin this file with the line
 # `# yaml-language-server: $schema=distlaunch.schema.json`.
+
+NAME
 
 model:
   function: MODEL    # path/to/file.py:function, or package.module:function

@@ -146,7 +146,7 @@ def _choose_resumed(request: JobRequest, new: Choice, chief_run_name: str) -> Ch
         new: the run that this launcher starts if there is none to resume. It may be for a single task of a cluster.
         chief_run_name: the name of the chief's run. If that run can be found, it decides for all tasks.
     """
-    from distlaunch.config.resume import find_run
+    from distlaunch.config.resume import check_project, find_run
 
     config, name, environ = new.config, new.name, new.context.machine.environ
     notes = list[str]()
@@ -157,6 +157,7 @@ def _choose_resumed(request: JobRequest, new: Choice, chief_run_name: str) -> Ch
         whose = " of yours" if notes else ""
         notes += [f"there is no run{whose} called {name} yet: starting it"] if request.resume else []
         return replace(new, note="; ".join(notes))
+    check_project(config, found.run)
     new_run_hint = "leave out --resume" if request.resume else "add `--set resume=never`"
     remaining = _remaining_work(config, found.run, new_run_hint) if found.finished else None
     if remaining is None:

@@ -36,6 +36,7 @@ from distlaunch.training.checks.labels import LabelRule, label_rules
 from distlaunch.training.checks.loss_fit import check_loss, shape_text
 from distlaunch.training.precision import check_precision, dtype_policy_scope
 
+
 @dataclass
 class Findings:
     """Results of building a model, besides the model.

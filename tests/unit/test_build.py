@@ -59,7 +59,8 @@ def test_a_whole_number_is_a_learning_rate() -> None:
     with pytest.raises(ConfigError, match="learning_rate"):
         component(Component(name="SGD", args={"learning_rate": True}), "optimizers", ("compile", "optimizer"))
 
+
 def test_a_name_that_is_no_class_is_refused() -> None:
     # Keras's `get` would return another metric, without the arguments
-    with pytest.raises(ConfigError, match="no class of keras.metrics"):
+    with pytest.raises(ConfigError, match=r"no class of keras\.metrics"):
         component(Component(name="accuracy", args={"threshold": 0.3}), "metrics", ("compile", "metrics"))

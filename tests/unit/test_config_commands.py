@@ -164,6 +164,27 @@ def test_shipped_configs_name_the_schema(config: Path) -> None:
     assert (config.parent / first.partition("=")[2]).resolve() == ROOT / "configs" / FILE_NAME
 
 
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("pa", "pa"),
+        ("my project", "my-project"),
+        ("2024", "2024"),
+        ("null", "null"),
+        (".", "here"),
+        ("x/own.yaml", "own"),
+    ],
+)
+def test_a_starter_names_its_runs(target: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    starter = StarterProject.at(Path(target))
+    for path, text in starter.texts().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert load_config(starter.config, environ={}).config.name == name
+
+
 def test_the_schema_agrees_with_the_loader() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     jsonschema.Draft202012Validator.check_schema(json_schema())

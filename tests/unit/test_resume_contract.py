@@ -15,7 +15,7 @@ from distlaunch.base.events import EpochEnded, Evaluated, Exported, ExportFailed
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.machine import Machine
 from distlaunch.config.base import Section
-from distlaunch.config.read.load import dump_config, load_mapping, load_resolved
+from distlaunch.config.read.load import dump_config, load_config, load_mapping, load_resolved
 from distlaunch.config.resume import RemainingWork, find_run, remaining_work
 from distlaunch.config.run import RunConfig
 from distlaunch.jobs.choose_run import Choice, JobRequest, choose
@@ -248,6 +248,44 @@ def test_a_run_that_has_trained_more_epochs_is_refused(
         resume(f"train.epochs={epochs}", target=target)
     message = f"got {epochs}, but runs/exp has already trained {trained}; use more, or use `train runs/exp --resume`"
     assert str(caught.value) == f"--set train.epochs={epochs}: train.epochs: {message}, which keeps 5"
+
+
+def project(folder: str) -> Path:
+    """A project like that of `distlaunch init`, whose config names its runs `exp`."""
+    Path(folder).mkdir()
+    shutil.copy("mine.py", folder)
+    path = Path(folder) / "job.yaml"
+    path.write_text("name: exp\nmodel: {function: mine.py:model}\ndata: {function: mine.py:data, global_batch: 16}\n")
+    return path
+
+
+@pytest.mark.parametrize("status", ["stopped", "done"])
+def test_a_run_of_another_project_is_refused(status: str) -> None:
+    first, second = project("first"), project("second")
+    make_from(first, status)
+    assert resume(target=str(first)).run is not None
+    message = "runs/exp was started from first, with first/mine.py, but this config has second/mine.py:model; give"
+    with pytest.raises(UsageError, match=message):
+        resume(target=str(second))
+    with pytest.raises(UsageError, match=message):
+        choose(JobRequest(str(second), ("resume=auto",)), Machine({}))
+    assert choose(JobRequest("runs/exp", resume=True), Machine({})).run is not None
+
+
+def test_a_project_that_was_moved_or_whose_config_was_moved_is_the_same(folder: Path) -> None:
+    first = project("first")
+    make_from(first, "stopped")
+    config_only = folder / "job2.yaml"
+    config_only.write_text(first.read_text().replace("mine.py", "first/mine.py"))
+    assert resume(target=str(config_only)).run is not None
+    Path("first").rename("moved")
+    assert resume(target="moved/job.yaml").run is not None
+
+
+def make_from(path: Path, status: str) -> RunDir:
+    run, made = RunDir.claim("runs", "exp"), load_config(path, environ={}).config
+    attempt(run, 0, status, made)
+    return run
 
 
 def test_more_epochs_are_listed() -> None:

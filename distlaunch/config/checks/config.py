@@ -215,7 +215,7 @@ def _metric_by_shape(site: Site) -> Iterator[Problem]:
     found = {"args": site.args or None, "additive": site.additive}
     for name, value in found.items():
         if classes and value is not None:
-            message = f"got `{name}` for '{site.name}', which is no class: Keras chooses one by the shapes of the labels"
+            message = f"got `{name}` for '{site.name}', which is no class: Keras chooses one by the labels' shapes"
             yield Problem((*site.key[:-1], name), f"{message}; name the class: {either(classes)}")
 
 

@@ -30,7 +30,7 @@ from distlaunch.config.read.yaml_nodes import parse
 from distlaunch.config.references.argument_paths import with_given_arguments
 from distlaunch.config.references.functions import reference_problems
 from distlaunch.config.references.sites import STAND_IN, with_absolute_files
-from distlaunch.config.run import RunConfig
+from distlaunch.config.run import RunConfig, as_run_name
 from distlaunch.config.secrets import Secrets, secrets_in
 
 CHECK = "DISTLAUNCH_CHECK"
@@ -274,8 +274,7 @@ def _set_default_name(root: Node, path: Path) -> None:
         return
     name = root.value.get("name")
     if name is None or name.value is None:
-        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")
-        root.value["name"] = Node(stem[:200] or "run", str(path))
+        root.value["name"] = Node(as_run_name(path.stem), str(path))
 
 
 def _set_default_check(root: Node, environ: Mapping[str, str]) -> None:

@@ -104,8 +104,8 @@ def substitute(text: str, environ: Mapping[str, str], *, keep_run_dir: bool = Fa
             raise ValueError(f"got {match[0]!r}; write ${{{name}:{default[1:]}}}; {hint}")
         if name == "env" and _NAME.match(default):
             raise ValueError(
-                f"got {match[0]!r}; write ${{{default}}} for the environment variable {default}, or ${{env: {default}}} "
-                "for a variable `env` with a default"
+                f"got {match[0]!r}; write ${{{default}}} for the environment variable {default}, or "
+                f"${{env: {default}}} for a variable `env` with a default"
             )
         if name in environ:
             return environ[name]
