@@ -397,7 +397,7 @@ def test_sources(folder: Path) -> None:
         (("compile", "optimizer"), "SGD: Argument `learning_rate` should be float", "--set O.learning_rate=abc"),
         (("compile", "optimizer"), "SGD: `momentum` must be a float between [0, 1]", "--set O.momentum=7"),
         (("compile",), "momentum is wrong", "--set O.momentum=7"),
-        (("compile", "optimizer"), "SGD: weight_decay is wrong, learning_rates are not", "run.yaml:7"),
+        (("compile", "optimizer"), "SGD: weight_decay is wrong, learning_rates are not", "run.yaml:9"),
         (("compile", "optimizer", "args", "weight_decay"), "wrong", "run.yaml:9"),
         (("compile", "optimizer", "args", "momentum"), "wrong", "--set O.momentum=7"),
         (("compile", "loss"), "Huber: '>' not supported", "--set compile.loss.args.delta=a"),
@@ -431,6 +431,19 @@ train:
     )
     (problem,) = loaded.located([Problem(key, message)])
     assert problem.source == source.replace("O.", "compile.optimizer.args.")
+
+
+def test_an_override_is_not_the_source_of_what_the_file_breaks(folder: Path) -> None:
+    extra = "compile:\n  optimizer:\n    name: adam\n    args:\n      learning_rate: 0.01\n      betta_1: 0.9\n"
+    loaded = load(extra, "compile.optimizer.args.learning_rate=0.1")
+    message = "adam: Argument(s) not recognized: {'betta_1': 0.9}"
+    assert loaded.located([Problem(("compile", "optimizer"), message)])[0].source == "run.yaml:11"
+
+
+def test_an_override_of_the_kind_is_the_source_of_a_missing_key(folder: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("strategy: {kind: mirrored}\n", "strategy.kind=jax")
+    assert [problem.source for problem in caught.value.problems] == ["--set strategy.kind=jax"]
 
 
 def test_gpus_decide_what_auto_means(folder: Path) -> None:

@@ -297,7 +297,14 @@ def _unique(problems: list[Problem]) -> list[Problem]:
 
 
 def _at(root: Node, problem: Problem) -> Problem:
-    return Problem(problem.key, problem.message, root.nearest(problem.key).source)
+    return Problem(problem.key, problem.message, _nearest_source(root, problem.key))
+
+
+def _nearest_source(root: Node, key: Key) -> str:
+    """Return the source of a key, or of what asks for it: the section around it, or an override of its `kind`."""
+    node, kind = root.nearest(key), root.nearest(key).child("kind")
+    is_missing = root.at(key) is None
+    return kind.source if is_missing and kind is not None and kind.is_override else node.source
 
 
 def _source_of(root: Node, problem: Problem) -> str:
@@ -307,13 +314,15 @@ def _source_of(root: Node, problem: Problem) -> str:
     """
     node = root.at(problem.key)
     if node is None or node.is_override:
-        return root.nearest(problem.key).source
-    inner = [(key, each.source) for key, each in node.walk() if each.is_override]
-    named = [source for key, source in inner if any(_names(problem.message, part) for part in key)]
+        return _nearest_source(root, problem.key)
+    named = [(key, each) for key, each in node.walk() if any(_names(problem.message, part) for part in key)]
+    overrides = [each.source for _, each in named if each.is_override]
+    written = [each.source for key, each in named if "args" in (*problem.key[-1:], *key[:-1])]
+    if overrides or written:
+        return [*overrides, *written][0]
     # if the message names no argument, and only one argument was overridden, that argument is the cause
+    inner = [(key, each.source) for key, each in node.walk() if each.is_override]
     arguments = {source for key, source in inner if "args" in (*problem.key[-1:], *key[:1])}
-    if named:
-        return named[0]
     return arguments.pop() if len(arguments) == 1 else node.source
 
 
