@@ -43,7 +43,10 @@ def problems_of(error: ValidationError, data: dict[str, Any], root: Node | None 
             found.setdefault(problem.key, problem)
     for misspelt in [key for key, problem in found.items() if problem.message.startswith(_UNKNOWN)]:
         # `nam:` explains why `name:` is missing
-        meant = (*misspelt[:-1], closest(str(misspelt[-1]), _allowed(misspelt[:-1], data)) or "")
+        close = closest(str(misspelt[-1]), _allowed(misspelt[:-1], data))
+        # so does `adam: {...}`
+        as_name = "; write {name:" in found[misspelt].message
+        meant = (*misspelt[:-1], "name" if as_name else close or "")
         if meant in found and found[meant].message.startswith(_MISSING):
             del found[meant]
     # a value of the wrong type hides what is inside it
@@ -162,12 +165,54 @@ def unknown_key(key: Key, data: dict[str, Any]) -> str:
     allowed = _allowed(key[:-1], data)
     if not allowed:
         return f"{_UNKNOWN}; remove it"
-    hint = did_you_mean(name, allowed)
+    hint = did_you_mean(name, allowed) or _as_component(key, allowed, data)
     if not hint:
         home = _homes().get(name) or _homes().get(closest(name, _homes(), cutoff=0.85) or "")
         dotted = ".".join(map(str, key))  # the key may belong to another kind of the same section
-        hint = f"; did you mean {home}?" if home and home != dotted else _of_other_kinds(key) or "; remove it"
+        hint = (
+            f"; did you mean {home}?"
+            if home and home != dotted
+            else _of_other_kinds(key) or _as_argument(key, allowed, data)
+        )
+        hint = hint or "; remove it"
     return f"{_UNKNOWN}{hint} (allowed: {', '.join(allowed)})"
+
+
+def _as_component(key: Key, allowed: list[str], data: dict[str, Any]) -> str:
+    """Return how to write a Keras object such as `{adam: {...}}` or `{name: adam, learning_rate: 0.1}`."""
+    section = _value_at(key[:-1], data)
+    if not {"name", "args"} <= set(allowed) or not is_dict(section):
+        return ""
+    if "name" in section:
+        return _as_argument(key, allowed, data)
+    args = section[key[-1]]
+    if args is not None and not is_dict(args):
+        return ""
+    return f"; write {{name: {key[-1]}{f', args: {_flow(args)}' if args else ''}}}"
+
+
+def _as_argument(key: Key, allowed: list[str], data: dict[str, Any]) -> str:
+    """Return how to write an argument that stands beside `args` instead of in it."""
+    section = _value_at(key[:-1], data)
+    if "args" not in allowed or not is_dict(section) or not {"name", "function"} & section.keys():
+        return ""
+    whose = section.get("name") or section.get("function")
+    return f"; if it is an argument of {whose}, write `args: {_flow({key[-1]: section[key[-1]]})}`"
+
+
+def _flow(values: dict[Any, Any]) -> str:
+    """Return a mapping as YAML in one line, without the contents of lists and mappings."""
+
+    def shown(value: Any) -> str:
+        return "{...}" if is_dict(value) else "[...]" if is_list(value) else "null" if value is None else show(value)
+
+    return f"{{{', '.join(f'{name}: {shown(value)}' for name, value in values.items())}}}"
+
+
+def _value_at(key: Key, data: Any) -> Any:
+    for part in key:
+        data = inside(data, part)
+    return data
 
 
 def _of_other_kinds(key: Key) -> str:
@@ -180,9 +225,7 @@ def _of_other_kinds(key: Key) -> str:
 def _allowed(key: Key, data: dict[str, Any]) -> list[str]:
     """Return the keys of the section at a key."""
     expect = expected.at(key, data)
-    value: Any = data
-    for part in key:
-        value = inside(value, part)
+    value = _value_at(key, data)
     section = expect.section(value) if expect else None
     return list(section.model_fields) if section else []
 
@@ -207,10 +250,7 @@ def _key_type(key: Key) -> str:
 
 
 def _wrong_type(key: Key, data: dict[str, Any], root: Node | None) -> Problem:
-    value: Any = data
-    for part in key:
-        value = inside(value, part)
-    expect = expected.at(key, data)
+    value, expect = _value_at(key, data), expected.at(key, data)
     if expect is None:
         return Problem(key, f"{received(value)}, which does not fit here; see `distlaunch schema`")
     shown = f"got {show(value)}" if _type_fits(value, expect) else received(value)
