@@ -77,7 +77,7 @@ ELSEWHERE = {
     "distlaunch compare 'rate-*' --sort val_loss --csv > rates.csv": "test_comparing.py::test_the_best_of_six_runs",
     "distlaunch runs -f": "../unit/test_runs_command.py::test_a_live_table_until_ctrl_c",
     "distlaunch runs --remove --name 'rate-0.1-*'": "test_comparing.py::test_the_best_of_six_runs",
-    "distlaunch runs --remove --name 'rate-abc-*'": "../unit/test_runs_command.py::test_the_answer_decides",
+    "distlaunch runs --remove --name 'rate-1000-*'": "../unit/test_runs_command.py::test_the_answer_decides",
     "distlaunch predict EXPORT --input rows.csv": "test_export.py::test_predict_from_a_copy_for_files_and_functions",
     "distlaunch predict runs/NAME --input reviews.txt --output -": "test_sentiment.py::texts_in_scores_out",
     "distlaunch plan configs/mnist_mlp_jax.yaml": "test_plan_pictures.py::test_plan_draws_the_mesh",

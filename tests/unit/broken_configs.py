@@ -228,6 +228,21 @@ CHECKS = [
     below("compile:\n  optimizer: {name: SGD, args: {learning_rate: 0}}\n", 2, "args.learning_rate", "above 0", id="rate 0"),
     below("compile:\n  optimizer: {name: SGD, args: {learning_rate: '1e-3'}}\n", 2, "args.learning_rate", "without quotes",
           id="rate in quotes"),
+    below("compile:\n  optimizer: {args: {learning_rate: -1}}\n", 2, "args.learning_rate", "above 0", id="rate of the model's optimizer"),
+    below("compile:\n  optimizer: {name: SGD, args: {learning_rate: CosineDecay}}\n", 2, "args.learning_rate",
+          "write {name: CosineDecay, args: {...}}", id="schedule as text"),
+    below("compile:\n  optimizer: {name: SGD, args: {learning_rate: {name: CosinDecay, args: {}}}}\n", 2,
+          "args.learning_rate.name", "did you mean 'CosineDecay'?", id="schedule name"),
+    below("compile:\n  optimizer: {name: SGD, args: {learning_rate: {name: CosineDecay, decay_steps: 5}}}\n", 2,
+          "args.learning_rate.decay_steps", "`args: {decay_steps: ...}`", id="argument of a schedule"),
+    below("compile:\n  optimizer: {name: SGD, args: {learning_rate: {CosineDecay: {decay_steps: 5}}}}\n", 2,
+          "args.learning_rate.CosineDecay", "a schedule such as {name: CosineDecay", id="schedule as a key"),
+    below("compile:\n  optimizer: {name: SGD, args: {learning_rate: {name: CosineDecay}}}\n", 2, "args.learning_rate",
+          "{name: CosineDecay, args: {...}}", id="schedule without arguments"),
+    below("train:\n  callbacks:\n    - {name: LearningRateScheduler, args: {schedule: 'models.py:net'}}\n", 3,
+          "train.callbacks[0].args.schedule", "needs a function", "returns the callback", id="function in a config"),
+    below("train:\n  callbacks:\n    - {name: LambdaCallback, args: {on_epoch_end: 'models.py:net'}}\n", 3,
+          "train.callbacks[0].args.on_epoch_end", "needs a function", id="function of a hook in a config"),
 ]  # fmt: skip
 
 REFERENCES = [

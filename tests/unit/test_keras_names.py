@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from distlaunch.config.references.keras_names import ALIASES, NAMES, canonical, suggestion
+from distlaunch.config.references.keras_names import ALIASES, NAMES, SCHEDULES, canonical, suggestion
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")  # Keras's import may begin TensorFlow's first operation
 
@@ -35,6 +35,12 @@ def test_every_known_name_is_one_of_keras(group: str) -> None:
         if name not in by_shape:
             found = module.get(alias)
             assert name.lower() in {_plain(found), _plain(type(found))}
+
+
+def test_the_schedules_are_those_of_keras() -> None:
+    schedules = pytest.importorskip("keras").optimizers.schedules
+    public = {name for name, value in vars(schedules).items() if inspect.isclass(value)}
+    assert public - {"LearningRateSchedule"} == set(SCHEDULES)
 
 
 def _plain(thing: object) -> str:

@@ -394,7 +394,7 @@ def test_sources(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "message", "source"),
     [
-        (("compile", "optimizer"), "SGD: Argument `learning_rate` should be float", "--set O.learning_rate=abc"),
+        (("compile", "optimizer"), "SGD: Argument `learning_rate` should be float", "--set O.learning_rate=7"),
         (("compile", "optimizer"), "SGD: `momentum` must be a float between [0, 1]", "--set O.momentum=7"),
         (("compile",), "momentum is wrong", "--set O.momentum=7"),
         (("compile", "optimizer"), "SGD: weight_decay is wrong, learning_rates are not", "run.yaml:9"),
@@ -423,7 +423,7 @@ train:
     - name: EarlyStopping
       args: {monitor: loss}
 """,
-        "compile.optimizer.args.learning_rate=abc",
+        "compile.optimizer.args.learning_rate=7",
         "compile.optimizer.args.momentum=7",
         "compile.loss.args.delta=a",
         "train.callbacks[0].args.patience=x",
@@ -431,6 +431,12 @@ train:
     )
     (problem,) = loaded.located([Problem(key, message)])
     assert problem.source == source.replace("O.", "compile.optimizer.args.")
+
+
+def test_a_schedule_is_a_learning_rate(folder: Path) -> None:
+    rate = {"name": "CosineDecay", "args": {"initial_learning_rate": 0.1, "decay_steps": 100}}
+    config = load("", f"compile.optimizer={{name: adam, args: {{learning_rate: {json.dumps(rate)}}}}}").config
+    assert config.to_plain()["compile"]["optimizer"]["args"] == {"learning_rate": rate}
 
 
 def test_an_override_is_not_the_source_of_what_the_file_breaks(folder: Path) -> None:

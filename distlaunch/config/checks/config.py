@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from distlaunch.base.errors import Problem
+from distlaunch.base.plain_types import is_dict
 from distlaunch.base.plural import count
 from distlaunch.config.checks import strategy
 from distlaunch.config.read.scalars import resolve
-from distlaunch.config.read.words import either, listed, show
-from distlaunch.config.references.keras_names import NAMES, canonical, classes_by_shape, suggestion
+from distlaunch.config.read.tree import Key
+from distlaunch.config.read.words import did_you_mean, either, listed, show
+from distlaunch.config.references.keras_names import NAMES, SCHEDULES, canonical, classes_by_shape, suggestion
 from distlaunch.config.references.sites import Site, sites
-from distlaunch.config.run import RunConfig
+from distlaunch.config.run import OptimizerComponent, RunConfig
 from distlaunch.config.strategies.base import workers_that_share
 
 _OF_WORKERS = ("cluster", "workers")
@@ -189,8 +192,12 @@ def keras_names_exist(config: RunConfig, num_gpus: int | None) -> Iterator[Probl
             yield from _keras_name(site)
             if site.role == "metrics":
                 yield from _metric_by_shape(site)
-            if site.role == "optimizers":
-                yield from _learning_rate(site)
+            if site.role == "callbacks":
+                yield from _callback_functions(site)
+    optimizer = None if config.compile is None else config.compile.optimizer
+    # without a name, these are arguments of the model's own optimizer
+    if isinstance(optimizer, OptimizerComponent) and ":" not in (optimizer.name or ""):
+        yield from _learning_rate(optimizer.args.get("learning_rate"), ("compile", "optimizer", "args"))
 
 
 def _keras_name(site: Site) -> Iterator[Problem]:
@@ -219,14 +226,47 @@ def _metric_by_shape(site: Site) -> Iterator[Problem]:
             yield Problem((*site.key[:-1], name), f"{message}; name the class: {either(classes)}")
 
 
-def _learning_rate(site: Site) -> Iterator[Problem]:
-    rate = (site.args or {}).get("learning_rate")
-    key = (*site.args_key, "learning_rate")
+def _callback_functions(site: Site) -> Iterator[Problem]:
+    """Check that no argument is the name of a function, which Keras would call as if it were the function."""
+    known = canonical("callbacks", site.name)
+    args = site.args or {}
+    names = (
+        args if known == "LambdaCallback" else {"schedule"} & args.keys() if known == "LearningRateScheduler" else ()
+    )
+    for name in names:
+        message = f"got {show(args[name])}, but {known} needs a function, which a config cannot hold"
+        hint = "write a function that returns the callback, and name it, as in `{name: 'mine.py:make_callback'}`"
+        yield Problem((*site.args_key, name), f"{message}; {hint}")
+
+
+def _learning_rate(rate: Any, args_key: Key) -> Iterator[Problem]:
+    key = (*args_key, "learning_rate")
+    expected = "expected a number above 0, or a schedule such as {name: CosineDecay, args: {...}}"
     if isinstance(rate, str) and isinstance(resolve(rate), float):
         yield Problem(key, f"got {rate!r} (text); expected a number above 0; write it without quotes")
+    elif is_dict(rate):
+        yield from _schedule(rate, key, expected)
+    elif isinstance(rate, str | bool | list):
+        hint = f"; write {{name: {rate}, args: {{...}}}}" if rate in SCHEDULES else ""
+        yield Problem(key, f"got {show(rate)}; {expected}{hint}")
     # this comparison is also false for NaN
     if isinstance(rate, int | float) and not isinstance(rate, bool) and not 0 < rate < math.inf:
         yield Problem(key, f"got {rate}; expected a number above 0")
+
+
+def _schedule(schedule: dict[Any, Any], key: Key, expected: str) -> Iterator[Problem]:
+    """Check the form and the name of a schedule of the learning rate."""
+    name, args = schedule.get("name"), schedule.get("args")
+    if unknown := [part for part in schedule if part not in ("name", "args")]:
+        hint = f"write its arguments as `args: {{{unknown[0]}: ...}}`" if "name" in schedule else expected
+        yield Problem((*key, unknown[0]), f"unknown key; {hint}")
+    elif not isinstance(name, str):
+        yield Problem(key, f"got {show(schedule)}; {expected}")
+    elif name not in SCHEDULES:
+        message = f"got {show(name)}; expected one of {listed(SCHEDULES)}, of keras.optimizers.schedules"
+        yield Problem((*key, "name"), message + did_you_mean(name, SCHEDULES))
+    elif not is_dict(args):
+        yield Problem(key, f"the arguments of {name} are missing; write {{name: {name}, args: {{...}}}}")
 
 
 def sharing_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:

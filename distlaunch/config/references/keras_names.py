@@ -67,6 +67,11 @@ CALLBACKS = (
     *("ModelCheckpoint", "OrbaxCheckpoint", "ProgbarLogger", "ReduceLROnPlateau", "RemoteMonitor", "SwapEMAWeights"),
     *("TensorBoard", "TerminateOnNaN"),
 )
+SCHEDULES = (
+    *("CosineDecay", "CosineDecayRestarts", "ExponentialDecay", "InverseTimeDecay", "PiecewiseConstantDecay"),
+    "PolynomialDecay",
+)
+"""The names of `keras.optimizers.schedules`."""
 NAMES = {"optimizers": OPTIMIZERS, "losses": LOSSES, "metrics": METRICS, "callbacks": CALLBACKS}
 
 _ERRORS = {
