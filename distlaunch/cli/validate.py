@@ -94,9 +94,8 @@ def _check(config: str, overrides: tuple[str, ...]) -> FileResult:
     except ConfigError as error:
         return FileResult(config, "", error.problems, [])
     problems = loaded.located(machine_problems(loaded.config)) or _planning_problems(config, overrides, machine)
-    return FileResult(
-        config, _summary(loaded.config, num_gpus), problems, loaded.located(unused_settings(loaded.config))
-    )
+    warnings = loaded.located(unused_settings(loaded.config, machine))
+    return FileResult(config, _summary(loaded.config, num_gpus), problems, warnings)
 
 
 def _planning_problems(config: str, overrides: tuple[str, ...], machine: Machine) -> list[Problem]:

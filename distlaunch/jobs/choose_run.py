@@ -94,7 +94,7 @@ def choose(request: JobRequest, machine: Machine) -> Choice:
         config.check_name(request.name)
     config, warnings = with_argument_paths(config)
     choice = _config_for_missing_outputs(_choose(request, config, locate, machine))
-    return replace(choice, warnings=(*warnings, *_warn_of_unused_settings(config, locate)))
+    return replace(choice, warnings=(*warnings, *_warn_of_unused_settings(config, locate, machine)))
 
 
 def _load_for(request: JobRequest, machine: Machine) -> tuple[RunConfig, Locate]:
@@ -275,7 +275,7 @@ def _choose_directory(request: JobRequest, run: RunDir, machine: Machine) -> Cho
         _check_epochs(config, run, locate)
     # a submitted job gets its directory before it starts
     word = "resuming" if run.attempts() else "starting"
-    warnings = (*warnings, *_warn_of_unused_settings(config, locate))
+    warnings = (*warnings, *_warn_of_unused_settings(config, locate, machine))
     note = "; ".join([f"{word} {display_path(run.path)}", *_list_changes(config, run, remaining), *notes])
     context = LaunchContext.resolve(config, machine)
     existing = Choice(config, run.name, locate, context, run, note=note, warnings=warnings)
@@ -293,8 +293,8 @@ def _check_name_and_runs_dir(run: RunDir, config: RunConfig) -> None:
             raise UsageError(f"{key}: got '{value}', but a run that is resumed keeps {what}; {hint}")
 
 
-def _warn_of_unused_settings(config: RunConfig, locate: Locate) -> list[str]:
-    return [str(each) for each in locate(unused_settings(config))]
+def _warn_of_unused_settings(config: RunConfig, locate: Locate, machine: Machine) -> list[str]:
+    return [str(each) for each in locate(unused_settings(config, machine))]
 
 
 def _choose_beside(new: Choice) -> Choice:

@@ -675,10 +675,11 @@ def test_communication(communication: str, monkeypatch: pytest.MonkeyPatch) -> N
     ids=str,
 )
 def test_what_has_no_effect_is_named(changes: dict[str, Any], key: str) -> None:
-    assert [problem.dotted for problem in unused_settings(RunConfig.model_validate(with_keys(BASE, changes)))] == [key]
+    config = RunConfig.model_validate(with_keys(BASE, changes))
+    assert [problem.dotted for problem in unused_settings(config, Machine({}))] == [key]
 
 
 def test_what_has_an_effect_is_not_named() -> None:
     changes = {"data.skip_limit": 3, "data.on_error": "skip", "restarts.backoff_s": 9.0, "restarts.max": 1,
                "data.shuffle_buffer_bytes": 9}  # fmt: skip
-    assert unused_settings(RunConfig.model_validate(with_keys(BASE, changes))) == []
+    assert unused_settings(RunConfig.model_validate(with_keys(BASE, changes)), Machine({})) == []

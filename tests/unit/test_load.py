@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.cluster.machine import Machine
+from distlaunch.config.checks.unused import unused_settings
 from distlaunch.config.engines.slurm import Slurm
 from distlaunch.config.read.load import LoadedConfig, dump_config, load_config, load_resolved
 from distlaunch.config.read.scalars import escape, resolve, substitute
@@ -497,6 +499,23 @@ def test_tf_config_has_the_parameter_servers(section: str, ps: int, told: str, f
     with pytest.raises(ConfigError) as caught:
         load_config("run.yaml", environ=environ)
     assert str(caught.value).endswith(told)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_cluster_of_tf_config_is_not_isolated_and_has_its_own_evaluator(workers: int, folder: Path) -> None:
+    cluster = {"worker": ["a:1", "b:1"]}
+    environ = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})}
+    section = f"cluster: {{workers: {workers}, isolate: true, evaluator: true}}\n"
+    Path("run.yaml").write_text(f"{BASE}strategy: {{kind: multi_worker_mirrored}}\n{section}")
+    with pytest.raises(ConfigError) as caught:
+        load_config("run.yaml", environ=environ)
+    assert [problem.dotted for problem in caught.value.problems] == ["cluster.isolate"]
+    config = load_config("run.yaml", environ={}).config
+    assert unused_settings(config, Machine({})) == []
+    (warning,) = unused_settings(config, Machine(environ))
+    assert warning.dotted == "cluster.evaluator"
+    # a single process ignores TF_CONFIG
+    assert load_config("run.yaml", ["strategy.kind=one_device", "cluster.isolate=true"], environ=environ)
 
 
 def test_a_tf_config_that_decides_nothing(folder: Path) -> None:

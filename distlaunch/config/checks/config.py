@@ -43,8 +43,14 @@ def cross_check(
         config: a config whose values have the right types.
         num_gpus: number of GPUs of this machine; None if unknown.
         without: sections with other mistakes, which are not checked.
-        given: numbers of the section `cluster` that TF_CONFIG determines instead of the config.
+        given: numbers of the section `cluster` that TF_CONFIG determines instead of the config; None if the run joins
+            no cluster of TF_CONFIG.
     """
+    if given is not None and config.cluster.isolate and "cluster" not in without:
+        message = "got true, but TF_CONFIG has tasks of other launchers, which this one could not reach; remove it"
+        isolated = Problem(("cluster", "isolate"), message)
+        cluster = config.cluster.model_copy(update={"isolate": False})
+        return [isolated, *cross_check(config.model_copy(update={"cluster": cluster}), num_gpus, without, given)]
     if given:
         # TF_CONFIG also has the addresses, so the ports of the config are not used
         cluster = config.cluster.model_copy(update={**given, "ports": "auto"})

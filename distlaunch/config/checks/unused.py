@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
-from distlaunch.base.errors import Problem
+from distlaunch.base.errors import Problem, UsageError
+from distlaunch.cluster.machine import Machine
 from distlaunch.config.base import Section
+from distlaunch.config.given_cluster import joined_cluster
 from distlaunch.config.run import Data, RunConfig
 
 
-def unused_settings(config: RunConfig) -> list[Problem]:
+def unused_settings(config: RunConfig, machine: Machine) -> list[Problem]:
     """Return settings that differ from their defaults and have no effect, each with the reason."""
-    return [*_of_data(config.data), *_of_restarts(config)]
+    return [*_of_data(config.data), *_of_restarts(config), *_of_cluster(config, machine)]
 
 
 def changed(section: Section, name: str) -> bool:
@@ -27,6 +30,16 @@ def _of_data(data: Data) -> Iterator[Problem]:
         why = "with `batched: true`" if data.batched else f"with `shuffle: {str(data.shuffle).lower()}`"
         message = f"got {data.shuffle_buffer_bytes}, which has no effect {why}; remove it"
         yield Problem(("data", "shuffle_buffer_bytes"), message)
+
+
+def _of_cluster(config: RunConfig, machine: Machine) -> Iterator[Problem]:
+    given = None
+    with contextlib.suppress(UsageError):  # the start of a run reports a malformed TF_CONFIG
+        given = joined_cluster(config, machine)
+    if given is not None and given[1].job != "evaluator" and config.cluster.evaluator:
+        message = "got true, which has no effect with TF_CONFIG: each task has its own launcher"
+        hint = 'to evaluate checkpoints during training, start another one with `"task": {"type": "evaluator"}`'
+        yield Problem(("cluster", "evaluator"), f"{message}; {hint}")
 
 
 def _of_restarts(config: RunConfig) -> Iterator[Problem]:

@@ -247,11 +247,12 @@ def _without_wrong_keys(data: dict[str, Any], problems: list[Problem]) -> RunCon
     return _validate(pruned)[0]
 
 
-def _given_sizes(config: RunConfig, environ: Mapping[str, str]) -> dict[str, int]:
+def _given_sizes(config: RunConfig, environ: Mapping[str, str]) -> dict[str, int] | None:
+    """Return the numbers of tasks that TF_CONFIG changes; None if the run joins no cluster of TF_CONFIG."""
     with contextlib.suppress(UsageError):  # the start of a run reports a malformed TF_CONFIG
         given = joined_cluster(config, Machine(environ))
-        return differing_sizes(config, given[0]) if given is not None else {}
-    return {}
+        return differing_sizes(config, given[0]) if given is not None else None
+    return None
 
 
 def _mapping(value: Any) -> dict[str, Any]:
