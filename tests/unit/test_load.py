@@ -462,6 +462,20 @@ def test_gpus_decide_what_auto_means(folder: Path) -> None:
         load_config("run.yaml", ["strategy.replicas=4"], num_gpus=2)
 
 
+@pytest.mark.parametrize("setting", ["replicas_per_worker: 2", "communication: nccl"])
+def test_workers_without_gpus_have_no_settings_for_them(setting: str, folder: Path) -> None:
+    Path("run.yaml").write_text(
+        BASE + f"strategy: {{kind: multi_worker_mirrored, {setting}}}\ncluster: {{workers: 2}}\n"
+    )
+    load_config("run.yaml")
+    load_config("run.yaml", num_gpus=4)
+    # other hosts may have GPUs
+    load_config("run.yaml", ["engine={kind: ssh, hosts: [a, b]}"], num_gpus=0)
+    with pytest.raises(ConfigError, match=r"this machine has no GPU.*write 'auto'") as caught:
+        load_config("run.yaml", num_gpus=0)
+    assert [problem.dotted for problem in caught.value.problems] == [f"strategy.{setting.partition(':')[0]}"]
+
+
 @pytest.mark.parametrize(
     ("mesh", "tasks", "told"),
     [(4, 2, ""), (3, 3, ""), (4, 3, " (TF_CONFIG has 3 workers)"), (3, 2, "")],

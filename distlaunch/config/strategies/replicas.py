@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
+from distlaunch.base.errors import Problem
 from distlaunch.config.base import Positive
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.read.tree import Key
@@ -72,6 +73,18 @@ Two processes, each with a copy of the model:
 strategy: {kind: multi_worker_mirrored}
 cluster: {workers: 2}
 """
+
+    def problems(self, num_gpus: int | None) -> Iterator[Problem]:
+        """Check settings for GPUs on a machine without any."""
+        if num_gpus != 0:
+            return
+        if self.replicas_per_worker not in ("auto", 1):
+            message = f"got {self.replicas_per_worker}, but this machine has no GPU"
+            hint = "TensorFlow uses one replica on a CPU; write 'auto', and more `cluster.workers`"
+            yield Problem(("strategy", "replicas_per_worker"), f"{message}, and {hint}")
+        if self.communication == "nccl":
+            message = "got 'nccl', which sums between GPUs, but this machine has no GPU; write 'auto'"
+            yield Problem(("strategy", "communication"), message)
 
     def jobs(self, cluster: Cluster) -> dict[str, int]:
         return {"worker": cluster.num_workers}
