@@ -20,7 +20,7 @@ from distlaunch.base.run_files.ownership import check_ownership, ownership_of
 from distlaunch.base.run_files.run_facts import RunFacts
 from distlaunch.config.differences import changes
 from distlaunch.config.read.load import load_resolved
-from distlaunch.config.references.moved import is_moved
+from distlaunch.config.references.moved import is_moved, shown_path
 from distlaunch.config.run import RunConfig
 from distlaunch.config.user_settings import trusted_folders
 
@@ -61,20 +61,16 @@ def find_run(
     for run in RunDir.named(runs_dir, name):
         with contextlib.suppress(FileNotFoundError):  # just removed
             if owner := ownership_of(run.path, trusted).owner:
-                foreign.append(f"{_shown(run.path)} of {owner}")
+                foreign.append(f"{shown_path(run.path)} of {owner}")
             else:
                 runs.append(run)
     if foreign:
         note(f"skipping {', '.join(foreign[:_FOREIGN])}{' and others' if foreign[_FOREIGN:] else ''}")
     if (found := _newest(runs)) is not None and (
-        text := check_ownership(found.run.path, _shown(found.run.path), trusted)
+        text := check_ownership(found.run.path, shown_path(found.run.path), trusted)
     ):
         note(text)
     return found
-
-
-def _shown(path: Path) -> str:
-    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _newest(runs: Sequence[RunDir]) -> Found | None:
@@ -179,10 +175,10 @@ def check_project(config: RunConfig, run: RunDir) -> None:
     if not (file.endswith(".py") and old.endswith(".py")) or _are_same_file(folder, config.folder):
         return
     if os.path.isfile(old) and not _are_same_file(old, file):
-        where = _shown(run.path)
-        message = f"{where} was started from {_shown(folder)}, with {_shown(Path(old))}, but this config has"
+        where = shown_path(run.path)
+        message = f"{where} was started from {shown_path(folder)}, with {shown_path(Path(old))}, but this config has"
         hint = f"give this config another `name`, or use `train {where} --resume` to continue that run with its code"
-        raise UsageError(f"{message} {_shown(Path(file))}:{function}; {hint}")
+        raise UsageError(f"{message} {shown_path(Path(file))}:{function}; {hint}")
 
 
 def _are_same_file(one: Path | str, other: Path | str) -> bool:
@@ -205,8 +201,8 @@ def check_epochs(config: RunConfig, run: RunDir) -> None:
     planned = _config_of(run)
     hint = ""
     if planned is not None and planned.train.epochs > asked:
-        hint = f", or use `train {_shown(run.path)} --resume`, which keeps {planned.train.epochs}"
-    message = f"got {asked}, but {_shown(run.path)} has already trained {trained}; use more{hint}"
+        hint = f", or use `train {shown_path(run.path)} --resume`, which keeps {planned.train.epochs}"
+    message = f"got {asked}, but {shown_path(run.path)} has already trained {trained}; use more{hint}"
     raise ConfigError(Problem(("train", "epochs"), message))
 
 

@@ -361,4 +361,4 @@ def load_config_of(
     found = load_run(run, overrides, machine)
     if found.note:
         note(found.note)
-    return found.config, list if found.loaded is None else found.loaded.located, found.warnings
+    return found.config, found.loaded.located, found.warnings

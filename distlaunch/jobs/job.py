@@ -6,11 +6,12 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from distlaunch.base.errors import naming_run
+from distlaunch.base.errors import ConfigError, naming_run
 from distlaunch.base.report_page import leaving_page
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.machine import Machine
 from distlaunch.config.backend import ignored_backend
+from distlaunch.config.checks.machine import busy_ports
 from distlaunch.engines.context import SECONDARY_SRUN_TASK
 from distlaunch.jobs.attempt import AttemptResult, checked, plan_attempt, run_attempt, run_evaluator_only
 from distlaunch.jobs.choose_run import Choice, JobRequest, choose
@@ -77,9 +78,18 @@ def begin(
                 # the launcher that trained the run may have been killed before it could delete the secrets
                 choice.run.forget_secrets()
         return None
+    _check_machine(choice)
     # before the claim, since a port may be in use
     metrics = Metrics.open(request.metrics_port, request.metrics_file)
     return ClaimedRun(choice, choice.run or RunDir.claim(choice.config.runs_dir, choice.name), metrics)
+
+
+def _check_machine(choice: Choice) -> None:
+    """Raise ConfigError, with lines of the config, if this machine lacks what the engine or the cluster needs."""
+    config, is_training = choice.config, not (choice.evaluator_only or choice.missing_outputs)
+    has_ports = is_training and choice.context.given is None
+    if problems := [*config.engine.machine_problems(), *(busy_ports(config) if has_ports else ())]:
+        raise ConfigError(choice.locate(problems))
 
 
 def execute(claimed: ClaimedRun, observer: Observer) -> AttemptResult:
@@ -161,6 +171,8 @@ def plan(request: JobRequest, machine: Machine) -> tuple[LaunchPlan | None, Choi
     choice = choose(request, machine)
     if choice.finished:
         return None, choice
+    if problems := list(choice.config.engine.machine_problems()):
+        raise ConfigError(choice.locate(problems))
     run = choice.target_run_dir
     attempt = (newest_training(run) or 0) if choice.evaluator_only else run.next_attempt()
     mode, extra = choice.missing_outputs[0] if choice.missing_outputs else ("train", ())

@@ -344,8 +344,9 @@ def test_what_cannot_start_leaves_nothing(shell: Shell) -> None:
         kind = ["--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster.workers=2"]
         code, out, err = shell("train", "job.yaml", *kind, "--set", f"cluster.ports=[{port}, 1]")
     assert (code, out) == (2, "")
-    assert f"port {port} is in use by process {os.getpid()}" in err
-    assert not list((shell.directory / "runs").iterdir())
+    setting = f"--set cluster.ports=[{port}, 1]: cluster.ports[0]"
+    assert f"error: {setting}: port {port} is in use by process {os.getpid()}" in err
+    assert not list(shell.directory.glob("runs/*"))
 
 
 def test_a_run_in_use(shell: Shell) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from distlaunch.base.errors import ConfigError, UsageError
+from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.base.event_files import EventWriter
 from distlaunch.base.events import EpochEnded, Evaluated, Exported, ExportFailed, RunEnded, TrainingStarted
 from distlaunch.base.run_dir import RunDir
@@ -19,6 +19,7 @@ from distlaunch.config.read.load import dump_config, load_config, load_mapping, 
 from distlaunch.config.resume import RemainingWork, find_run, remaining_work
 from distlaunch.config.run import RunConfig
 from distlaunch.jobs.choose_run import Choice, JobRequest, choose
+from distlaunch.jobs.job import plan
 
 STEP = 8
 _START: dict[str, Any] = {
@@ -248,6 +249,21 @@ def test_a_run_that_has_trained_more_epochs_is_refused(
         resume(f"train.epochs={epochs}", target=target)
     message = f"got {epochs}, but runs/exp has already trained {trained}; use more, or use `train runs/exp --resume`"
     assert str(caught.value) == f"--set train.epochs={epochs}: train.epochs: {message}, which keeps 5"
+
+
+@pytest.mark.parametrize("overrides", [(), ("seed=3",)])
+def test_what_a_task_finds_in_the_config_of_a_run_has_a_line(overrides: tuple[str, ...]) -> None:
+    run = make("exp", "stopped")
+    lines = run.config.read_text().splitlines()
+    (problem,) = resume(*overrides, target="runs/exp").locate([Problem(("train", "epochs"), "wrong")])
+    assert problem.source == f"runs/exp/config.yaml:{lines.index('  epochs: 2') + 1}"
+
+
+def test_a_missing_hostfile_has_a_line() -> None:
+    text = "engine: {kind: ssh, hostfile: none.txt}\nmodel: {function: mine.py:model}\n"
+    Path("hosts.yaml").write_text(f"{text}data: {{function: mine.py:data, global_batch: 16}}\n")
+    with pytest.raises(ConfigError, match=r"^hosts.yaml:1: engine.hostfile: "):
+        plan(JobRequest("hosts.yaml"), Machine({}))
 
 
 def project(folder: str) -> Path:

@@ -36,7 +36,15 @@ from distlaunch.config.secrets import Secrets, secrets_in
 CHECK = "DISTLAUNCH_CHECK"
 """Environment variable with the value of `train.check` for configs that have none."""
 
-__all__ = ["LoadedConfig", "dump_config", "load_config", "load_mapping", "load_resolved", "parse_resolved"]
+__all__ = [
+    "LoadedConfig",
+    "dump_config",
+    "load_config",
+    "load_mapping",
+    "load_resolved",
+    "load_stored",
+    "parse_resolved",
+]
 
 
 @dataclass(frozen=True)
@@ -206,11 +214,20 @@ def load_resolved(path: Path | str, environ: Mapping[str, str] | None = None) ->
     Raises:
         ConfigError: the file was changed or is from another version, or a variable is not set.
     """
-    return parse_resolved(read_text(Path(path)), str(path), environ)
+    return load_stored(path, environ).config
+
+
+def load_stored(path: Path | str, environ: Mapping[str, str] | None = None) -> LoadedConfig:
+    """Read the config of a run directory, with the lines of its values. See `load_resolved`."""
+    return _parse_stored(read_text(Path(path)), str(path), environ)
 
 
 def parse_resolved(text: str, name: str, environ: Mapping[str, str] | None = None) -> RunConfig:
     """Parse the text of a resolved config; errors name the file. See `load_resolved`."""
+    return _parse_stored(text, name, environ).config
+
+
+def _parse_stored(text: str, name: str, environ: Mapping[str, str] | None) -> LoadedConfig:
     # all variables in the file are secrets, since `dump_config` has escaped other texts that look like variables
     variables = Unfilled({}) if environ is None else environ
     builder = TreeBuilder(name, variables, unset="set it: a run keeps the values of secrets only until it is done")
@@ -218,7 +235,8 @@ def parse_resolved(text: str, name: str, environ: Mapping[str, str] | None = Non
     config, wrong = _validate(root.plain(), root)
     if builder.problems or config is None:
         raise ConfigError([*builder.problems, *(_at(root, problem) for problem in wrong)])
-    return config.with_secrets(secrets_in(root, {} if environ is None else environ, all_references=True))
+    config = config.with_secrets(secrets_in(root, {} if environ is None else environ, all_references=True))
+    return LoadedConfig(config, Path(name), root)
 
 
 def _validate(data: Any, root: Node | None = None) -> tuple[RunConfig | None, list[Problem]]:

@@ -6,15 +6,16 @@ import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from distlaunch.base.errors import ConfigError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.machine import Machine
-from distlaunch.config.read.load import LoadedConfig, load_config, load_resolved
+from distlaunch.config.read.load import LoadedConfig, load_config, load_stored
 from distlaunch.config.read.overrides import split
 from distlaunch.config.read.scalars import escape
 from distlaunch.config.references.argument_paths import with_argument_paths
-from distlaunch.config.references.moved import find_moved
+from distlaunch.config.references.moved import find_moved, shown_path
 from distlaunch.config.run import RunConfig
 
 
@@ -23,13 +24,13 @@ class LoadedRun:
     """The config of a run, adapted to the run's current place.
 
     Attributes:
-        loaded: the config with the sources of its values; None if there are no overrides.
+        loaded: the config of the run with overrides, and the sources of its values.
         note: a message about the place of the run's code; empty if the run was not moved.
         warnings: messages about paths in the config's arguments.
     """
 
     config: RunConfig
-    loaded: LoadedConfig | None
+    loaded: LoadedConfig
     note: str
     warnings: list[str]
 
@@ -41,22 +42,22 @@ def load_run(run: RunDir, overrides: Sequence[str], machine: Machine) -> LoadedR
         ConfigError: the config is wrong, or code that it names is not found and no override names other code.
     """
     environ = {**run.secrets(), **machine.environ}
-    config = load_resolved(run.config, environ)
-    moved = find_moved(config, run)
+    path = Path(shown_path(run.config))
+    loaded = load_stored(path, environ)
+    moved = find_moved(loaded.config, run)
     given = set[tuple[str | int, ...]]()
     for text in overrides:
         with contextlib.suppress(ValueError):
             given.add(split(text)[0])
     if missing := [each for each in moved.problems if not any(each.key[: len(key)] == key for key in given)]:
         raise ConfigError(missing)
-    loaded = None
     if overrides:
         # apply them before the user's overrides, which have priority
         changed = (f"{_dotted(key)}={json.dumps(escape(value))}" for key, value in moved.values.items())
-        loaded = load_config(run.config, (*changed, *overrides), environ, len(machine.gpus), moved.modules)
+        loaded = load_config(path, (*changed, *overrides), environ, len(machine.gpus), moved.modules)
         config = loaded.config.in_folder(moved.folder)
     else:
-        config = moved.applied_to(config)
+        config = moved.applied_to(loaded.config)
     _, launched_in = run.started_from()
     config, warnings = with_argument_paths(config, launched_in)
     return LoadedRun(config, loaded, moved.note, warnings)

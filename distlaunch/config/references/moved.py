@@ -66,7 +66,7 @@ def find_moved(config: RunConfig, run: RunDir) -> Moved:
         if here.is_file():
             if here != path:
                 found.values[site.key] = f"{here}:{function}"
-                found.note = f"the run was moved: its code is taken from {_shown(here.parent)}"
+                found.note = f"the run was moved: its code is taken from {shown_path(here.parent)}"
         elif not _is_own_file(path):
             found.problems.append(Problem(site.key, _not_found(path, here, site.key, function)))
         elif before not in (None, run.path):
@@ -100,7 +100,7 @@ def _find_modules(config: RunConfig, run: RunDir, before: Path | None, found: Mo
         found.modules = None if folder == Path.cwd() else folder
         if before not in (None, run.path):
             how = "moved: its code" if folder == here else "moved without its code, which"
-            found.note = f"the run was {how} is taken from {_shown(folder)}"
+            found.note = f"the run was {how} is taken from {shown_path(folder)}"
         break
     for site, module in modules:
         try:
@@ -108,7 +108,7 @@ def _find_modules(config: RunConfig, run: RunDir, before: Path | None, found: Mo
         except ModuleMissingError as error:
             beside = ""
             if here is not None and here != Path.cwd():
-                beside = f"not in {_shown(here)}, where it should be relative to the run: "
+                beside = f"not in {shown_path(here)}, where it should be relative to the run: "
             key = Problem(site.key, "").dotted
             hint = f"put it there, add --set {key}=PATH/FILE.py:{site.name.rpartition(':')[2]}, or set PYTHONPATH"
             found.problems.append(Problem(site.key, f"{beside}{error}; {hint}"))
@@ -141,10 +141,11 @@ def _not_found(path: Path, here: Path, key: Key, function: str) -> str:
         return f"no such file: {path}; {hint}"
     is_there = path.is_file()
     elsewhere = f"{path} belongs to another user" if is_there else f"{path}, its former place, does not exist either"
-    return f"no such file: {_shown(here)}, where it should be relative to the moved run; {elsewhere}; {hint}"
+    return f"no such file: {shown_path(here)}, where it should be relative to the moved run; {elsewhere}; {hint}"
 
 
-def _shown(path: Path) -> str:
+def shown_path(path: Path) -> str:
+    """Return a path as messages show it: relative to the current directory if it is below that."""
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
