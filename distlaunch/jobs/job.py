@@ -11,7 +11,7 @@ from distlaunch.base.report_page import leaving_page
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.machine import Machine
 from distlaunch.config.backend import ignored_backend
-from distlaunch.config.checks.machine import busy_ports
+from distlaunch.config.checks.machine import busy_ports, missing_trackers
 from distlaunch.engines.context import SECONDARY_SRUN_TASK
 from distlaunch.jobs.attempt import AttemptResult, checked, plan_attempt, run_attempt, run_evaluator_only
 from distlaunch.jobs.choose_run import Choice, JobRequest, choose
@@ -64,8 +64,10 @@ def begin(
         observer.note(SECONDARY_SRUN_TASK)
         return None
     isolate_if_configured(choice.config, choice.context)
-    for warning in () if choice.finished else choice.warnings:
-        observer.note(f"warning: {warning}")
+    if not choice.finished:
+        trackers = choice.locate(missing_trackers(choice.config.tracking))
+        for warning in (*choice.warnings, *map(str, trackers)):
+            observer.note(f"warning: {warning}")
     strategy = choice.config.strategy
     if note := ignored_backend(strategy.kind, strategy.backend, machine.environ):
         observer.note(note)

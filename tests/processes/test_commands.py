@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -347,6 +348,15 @@ def test_what_cannot_start_leaves_nothing(shell: Shell) -> None:
     setting = f"--set cluster.ports=[{port}, 1]: cluster.ports[0]"
     assert f"error: {setting}: port {port} is in use by process {os.getpid()}" in err
     assert not list(shell.directory.glob("runs/*"))
+
+
+def test_a_tracker_that_is_not_installed_is_told_at_the_start(shell: Shell) -> None:
+    if importlib.util.find_spec("wandb") is not None:
+        pytest.skip("wandb is installed")
+    code, out, err = shell("train", "job.yaml", "--set", "tracking=[wandb]")
+    assert code == 0, out + err
+    warning = "warning: --set tracking=[wandb]: tracking[0]: wandb is not installed: pip install 'distlaunch[wandb]'"
+    assert warning in (out + err).splitlines()[0]
 
 
 def test_a_run_in_use(shell: Shell) -> None:
