@@ -435,6 +435,11 @@ train:
     assert problem.source == source.replace("O.", "compile.optimizer.args.")
 
 
+def test_fewer_epochs_of_an_override_are_valid(folder: Path) -> None:
+    extra = "train: {epochs: 5}\nvalidation: {every_epochs: 5}\ncheckpoint: {every_epochs: 5}\n"
+    assert load(extra, "train.epochs=1").config.train.epochs == 1
+
+
 def test_a_schedule_is_a_learning_rate(folder: Path) -> None:
     rate = {"name": "CosineDecay", "args": {"initial_learning_rate": 0.1, "decay_steps": 100}}
     config = load("", f"compile.optimizer={{name: adam, args: {{learning_rate: {json.dumps(rate)}}}}}").config

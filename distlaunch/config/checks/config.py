@@ -136,27 +136,12 @@ def loop_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
         )
 
 
-def periods_happen(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
-    """Check that checkpoints and validation happen at least once."""
-    epochs, checkpoint, validation = config.train.epochs, config.checkpoint, config.validation
-    periods = {name: getattr(checkpoint, name) for name in ("every_epochs", "every_steps", "every_minutes", "every")}
-    if all(period is None for period in periods.values()):
+def run_is_saved(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
+    """Check that there are checkpoints before the end of the run."""
+    periods = ("every_epochs", "every_steps", "every_minutes", "every")
+    if all(getattr(config.checkpoint, name) is None for name in periods):
         message = f"got null for all of {', '.join(periods)}: a run that fails would be lost; set one of them"
         yield Problem(("checkpoint",), message)
-    if checkpoint.every_epochs is not None and checkpoint.every_epochs > epochs:
-        message = (
-            f"got {checkpoint.every_epochs}, but training ends after {count(epochs, 'epoch')}; use at most {epochs}"
-        )
-        yield Problem(("checkpoint", "every_epochs"), f"{message}, or null together with every_steps")
-    steps = most_steps(config)
-    if checkpoint.every_steps is not None and steps is not None and checkpoint.every_steps > steps:
-        message = f"got {checkpoint.every_steps}, but training ends after {count(steps, 'step')}; use at most {steps}"
-        yield Problem(("checkpoint", "every_steps"), message)
-    if validation is not None and validation.every_epochs > epochs:
-        message = (
-            f"got {validation.every_epochs}, but training ends after {count(epochs, 'epoch')}; use at most {epochs}"
-        )
-        yield Problem(("validation", "every_epochs"), f"{message}, or `validation: null` for none")
 
 
 def best_is_measured(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
@@ -165,17 +150,6 @@ def best_is_measured(config: RunConfig, num_gpus: int | None) -> Iterator[Proble
     if best is not None and best.metric.startswith("val_") and config.validation is None:
         message = f"got '{best.metric}', but there is no validation; add `validation: {{}}`, or use a value of training"
         yield Problem(("checkpoint", "best", "metric"), message)
-
-
-def most_steps(config: RunConfig) -> int | None:
-    """Return the maximum number of steps of the whole run, or None if the config does not determine it."""
-    data, train = config.data, config.train
-    if train.steps_per_epoch is not None:
-        return train.epochs * train.steps_per_epoch
-    if data.train_examples is None or data.batched or data.global_batch is None:
-        return None
-    steps = data.train_examples / data.global_batch
-    return train.epochs * (math.floor(steps) if data.remainder == "drop" else math.ceil(steps))
 
 
 def engine_is_valid(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
@@ -366,7 +340,7 @@ CHECKS = (
     Check(data_fits, frozenset({"data"})),
     Check(sharing_fits, frozenset({"data", "strategy", "cluster", "train"})),
     Check(loop_fits, frozenset({"train", "compile"})),
-    Check(periods_happen, frozenset({"train", "checkpoint", "validation", "data"})),
+    Check(run_is_saved, frozenset({"checkpoint"})),
     Check(best_is_measured, frozenset({"checkpoint", "validation"})),
     Check(engine_is_valid, frozenset({"engine", "cluster"})),
     Check(isolated_jobs_are_here, frozenset({"engine", "cluster"})),
