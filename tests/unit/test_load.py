@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from distlaunch.config.checks.unused import unused_settings
 from distlaunch.config.engines.slurm import Slurm
 from distlaunch.config.read.load import LoadedConfig, dump_config, load_config, load_resolved
 from distlaunch.config.read.scalars import escape, resolve, substitute
+from distlaunch.config.read.text import is_stream
 from tests.unit.config_files import BASE, write_models
 
 ODD_TEXTS = [
@@ -180,6 +183,45 @@ def test_runs_may_be_in_the_home_folder(folder: Path, monkeypatch: pytest.Monkey
     assert load("runs_dir: ~/runs\n").config.runs_dir == f"{folder}/runs"
     assert load("", "runs_dir=~/more").config.runs_dir == f"{folder}/more"
     assert load("runs_dir: runs\n").config.runs_dir == "runs"
+
+
+@pytest.mark.parametrize(
+    ("written", "overrides", "expected"),
+    [
+        ("prepared", (), "FOLDER/prepared"),
+        ("~/prepared", (), "/home/me/prepared"),
+        ("gs://bucket/prepared", (), "gs://bucket/prepared"),
+        ("prepared", ("data.tfds.data_dir=here",), "FOLDER/elsewhere/here"),
+    ],
+)
+def test_prepared_datasets_are_found_from_the_folder_of_the_config(
+    written: str, overrides: tuple[str, ...], expected: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tfds = f"{{name: mnist, data_dir: '{written}'}}"
+    text = f"model: {{function: models.py:net}}\ndata: {{tfds: {tfds}, global_batch: 8}}\n"
+    (folder / "run.yaml").write_text(text)
+    monkeypatch.setenv("HOME", "/home/me")
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    found = load_config(folder / "run.yaml", overrides, environ={}).config.data.tfds
+    assert found is not None
+    assert found.data_dir == expected.replace("FOLDER", str(folder))
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="there is no disk in memory")
+def test_a_config_on_a_disk_in_memory_is_a_file(folder: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as disk:
+        path = Path(disk) / "mine.yaml"
+        path.write_text(BASE)
+        shutil.copy("models.py", disk)
+        config = load_config(path, environ={}).config
+    assert (config.name, config.folder) == ("mine", Path(disk))
+    assert config.model.function == f"{disk}/models.py:net"
+
+
+@pytest.mark.parametrize("path", ["/dev/stdin", "/dev/fd/0", "/proc/self/fd/0", "-", "/dev/null"])
+def test_open_files_are_streams(path: str) -> None:
+    assert is_stream(Path(path))
 
 
 def test_a_folder_with_a_colon(tmp_path: Path) -> None:

@@ -255,6 +255,10 @@ def sharing_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     if data.sharding == "shuffled" and not config.strategy.has_coordinator:
         message = f"got 'shuffled', but all workers of {config.strategy.kind} take part in every step"
         yield Problem(_SHARDING, f"{message}; write 'rows' or 'function'")
+    elif data.sharding == "shuffled" and (data.batched or data.shuffle is False):
+        why = "`batched: true` keeps the order of the pipeline" if data.batched else "`shuffle: false` keeps the order"
+        message = f"got 'shuffled', but {why}, so that all workers would read the same batches as with 'rows'"
+        yield Problem(_SHARDING, f"{message}; write 'rows', or shuffle")
     if data.sharding == "function":
         yield from _function_fits(config)
     if data.streams is not None:

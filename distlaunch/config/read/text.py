@@ -22,13 +22,16 @@ _FOREIGN_MARKS = {
 }
 
 
+_OPEN_FILES = ("/dev/stdin", "/dev/fd/", "/proc/")
+"""Beginnings of paths of files that this process has open, whatever kind of file it is."""
+
 _STREAMS: dict[str, tuple[tuple[int, int], bytes]] = {}
 """Device, inode and content of each pipe that this process has read, by its path. A pipe can be read only once."""
 
 
 def is_stream(path: Path) -> bool:
     """Return True for `-`, a device, a FIFO or a pipe of the shell, whose name and folder mean nothing."""
-    if str(path) == "-" or path.absolute().parts[1:2] in (("dev",), ("proc",)):
+    if str(path) == "-" or str(path.absolute()).startswith(_OPEN_FILES):
         return True
     with contextlib.suppress(OSError, ValueError):
         mode = path.stat().st_mode

@@ -88,7 +88,7 @@ def named_files(config: RunConfig) -> list[str]:
 
 
 def with_absolute_files(config: RunConfig, folder_of: Callable[[Key], Path]) -> RunConfig:
-    """Return a config in which the paths of `path/file.py:function` and of files that `engine` names are absolute.
+    """Return a config with absolute paths of `path/file.py:function`, `data.tfds.data_dir` and files of `engine`.
 
     `runs_dir` only loses its `~`, since it starts at the current directory.
 
@@ -105,6 +105,10 @@ def with_absolute_files(config: RunConfig, folder_of: Callable[[Key], Path]) -> 
             path = Path(os.path.expanduser(file))  # unchanged if there is no such user
             parent[site.key[-1]] = f"{folder_of(site.key).absolute() / path}:{function}"
     data["runs_dir"] = os.path.expanduser(config.runs_dir)
+    tfds = config.data.tfds
+    if tfds is not None and tfds.data_dir is not None and "://" not in tfds.data_dir:
+        folder = folder_of(("data", "tfds", "data_dir")).absolute()
+        data["data"]["tfds"]["data_dir"] = str(folder / os.path.expanduser(tfds.data_dir))
     for name in config.engine.file_keys:
         if (file := getattr(config.engine, name)) is not None:
             data["engine"][name] = str(folder_of(("engine", name)).absolute() / os.path.expanduser(file))
