@@ -7,6 +7,7 @@ from distlaunch.cli.first_signals import RESUMED, end_jobs_at_once_on_signals
 # isort: split
 import importlib
 import os
+import re
 import signal
 import sys
 from types import FrameType
@@ -59,6 +60,8 @@ COMMANDS = {
 }
 
 
+_EXTRA_ARGUMENT = re.compile(r"Got unexpected extra arguments? \((\S+)")
+"""Beginning of a message of click, with the first such argument."""
 _RERAISE_AFTER_S = 0.01
 
 
@@ -93,6 +96,19 @@ class LazyGroup(click.Group):
 @click.version_option(__version__, prog_name="distlaunch")
 def cli() -> None:
     """Train any Keras 3 model on one device, several devices or several processes, from one YAML file."""
+
+
+def _with_hint(error: click.ClickException) -> click.ClickException:
+    """Add a hint to the error for an argument or option that is a key of the config."""
+    if isinstance(error, click.NoSuchOption):
+        return _with_key(error)
+    extra = _EXTRA_ARGUMENT.match(error.message)
+    if isinstance(error, click.UsageError) and extra is not None:
+        from distlaunch.cli.options import hint_of_setting
+
+        if hint := hint_of_setting(extra[1], error.ctx):
+            return click.UsageError(f"got '{extra[1]}'; {hint}", error.ctx)
+    return error
 
 
 def _with_key(error: click.NoSuchOption) -> click.UsageError:
@@ -168,7 +184,7 @@ def main() -> None:
         # in standalone mode, click would print errors itself and exit with other codes
         code = cli.main(standalone_mode=False)
     except click.ClickException as error:
-        (_with_key(error) if isinstance(error, click.NoSuchOption) else error).show()
+        _with_hint(error).show()
         code = error.exit_code
     # click turns Ctrl-C into Abort
     except (click.Abort, KeyboardInterrupt):

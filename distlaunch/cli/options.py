@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,25 @@ class FolderPath(click.ParamType[Any]):
         return [CompletionItem(incomplete, type="dir")]
 
 
-FILE = click.Path()
-"""A file name that the shell can complete. It is checked where the file is read."""
+class FileName(click.Path):
+    """A file name that the shell can complete. It is checked where the file is read."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(param, click.Argument) and not os.path.lexists(value) and (hint := hint_of_setting(value, ctx)):
+            raise click.UsageError(f"got '{value}'; {hint}", ctx)
+        return super().convert(value, param, ctx)
+
+
+def hint_of_setting(text: str, ctx: click.Context | None) -> str:
+    """Return a hint for an argument such as `epochs=3` of a command that has `--set`, or an empty string."""
+    from distlaunch.config.read.keys import settings_in
+
+    takes_values = ctx is not None and any("--set" in option.opts for option in ctx.command.params)
+    ways = settings_in(text) if takes_values and "=" in text else []
+    return f"to change a value of the config, write {' or '.join(ways)}" if ways else ""
+
+
+FILE = FileName()
 FOLDER = FolderPath()
 JUNIT = click.option(
     "--junit-xml",

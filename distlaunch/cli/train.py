@@ -79,6 +79,10 @@ def command(
             f"got {len(targets)} configs", "give one config"
         )  # fmt: skip
         raise UsageError(f"{what}: only `train --smoke` and `validate` accept that; add --smoke, or {instead}")
+    if smoke and resume:
+        raise UsageError(
+            "--resume: not possible with --smoke, which starts a short run of its own; leave out one of them"
+        )
     if name is not None and len(targets) > 1:
         raise UsageError("--name: several configs cannot have the same name; leave out --name")
     metrics = {"--metrics-port": metrics_port is not None, "--metrics-file": metrics_file is not None}

@@ -20,7 +20,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.config.user_settings import trusted_folders
 from distlaunch.engines.context import LaunchContext
 from distlaunch.plan.train import Mode, fit_config, task_run_name
-from distlaunch.runs.paths import display_path
+from distlaunch.runs.paths import RUNS_DIR, display_path
 
 if TYPE_CHECKING:
     from distlaunch.config.resume import RemainingWork
@@ -342,7 +342,9 @@ def _load(
 
     if not path.exists() and not is_stream(path):
         what = "config file" if path.suffix in (".yaml", ".yml") else "run or config file"
-        raise UsageError(f"{path}: there is no such {what}")
+        run = RunDir(Path(RUNS_DIR) / path)
+        hint = f"; did you mean {display_path(run.path)}?" if run.exists() else ""
+        raise UsageError(f"{path}: there is no such {what}{hint}")
     environ = machine.environ if variables is None else variables
     loaded = load_config(path, tuple(overrides), environ=environ, num_gpus=len(machine.gpus))
     return loaded.config, loaded.located

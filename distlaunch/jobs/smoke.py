@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from distlaunch.base.errors import naming_run
+from distlaunch.base.errors import UsageError, naming_run
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import DataResolved, EpochEnded, Event, Notice, StepsDone
 from distlaunch.base.plural import count
@@ -85,6 +85,10 @@ class _SmokeObserver(ThreadedObserver):
 
 def smoke(request: JobRequest, observer: Observer, machine: Machine) -> SmokeResult:
     """Run the two attempts of a smoke run. See `train` for errors."""
+    if (given := RunDir(request.target)).exists():
+        raise UsageError(
+            f"{display_path(given.path)} is a run: --smoke tests a config; give the config file of the run"
+        )
     # a config with `resume: auto` must also start a new run here
     fresh = replace(request, overrides=(*request.overrides, "resume=never"), resume=False)
     choice = choose(fresh, machine)

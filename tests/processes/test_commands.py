@@ -228,6 +228,13 @@ def test_resume_auto_in_the_config(shell: Shell) -> None:
     assert [path.name for path in (shell.directory / "runs").iterdir()] == ["job"]
 
 
+def test_a_run_is_no_config_to_smoke(shell: Shell) -> None:
+    assert shell("train", "job.yaml", "-q")[0] == 0
+    code, _, err = shell("train", "runs/job", "--smoke")
+    assert code == 2
+    assert "runs/job is a run: --smoke tests a config" in err
+
+
 def test_more_epochs_for_a_finished_run(shell: Shell) -> None:
     shell("train", "job.yaml", "-q")
     code, out, _ = shell("train", "runs/job", "--resume", "--set", "train.epochs=3")
@@ -239,7 +246,7 @@ def test_more_epochs_in_the_config_of_a_finished_run(shell: Shell) -> None:
     shell("train", "job.yaml", "-q")
     code, out, _ = shell("train", "job.yaml", "--resume", "--set", "train.epochs=3")
     assert code == 0
-    assert out.startswith("resuming runs/job\n")
+    assert out.startswith("resuming runs/job; changed settings: train.epochs: 2 -> 3\n")
     assert "restored  step 8" in out
     finished = "runs/job has finished, and nothing is left to do; to train longer, increase `train.epochs`\n"
     assert shell("train", "job.yaml", "--resume", "--set", "train.epochs=3")[:2] == (0, finished)
@@ -327,6 +334,8 @@ def test_config_problems_of_workers_have_lines(shell: Shell) -> None:
         (["evaluate", "runs/x"], "runs/x: there is no such run"),
         (["predict", "runs/x"], "runs/x: there is no such run"),
         (["train", "job.yaml", "--name", "a/b"], "a/b"),
+        (["train", "job.yaml", "--smoke", "--resume"], "--resume: not possible with --smoke"),
+        (["train", "name=x"], "write --set name=x"),
     ],
 )
 def test_bad_usage(shell: Shell, words: list[str], message: str) -> None:

@@ -59,6 +59,7 @@ YAML = [
     Broken("unknown alias", BASE + "  args: *defaults\n", 6, "", ("*defaults has no anchor", "quote text")),
     Broken("recursive alias", BASE + "  args: &a {x: *a}\n", 6, "", ("inside its own anchor",)),
     Broken("merge of a scalar", BASE + "  <<: 3\n", 6, "data.<<", ("expected a mapping",)),
+    Broken("duplicate merge", MODEL + "data: {<<: {function: 'models.py:data'}, <<: {global_batch: 8}}\n", 2, "data.<<", ("first defined in line 2", "[*a, *b]")),
     Broken("deep brackets", BASE + "name: " + "[" * 10_000 + "\n", 6, "", ("nested deeper than 60",)),
     Broken("deep mappings", BASE + "name: " + "{a: " * 10_000 + "\n", 6, "", ("nested deeper than 60",)),
     Broken("open bracket", BASE + "export: [keras\ntrain: {}\n", 6, "", ("not closed", "']'")),

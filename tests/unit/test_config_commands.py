@@ -219,6 +219,21 @@ def test_an_option_that_is_a_key_of_the_config(option: str, key: str) -> None:
     assert f"No such option: {option}; it is a config key: use --set {key}=VALUE" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "way"),
+    [
+        (["train", "a.yaml", "epochs=3"], "--set train.epochs=3"),
+        (["validate", "a.yaml", "train.epochs=3"], "--set train.epochs=3"),
+        (["validate", "a.yaml", "strategy=mirrored"], "--set strategy.kind=mirrored"),
+        (["plan", "a.yaml", "lr=0.1", "more"], "--set compile.optimizer.args.learning_rate=0.1"),
+    ],
+)
+def test_an_argument_that_is_a_setting(words: list[str], way: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "distlaunch", *words], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"got '{words[2]}'; to change a value of the config, write {way}\n" in done.stderr
+
+
 def test_an_option_that_is_nothing() -> None:
     command = [sys.executable, "-m", "distlaunch", "train", "a.yaml", "--resum"]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -266,6 +266,12 @@ def test_a_missing_hostfile_has_a_line() -> None:
         plan(JobRequest("hosts.yaml"), Machine({}))
 
 
+def test_the_name_of_a_run_in_place_of_its_path_is_explained() -> None:
+    make("exp", "stopped")
+    with pytest.raises(UsageError, match=r"^exp: there is no such run or config file; did you mean runs/exp\?$"):
+        resume(target="exp")
+
+
 def project(folder: str) -> Path:
     """A project like that of `distlaunch init`, whose config names its runs `exp`."""
     Path(folder).mkdir()

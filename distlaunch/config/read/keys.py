@@ -19,6 +19,16 @@ _USUAL = {
 """Names that other programs use for these keys."""
 
 
+def settings_in(text: str) -> list[str]:
+    """Return the options that a text such as `epochs=3` may have been meant as; empty if it has no key."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        return []
+    first, dot, _ = key.partition(".")
+    keys = [key] if first in RunConfig.model_fields and (dot or key not in _USUAL) else keys_called(key)
+    return [f"--set {each}={value}" for each in keys]
+
+
 def keys_called(word: str) -> list[str]:
     """Return the full keys with this name, such as `train.epochs` for `epochs`; singular and plural count as equal."""
     name = word.replace("-", "_")

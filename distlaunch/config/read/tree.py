@@ -136,6 +136,10 @@ class TreeBuilder:
         for name_node, child in raw.value:
             line = line_of(name_node)
             if name_node.tag == PLAIN and name_node.value == "<<":
+                if "<<" in lines:
+                    message = f"duplicate key, first defined in line {lines['<<']}; write one, as in `<<: [*a, *b]`"
+                    self._problem((*key, "<<"), message, line)
+                lines["<<"] = line
                 merged |= self._merged(child, key, line)
                 continue
             name = self._key(name_node, key)
