@@ -44,7 +44,14 @@ from distlaunch.config.read.load import dump_config, load_config, load_mapping
 from distlaunch.config.read.load_run import load_run
 from distlaunch.config.read.words import either
 from distlaunch.config.references.argument_paths import with_argument_paths
-from distlaunch.config.resume import check_epochs, check_project, find_run, keep_preprocessing, remaining_work
+from distlaunch.config.resume import (
+    changed_settings,
+    check_epochs,
+    check_project,
+    find_run,
+    keep_preprocessing,
+    remaining_work,
+)
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategies import MODELS, Strategy
 from distlaunch.config.user_settings import trusted_folders
@@ -103,6 +110,8 @@ def train(
         loaded = loaded.model_copy(update={"runs_dir": os.path.expanduser(runs_dir)})
     _check_process(loaded, config)
     run = _choose(config, loaded)
+    if changed := changed_settings(loaded, run):
+        print(f"resuming {_shown(run.path)}; {changed}", flush=True)
     # imported here, because it imports NumPy, which must come after the variables for the hardware are set
     from distlaunch.data.examples.pending_events import take_events
     from distlaunch.data.examples.read_failures import data_errors_raised, forget_failures

@@ -26,6 +26,8 @@ from distlaunch.config.user_settings import trusted_folders
 
 _FOREIGN = 5
 """Largest number of other users' runs that a line lists."""
+_MOST_CHANGES = 12
+"""Largest number of changed settings that a line lists."""
 
 
 @dataclass(frozen=True)
@@ -151,13 +153,15 @@ def remaining_work(config: RunConfig, run: RunDir) -> RemainingWork:
                 evaluation=evaluation and not _is_evaluated(run, ended.step))  # fmt: skip
 
 
-def changed_settings(config: RunConfig, run: RunDir) -> list[str]:
-    """Return lines on the keys that affect the numbers and differ from those of the run's last training."""
+def changed_settings(config: RunConfig, run: RunDir) -> str:
+    """Return words on settings that affect numbers and differ from the run's last training; empty if none do."""
     before = _config_of(run)
     if before is None:
-        return []
+        return ""
     folder, _ = run.started_from()
-    return list(_number_changes(before.in_folder(folder or config.folder), config, run, ignores_validation=False))
+    changed = list(_number_changes(before.in_folder(folder or config.folder), config, run, ignores_validation=False))
+    more = [f"{len(changed) - _MOST_CHANGES} more"] if len(changed) > _MOST_CHANGES else []
+    return f"changed settings: {', '.join([*changed[:_MOST_CHANGES], *more])}" if changed else ""
 
 
 def check_project(config: RunConfig, run: RunDir) -> None:

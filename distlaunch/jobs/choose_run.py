@@ -25,9 +25,6 @@ from distlaunch.runs.paths import RUNS_DIR, display_path
 if TYPE_CHECKING:
     from distlaunch.config.resume import RemainingWork
 
-_MOST_CHANGES = 12
-"""Largest number of changed settings that a line lists."""
-
 Locate = Callable[[Iterable[Problem]], list[Problem]]
 
 
@@ -221,9 +218,8 @@ def _list_changes(config: RunConfig, run: RunDir, remaining: RemainingWork | Non
     """
     from distlaunch.config.resume import changed_settings
 
-    changed = changed_settings(config, run) if remaining is None or remaining.training else []
-    more = [f"{len(changed) - _MOST_CHANGES} more"] if len(changed) > _MOST_CHANGES else []
-    return [f"changed settings: {', '.join([*changed[:_MOST_CHANGES], *more])}"] if changed else []
+    changed = changed_settings(config, run) if remaining is None or remaining.training else ""
+    return [changed] if changed else []
 
 
 def _choose_existing(existing: Choice, remaining: RemainingWork | None) -> Choice:

@@ -95,6 +95,13 @@ def test_an_edited_file_is_loaded_again(project: Path, capfd: pytest.CaptureFixt
     assert f"warning: {message}\n" in capfd.readouterr().out
 
 
+def test_a_resume_lists_the_settings_that_have_changed(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    notebook.train(config_of(project))
+    notebook.train(config_of(project, resume="auto", train={"epochs": 2}, seed=3))
+    line = "resuming runs/run; changed settings: seed: 0 -> 3, train.epochs: 1 -> 2\n"
+    assert line in capfd.readouterr().out
+
+
 def test_a_file_that_could_not_be_loaded_is_loaded_again(project: Path) -> None:
     flag = project / "flag"
     (project / "mine.py").write_text(f"import os\nassert os.path.exists({str(flag)!r})\n{MINE}")
