@@ -8,7 +8,10 @@ import pytest
 
 from distlaunch.base.errors import NonFiniteError
 from distlaunch.base.events import Event, Notice
+from distlaunch.checkpoints.meta import Progress
 from distlaunch.checkpoints.writers import nonfinite_name
+from distlaunch.strategies.coordination import Vote
+from distlaunch.strategies.protocol import CallResult
 from distlaunch.training.checks.nonfinite import NonFinite
 
 BAD = np.array([1.0, np.inf], ml_dtypes.bfloat16)
@@ -42,6 +45,21 @@ def test_a_warning_is_told_once() -> None:
         "'model/kernel' is not finite after step 1; training continues (train.on_nonfinite: warn)",
         "accuracy is nan in epoch 2",
     ]
+
+
+@pytest.mark.parametrize(
+    ("before", "restored", "logs", "hint"),
+    [
+        (0, 0, {"loss": float("nan")}, "the initial weights give this on the first batch"),
+        (0, 0, {"loss": 2.0}, "a smaller learning rate"),  # a weight is not finite after the step
+        (7, 0, {"loss": float("inf")}, "a smaller learning rate"),
+        (7, 7, {"loss": float("nan")}, "training had already diverged"),
+    ],
+)
+def test_the_hint_fits_the_step(before: int, restored: int, logs: dict[str, float], hint: str) -> None:
+    result = CallResult(steps=1, ended=False, logs=logs, vote=Vote(), nonfinite=1)
+    with pytest.raises(NonFiniteError, match=f"in step {before + 1}, .*{hint}"):
+        NonFinite("fail", _nobody).step(result, Progress(step=before), restored_step=restored)
 
 
 def _nobody(event: Event) -> None:

@@ -15,6 +15,11 @@ from distlaunch.strategies.protocol import CallResult, Logs
 
 _HINT = "a smaller learning rate, or clipped gradients, may help; `train.on_nonfinite: warn` continues anyway"
 
+_FIRST = (
+    "the initial weights give this on the first batch; look for NaN in the data, for numbers outside the table of an "
+    "Embedding, which are NaN on JAX, and for divisions by 0 and logarithms of 0 in the model or the loss"
+)
+
 _DIVERGED_BEFORE = (
     "this is the first step after the checkpoint, so training had already diverged when it was saved; delete the "
     "newest checkpoint to resume from an older one, or start a new run"
@@ -46,7 +51,9 @@ class NonFinite:
         step = before.step + result.nonfinite
         found = [f"{name} is {value}" for name, value in _nonfinite(result.logs).items() if "loss" in name]
         what = ", ".join(found) or "weights are not finite"
-        hint = _DIVERGED_BEFORE if restored_step and step == restored_step + 1 else _HINT
+        hint = _FIRST if found and step == 1 else _HINT
+        if restored_step and step == restored_step + 1:
+            hint = _DIVERGED_BEFORE
         self._fail_or_warn("loss", f"{what} in step {step:,}, in epoch {before.epoch + 1}", hint)
 
     def state(self, name: str, step: int) -> None:
