@@ -22,7 +22,7 @@ from distlaunch.config.run import TrackerName
 PROJECT = "distlaunch"
 """Name of the project or experiment, unless the tracker's environment variable gives another name."""
 _LONGEST_VALUE = 500
-"""Maximum number of characters of a config value; MLflow refuses long ones."""
+"""Maximum number of characters of a text in the config."""
 _MLFLOW_BATCH = 1000
 """Maximum number of values in a batch; MLflow refuses more."""
 
@@ -66,14 +66,15 @@ def open_tracker(name: TrackerName, folder: Path, run: str, id: str, config: Map
         config: plain values by name.
     """
     made = {"wandb": _Wandb, "mlflow": _MLflow, "trackio": _Trackio, "tensorboard": _TensorBoard}[name]
-    short = {key: str(value)[:_LONGEST_VALUE] for key, value in config.items()}
+    # numbers stay numbers, since trackers sort and plot runs by them
+    short = {key: value[:_LONGEST_VALUE] if isinstance(value, str) else value for key, value in config.items()}
     return made(folder, run, id, short)
 
 
 class _Wandb:
     skips_known: ClassVar[bool] = False
 
-    def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, Any]) -> None:
         wandb: Any = importlib.import_module("wandb")
         self.id = id or uuid.uuid4().hex[:8]
         self._run = wandb.init(
@@ -92,7 +93,7 @@ class _Wandb:
 class _MLflow:
     skips_known: ClassVar[bool] = True
 
-    def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, Any]) -> None:
         mlflow: Any = importlib.import_module("mlflow")
         if not os.environ.get("MLFLOW_TRACKING_URI"):
             mlflow.set_tracking_uri(f"sqlite:///{folder / 'tracking' / 'mlflow.db'}")
@@ -107,7 +108,8 @@ class _MLflow:
             number = experiment.experiment_id if experiment else self._client.create_experiment(name)
             self.id = self._client.create_run(number, run_name=run).info.run_id
             for key, value in config.items():
-                self._client.log_param(self.id, key, value)
+                # MLflow has texts only, and refuses long ones
+                self._client.log_param(self.id, key, str(value)[:_LONGEST_VALUE])
             if commit := config.get("git_commit"):
                 self._client.set_tag(self.id, "mlflow.source.git.commit", commit)
         else:
@@ -139,7 +141,7 @@ class _MLflow:
 class _Trackio:
     skips_known: ClassVar[bool] = True
 
-    def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, Any]) -> None:
         del folder
         self._trackio: Any = importlib.import_module("trackio")
         project = os.environ.get("TRACKIO_PROJECT", PROJECT)
@@ -178,7 +180,7 @@ class _Trackio:
 class _TensorBoard:
     skips_known: ClassVar[bool] = False
 
-    def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, Any]) -> None:
         del run, config
         self.id = id or "distlaunch"
         # with this module, the package writes files without importing TensorFlow, which would take seconds
