@@ -73,19 +73,23 @@ def read_records(content: bytes) -> Iterator[bytes]:
             parts = b""
 
 
-def in_wandb(folder: Path) -> tuple[int, Points]:
-    files = sorted((folder / "tracking" / "wandb").glob("offline-run-*/run-*.wandb"))
+def wandb_rows(folder: Path) -> list[dict[str, float]]:
     records: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
-    points: Points = []
-    for file in files:
+    rows: list[dict[str, float]] = []
+    for file in sorted((folder / "tracking" / "wandb").glob("offline-run-*/run-*.wandb")):
         for data in read_records(file.read_bytes()):
             record_: Any = records.Record()
             record_.ParseFromString(data)
             if record_.WhichOneof("record_type") == "history":
-                names = [item.key or item.nested_key[0] for item in record_.history.item]
-                points += [(name, record_.history.step.num) for name in names if not name.startswith("_")]
+                items = record_.history.item
+                rows.append({item.key or item.nested_key[0]: json.loads(item.value_json) for item in items})
+    return rows
+
+
+def in_wandb(folder: Path) -> tuple[int, Points]:
+    points = [(name, int(row["_step"])) for row in wandb_rows(folder) for name in row if not name.startswith("_")]
     # `wandb sync` joins the parts of a run, whose files have the same name
-    return len({file.name for file in files}), points
+    return len({file.name for file in folder.glob("tracking/wandb/offline-run-*/run-*.wandb")}), points
 
 
 def in_trackio(folder: Path) -> tuple[int, Points]:
@@ -95,10 +99,13 @@ def in_trackio(folder: Path) -> tuple[int, Points]:
     return len({name for name, _, _ in rows}), [(name, step) for _, step, text in rows for name in json.loads(text)]
 
 
-def in_tensorboard(folder: Path) -> tuple[int, Points]:
+def read_tensorboard(folder: Path) -> Any:
     loader: Any = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
-    found = loader.EventAccumulator(str(folder / "tensorboard" / "distlaunch"))
-    found.Reload()
+    return loader.EventAccumulator(str(folder / "tensorboard" / "distlaunch")).Reload()
+
+
+def in_tensorboard(folder: Path) -> tuple[int, Points]:
+    found = read_tensorboard(folder)
     return 1, [(name, each.step) for name in found.Tags()["scalars"] for each in found.Scalars(name)]
 
 
@@ -131,6 +138,35 @@ def test_values_are_exact(run: RunDir) -> None:
     with sqlite3.connect(run.path / "tracking" / "mlflow.db") as database:
         rows = database.execute("select step, value from metrics where key = 'val_loss'").fetchall()
     assert sorted(rows) == [(10, 16.0), (20, 12.0), (30, 6.0), (40, 2.0)]
+
+
+def times_in_mlflow(folder: Path) -> list[float]:
+    with sqlite3.connect(folder / "tracking" / "mlflow.db") as database:
+        return [each / 1000 for (each,) in database.execute("select timestamp from metrics where key = 'val_loss'")]
+
+
+TIMES: dict[str, Callable[[Path], list[float]]] = {
+    "mlflow": times_in_mlflow,
+    "wandb": lambda folder: [row["_timestamp"] for row in wandb_rows(folder) if "val_loss" in row],
+    "tensorboard": lambda folder: [each.wall_time for each in read_tensorboard(folder).Scalars("val_loss")],
+}
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_values_sent_later_have_the_times_of_their_events(name: Any, run: RunDir) -> None:
+    """An event per second, long ago."""
+    pytest.importorskip(name)
+    events = [json.loads(line) for line in run.events.read_text(encoding="utf-8").splitlines()]
+    lines = [json.dumps(event | {"time": 1.6e9 + number}) for number, event in enumerate(events)]
+    run.events.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with tracking(run, [name], {**os.environ, **variables(run.path)}, pytest.fail):
+        pass
+    epochs = [1.6e9 + number for number, event in enumerate(events) if event["event"] == "EpochEnded"]
+    assert sorted(TIMES[name](run.path)) == epochs
+    if name == "mlflow":
+        with sqlite3.connect(run.path / "tracking" / "mlflow.db") as database:
+            (span,) = database.execute("select start_time, end_time from runs").fetchall()
+        assert span == (1.6e12, 1.6e12 + 1000 * (len(events) - 1))
 
 
 JOB = """

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from distlaunch.base.events import RunEnded, TrainingStarted
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import EpochEnded, RunEnded, StepsDone, TrainingStarted
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cli.main import cli
 from distlaunch.config.checks.machine import missing_trackers
@@ -27,6 +28,8 @@ train: {epochs: 7, steps_per_epoch: null}
 compile: {optimizer: {name: sgd, args: {learning_rate: 0.001, nesterov: true}}, loss: mse}
 tracking: [wandb]
 """
+ROWS = 23 + 3
+"""Values of steps and of epochs in the run."""
 STAND_IN = """
 import json, os, sys, time
 
@@ -92,23 +95,25 @@ def test_a_run_is_sent_once_over_two_launchers(run: RunDir) -> None:
     assert (opened["name"], opened["config"]["git_commit"]) == ("job", "abc123")  # pyright: ignore
     assert closed["ended"] == 0
     # step 23 was sent before it was trained again
-    assert [row["step"] for row in rows] == [*range(1, 21), 23, 25, 30]
+    assert [row["step"] for row in rows if "batch/loss" in row] == [*range(1, 21), 23, 25, 30]
     assert {row["step"]: row["val_loss"] for row in rows if "val_loss" in row} == {10: 16.0, 20: 12.0, 30: 6.0}
     assert rows[0]["batch/loss"] == 100.0
     start = TrainingStarted(**START, first_epoch=3, first_step=30)
+    times = [event.time for event in read_events(run.events) if isinstance(event, (StepsDone, EpochEnded))]
+    assert [row["_timestamp"] for row in rows] == times, "of the events, not of the time at which they are sent"
     more = RunEnded(status="failed", step=40, epochs_done=4, seconds=9.0)
     rated = replace(ended(3, 1.0), learning_rate=0.25)
     record(run.events, 2, "worker:0", start, done(35, 2.0), timed(5, 1.0, 320), done(40, 1.0), rated, more)
     assert track(run) == []
     again = sent()[len(rows) + 2 :]
-    assert [row.get("step") for row in again] == [None, 35, 40, None]
+    assert [row.get("step") for row in again] == [None, 35, 40, 40, None]
     assert {row["id"] for row in again} == {opened["id"]}
     assert again[-1]["ended"] == 1
     assert (again[2]["speed/examples_per_s"], again[2]["speed/memory_mb"]) == (320.0, pytest.approx(536.87, abs=0.01))
-    assert again[2]["learning_rate"] == 0.25
+    assert again[3]["learning_rate"] == 0.25
     assert "speed/examples_per_s" not in again[1]
     assert track(run) == []
-    assert len(sent()) == len(rows) + 2 + 4, "there was nothing new"
+    assert len(sent()) == len(rows) + 2 + 5, "there was nothing new"
 
 
 def test_config_values_keep_their_types_and_long_texts_are_shortened(run: RunDir) -> None:
@@ -134,7 +139,7 @@ def test_a_tracker_that_fails_is_a_warning_and_can_be_sent_later(run: RunDir) ->
     assert "tracking: wandb failed: RuntimeError: the server is gone" in warning
     assert "`distlaunch track runs/job wandb` sends the rest" in warning
     assert track(run) == []
-    assert len(sent()) == 2 + 23
+    assert len(sent()) == 2 + ROWS
 
 
 def test_a_tracker_that_hangs_is_left(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,9 +172,9 @@ def test_the_command_sends_what_is_missing(run: RunDir, monkeypatch: pytest.Monk
     monkeypatch.syspath_prepend("packages")
     result = CliRunner().invoke(cli, ["track", "runs/job"])
     assert (result.exit_code, result.output) == (0, "sent to wandb\n")
-    assert len(sent()) == 2 + 23
+    assert len(sent()) == 2 + ROWS
     assert CliRunner().invoke(cli, ["track", "runs/job", "wandb"]).exit_code == 0
-    assert len(sent()) == 2 + 23
+    assert len(sent()) == 2 + ROWS
     unknown = CliRunner().invoke(cli, ["track", "runs/job", "neptune"])
     assert unknown.exit_code == 2
     assert "'wandb', 'mlflow', 'trackio', 'tensorboard'" in unknown.output

@@ -11,6 +11,7 @@ import fcntl
 import select
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +25,7 @@ from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.config.run import TrackerName
 from distlaunch.runs.bottleneck import resources
 from distlaunch.runs.settings import read_settings
-from distlaunch.runs.tracking.trackers import Tracker, open_tracker
+from distlaunch.runs.tracking.trackers import Row, Tracker, open_tracker
 
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0
 _LARGEST_SHARE = 0.005
@@ -49,50 +50,55 @@ class Follower:
         self._sent = _read_state(self._state_file)
         self._sent_before = dict(self._sent)
         self._tracker: Tracker | None = None
-        self._status = ""
+        self._started: float | None = None
+        self._status, self._ended = "", 0.0
         self._speed: dict[str, float] = {}
         """Values of the newest StepsTimed event. They are sent with the next step, so that none is sent twice."""
 
     def send_new(self) -> None:
         """Send the values of new events. The tracker is opened for the first of them."""
-        rows: dict[int, dict[str, float]] = {}
-        for event in self._reader.read():
-            self._add(event, rows)
+        rows = [row for event in self._reader.read() if (row := self._row_of(event))]
         if not rows:
             return
         if self._tracker is None:
-            self._open()
-        assert self._tracker is not None, "it was just opened"
-        self._tracker.log(dict(sorted(rows.items())))
-        self._sent["step"] = max(self._sent["step"], *rows)
-        self._record()
+            self._tracker = self._open()
+        self._tracker.log(rows)
+        self._record(self._sent)
 
-    def _add(self, event: Event, rows: dict[int, dict[str, float]]) -> None:
+    def _row_of(self, event: Event) -> Row | None:
+        """Return the values of an event that are to be sent, and take them as sent."""
+        if self._started is None:
+            self._started = event.time
         match event:
             case TrainingStarted():
                 self._status, self._speed = "", {}
             case StepsTimed():
                 self._speed = _speed_of(event)
-            case StepsDone() if event.step > self._sent["step"]:
-                values = {_BATCH + name: value for name, value in event.logs.items()}
-                rows.setdefault(event.step, {}).update(values, **self._speed)
-                self._speed = {}
-            # the last step of an epoch may have been sent before the epoch's end
-            case EpochEnded() if event.step >= self._sent["step"] and event.step > self._sent["epoch_step"]:
+            case StepsDone():
+                speed, self._speed = self._speed, {}
+                if event.step > self._sent["step"]:
+                    self._sent["step"] = event.step
+                    values = {_BATCH + name: value for name, value in event.logs.items()}
+                    return Row(event.step, event.time, values | speed)
+            case EpochEnded() if event.step > self._sent["epoch_step"]:
                 self._sent["epoch_step"] = event.step
                 rate = {} if event.learning_rate is None else {"learning_rate": event.learning_rate}
-                rows.setdefault(event.step, {}).update({"epoch": event.epoch + 1.0, **rate, **event.logs})
+                return Row(event.step, event.time, {"epoch": event.epoch + 1.0, **rate, **event.logs})
             case RunEnded():
-                self._status = event.status
+                self._status, self._ended = event.status, event.time
             case _:
                 pass
+        return None
 
-    def _open(self) -> None:
-        self._tracker = open_tracker(
-            self._name, self._run.path, self._run.name, str(self._sent["id"]), _config_of(self._run)
-        )
-        self._sent["id"] = self._tracker.id
-        self._record()
+    def _open(self) -> Tracker:
+        tracker = open_tracker(
+            self._name, self._run.path, self._run.name, str(self._sent["id"]), _config_of(self._run),
+            started=self._started or 0.0,
+        )  # fmt: skip
+        # record only the run's id, since no value has been sent yet
+        self._sent_before["id"] = self._sent["id"] = tracker.id
+        self._record(self._sent_before)
+        return tracker
 
     def finish(self) -> None:
         """Send the remaining values, and close the run in the tracker."""
@@ -100,16 +106,15 @@ class Follower:
         if self._tracker is None:
             return
         try:
-            self._tracker.finish(self._status)
+            self._tracker.finish(self._status, self._ended)
         except Exception:
             # what the tracker has not stored is sent again by the next process
             if self._tracker.skips_known:
-                self._sent.update(step=self._sent_before["step"], epoch_step=self._sent_before["epoch_step"])
-                self._record()
+                self._record(self._sent_before)
             raise
 
-    def _record(self) -> None:
-        write_atomically(self._state_file, strict_json.dumps(self._sent))
+    def _record(self, sent: Mapping[str, Any]) -> None:
+        write_atomically(self._state_file, strict_json.dumps(sent))
 
 
 def _speed_of(event: StepsTimed) -> dict[str, float]:

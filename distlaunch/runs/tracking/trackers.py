@@ -13,7 +13,8 @@ import time
 import types
 import uuid
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -32,6 +33,19 @@ def is_installed(name: TrackerName) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
+@dataclass(frozen=True)
+class Row:
+    """Values of one step.
+
+    Attributes:
+        time: time at which the run reported the values, in seconds since 1970.
+    """
+
+    step: int
+    time: float
+    values: Mapping[str, float]
+
+
 class Tracker(Protocol):
     """An open run in a tracker.
 
@@ -43,20 +57,23 @@ class Tracker(Protocol):
     id: str
     skips_known: ClassVar[bool]
 
-    def log(self, rows: Mapping[int, Mapping[str, float]]) -> None:
-        """Add the values of steps, by step number in ascending order."""
+    def log(self, rows: Sequence[Row]) -> None:
+        """Add the values of steps. A step may have several rows."""
         ...
 
-    def finish(self, status: str) -> None:
+    def finish(self, status: str, ended: float) -> None:
         """Send the remaining values and close the run.
 
         Args:
             status: a status of RunEnded, or an empty string for a run that has not ended.
+            ended: time at which the run ended, in seconds since 1970; without meaning if it has not ended.
         """
         ...
 
 
-def open_tracker(name: TrackerName, folder: Path, run: str, id: str, config: Mapping[str, Any]) -> Tracker:
+def open_tracker(
+    name: TrackerName, folder: Path, run: str, id: str, config: Mapping[str, Any], started: float
+) -> Tracker:
     """Open a run in a tracker, or continue one. The package's own exceptions are raised.
 
     Args:
@@ -64,17 +81,19 @@ def open_tracker(name: TrackerName, folder: Path, run: str, id: str, config: Map
         run: the name of the run.
         id: the attribute `id` of the run that is continued; an empty string for a new one.
         config: plain values by name.
+        started: time at which the run started, in seconds since 1970.
     """
     made = {"wandb": _Wandb, "mlflow": _MLflow, "trackio": _Trackio, "tensorboard": _TensorBoard}[name]
     # numbers stay numbers, since trackers sort and plot runs by them
     short = {key: value[:_LONGEST_VALUE] if isinstance(value, str) else value for key, value in config.items()}
-    return made(folder, run, id, short)
+    return made(folder, run, id, short, started)
 
 
 class _Wandb:
     skips_known: ClassVar[bool] = False
 
-    def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, Any], started: float) -> None:
+        del started
         wandb: Any = importlib.import_module("wandb")
         self.id = id or uuid.uuid4().hex[:8]
         self._run = wandb.init(
@@ -82,18 +101,20 @@ class _Wandb:
             dir=str(folder / "tracking"), config=dict(config),
         )  # fmt: skip
 
-    def log(self, rows: Mapping[int, Mapping[str, float]]) -> None:
-        for step, values in rows.items():
-            self._run.log(dict(values), step=step)
+    def log(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            # wandb gives a row the current time, unless it has this value
+            self._run.log({**row.values, "_timestamp": row.time}, step=row.step)
 
-    def finish(self, status: str) -> None:
+    def finish(self, status: str, ended: float) -> None:
+        del ended
         self._run.finish(exit_code=0 if status in ("", "done") else 1)
 
 
 class _MLflow:
     skips_known: ClassVar[bool] = True
 
-    def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, Any], started: float) -> None:
         mlflow: Any = importlib.import_module("mlflow")
         if not os.environ.get("MLFLOW_TRACKING_URI"):
             mlflow.set_tracking_uri(f"sqlite:///{folder / 'tracking' / 'mlflow.db'}")
@@ -106,7 +127,7 @@ class _MLflow:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
             experiment = self._client.get_experiment_by_name(name)
             number = experiment.experiment_id if experiment else self._client.create_experiment(name)
-            self.id = self._client.create_run(number, run_name=run).info.run_id
+            self.id = self._client.create_run(number, _milliseconds(started), run_name=run).info.run_id
             for key, value in config.items():
                 # MLflow has texts only, and refuses long ones
                 self._client.log_param(self.id, key, str(value)[:_LONGEST_VALUE])
@@ -119,30 +140,32 @@ class _MLflow:
                 for name in self._client.get_run(self.id).data.metrics
             }
 
-    def log(self, rows: Mapping[int, Mapping[str, float]]) -> None:
-        now = int(time.time() * 1000)
+    def log(self, rows: Sequence[Row]) -> None:
         new = [
-            self._metric(name, value, now, step)
-            for step, values in rows.items()
-            for name, value in values.items()
-            if step > self._sent.get(name, -1)
+            self._metric(name, value, _milliseconds(row.time), row.step)
+            for row in rows
+            for name, value in row.values.items()
+            if row.step > self._sent.get(name, -1)
         ]
         # send many values in each call, since each call is a transaction of the database
         for begin in range(0, len(new), _MLFLOW_BATCH):
             self._client.log_batch(self.id, new[begin : begin + _MLFLOW_BATCH])
 
-    def finish(self, status: str) -> None:
-        ended = {"": "RUNNING", "done": "FINISHED", "failed": "FAILED"}.get(status, "KILLED")
-        if ended == "RUNNING":
-            return
-        self._client.set_terminated(self.id, ended)
+    def finish(self, status: str, ended: float) -> None:
+        if status:
+            known = {"done": "FINISHED", "failed": "FAILED"}
+            self._client.set_terminated(self.id, known.get(status, "KILLED"), _milliseconds(ended))
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)
 
 
 class _Trackio:
     skips_known: ClassVar[bool] = True
 
-    def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, Any]) -> None:
-        del folder
+    def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, Any], started: float) -> None:
+        del folder, started
         self._trackio: Any = importlib.import_module("trackio")
         project = os.environ.get("TRACKIO_PROJECT", PROJECT)
         self._known: set[int] = set()
@@ -165,13 +188,13 @@ class _Trackio:
         if str(message).startswith("trackio failed"):
             self._problems.append(str(message))
 
-    def log(self, rows: Mapping[int, Mapping[str, float]]) -> None:
-        for step, values in rows.items():
-            if step not in self._known:
-                self._trackio.log(dict(values), step=step)
+    def log(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            if row.step not in self._known:
+                self._trackio.log(dict(row.values), step=row.step)
 
-    def finish(self, status: str) -> None:
-        del status
+    def finish(self, status: str, ended: float) -> None:
+        del status, ended
         self._trackio.finish()
         if self._problems:
             raise RuntimeError(self._problems[0])
@@ -180,8 +203,8 @@ class _Trackio:
 class _TensorBoard:
     skips_known: ClassVar[bool] = False
 
-    def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, Any]) -> None:
-        del run, config
+    def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, Any], started: float) -> None:
+        del run, config, started
         self.id = id or "distlaunch"
         # with this module, the package writes files without importing TensorFlow, which would take seconds
         sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
@@ -190,12 +213,14 @@ class _TensorBoard:
         writer: Any = importlib.import_module("tensorboard.summary.writer.event_file_writer")
         self._writer = writer.EventFileWriter(str(folder / "tensorboard" / self.id))
 
-    def log(self, rows: Mapping[int, Mapping[str, float]]) -> None:
-        for step, values in rows.items():
-            made = [self._summary_pb2.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-            summary = self._summary_pb2.Summary(value=made)
-            self._writer.add_event(self._event_pb2.Event(wall_time=time.time(), step=step, summary=summary))
+    def log(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            value = self._summary_pb2.Summary.Value
+            summary = self._summary_pb2.Summary(
+                value=[value(tag=name, simple_value=each) for name, each in row.values.items()]
+            )
+            self._writer.add_event(self._event_pb2.Event(wall_time=row.time, step=row.step, summary=summary))
 
-    def finish(self, status: str) -> None:
-        del status
+    def finish(self, status: str, ended: float) -> None:
+        del status, ended
         self._writer.close()
