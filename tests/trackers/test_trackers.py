@@ -32,6 +32,8 @@ EPOCHS = [10, 20, 30, 40]
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     monkeypatch.chdir(tmp_path)
+    # a busy machine takes long to import the packages
+    monkeypatch.setattr("distlaunch.jobs.tracking._DEADLINE_S", 120.0)
     return make_job(tmp_path)
 
 
@@ -87,7 +89,10 @@ def wandb_rows(folder: Path) -> list[dict[str, float]]:
 
 
 def in_wandb(folder: Path) -> tuple[int, Points]:
-    points = [(name, int(row["_step"])) for row in wandb_rows(folder) for name in row if not name.startswith("_")]
+    rows = wandb_rows(folder)
+    numbers = [row["_step"] for row in rows]
+    assert numbers == sorted(set(numbers)), "the server ignores other rows"
+    points = [(name, int(row["step"])) for row in rows for name in row if not name.startswith("_")]
     # `wandb sync` joins the parts of a run, whose files have the same name
     return len({file.name for file in folder.glob("tracking/wandb/offline-run-*/run-*.wandb")}), points
 
@@ -130,6 +135,23 @@ def test_a_run_of_several_attempts(name: Any, run: RunDir) -> None:
     assert runs == 1
     assert steps(points, "batch/loss") == STEPS
     assert steps(points, "val_loss") == EPOCHS
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_the_end_of_an_epoch_that_only_the_next_attempt_reached(name: Any, run: RunDir) -> None:
+    """The first attempt was killed in the validation after step 10."""
+    pytest.importorskip(name)
+    run.events.unlink()
+    attempts = [
+        (TrainingStarted(**START, first_epoch=0, first_step=0), *(done(step, 1.0) for step in (3, 6, 10))),
+        (TrainingStarted(**START, first_epoch=0, first_step=4), done(6, 1.0), done(10, 1.0), ended(0, 8.0)),
+    ]
+    for attempt, events in enumerate(attempts):
+        record(run.events, attempt, "worker:0", *events)
+        with tracking(run, [name], {**os.environ, **variables(run.path)}, pytest.fail):
+            pass
+    runs, points = READERS[name](run.path)
+    assert (runs, steps(points, "batch/loss"), steps(points, "val_loss")) == (1, [3, 6, 10], [10])
 
 
 def test_values_are_exact(run: RunDir) -> None:
