@@ -38,8 +38,8 @@ _SPEED = "speed/"
 class Follower:
     """Sends each value of a run once, over all attempts and processes.
 
-    Steps that a restart has trained again have been sent already and have the same values. The state in
-    `tracking/NAME.json` records which steps were sent.
+    Steps that were sent are not sent again when they are trained again. Their values are the same after a restart, but
+    not after a resume with other settings. The state in `tracking/NAME.json` records which steps were sent.
     """
 
     def __init__(self, name: TrackerName, run: RunDir) -> None:
