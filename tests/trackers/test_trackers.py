@@ -32,8 +32,8 @@ EPOCHS = [10, 20, 30, 40]
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     monkeypatch.chdir(tmp_path)
-    # a busy machine takes long to import the packages
-    monkeypatch.setattr("distlaunch.jobs.tracking._DEADLINE_S", 120.0)
+    # on a busy machine, processes of the lowest priority hardly run
+    monkeypatch.setattr("distlaunch.jobs.tracking._DEADLINE_S", 600.0)
     return make_job(tmp_path)
 
 
