@@ -46,6 +46,12 @@ MASK = "***"
 _MASK = MASK.encode()
 
 
+def is_name_of_secret(name: str) -> bool:
+    """Return True if variables with this name usually have secrets as values."""
+    name = _CAMEL.sub("_", name)
+    return bool(_SURE.search(name)) and not _PATH_NAME.search(name)
+
+
 def is_secret(name: str, value: str) -> bool:
     """Return True if the complete value of a variable or key is a secret.
 

@@ -13,6 +13,7 @@ from distlaunch.base.secret_mask import (
     credentials_in,
     has_credentials,
     is_distinctive,
+    is_name_of_secret,
     is_secret,
     is_secret_at,
     without_credentials,
@@ -94,8 +95,17 @@ def _stands_for_secret(text: str, key: Key, value: Any, environ: Mapping[str, st
     # numbers have names such as `MAX_TOKENS`
     if not isinstance(value, str):
         return False
-    given = ((_name(found), environ.get(_name(found), default_of(found))) for found in _variables(text))
-    return is_secret_at(key, value) or any(is_secret(name, each) or has_credentials(each) for name, each in given)
+    if is_secret_at(key, value):
+        return True
+    for found in _variables(text):
+        name, default = _name(found), default_of(found)
+        # the value of a variable that is not set here may be a secret in the shell of another command
+        if name not in environ and is_name_of_secret(name):
+            return True
+        given = environ.get(name, default)
+        if is_secret(name, given) or has_credentials(given):
+            return True
+    return False
 
 
 def secrets_in(root: Node, environ: Mapping[str, str], *, all_references: bool = False) -> Secrets:

@@ -591,3 +591,8 @@ def test_a_damaged_resolved_config(folder: Path) -> None:
     Path("config.yaml").write_text("model: 3\n")
     with pytest.raises(ConfigError, match=r"config.yaml:1: model: got 3"):
         load_resolved("config.yaml")
+
+
+def test_spaces_in_a_default_belong_to_it() -> None:
+    texts = ["${SEP: }", "${SEP: a b }", "${SEP: -x}", "${SEP: 4}"]
+    assert [substitute(text, {}) for text in texts] == [" ", " a b ", "-x", "4"]

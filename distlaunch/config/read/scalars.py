@@ -78,8 +78,11 @@ def is_filled_in_later(key: tuple[str | int, ...]) -> bool:
 
 
 def default_of(found: re.Match[str]) -> str:
-    """Return the default in a match of `VARIABLE`. Spaces around it do not belong to it."""
-    return found[1].partition(":")[2].strip(" ")
+    """Return the default in a match of `VARIABLE`. Spaces around a number, or before a minus sign, are left out."""
+    default = found[1].partition(":")[2]
+    inner = default.strip(" ")
+    is_text = isinstance(resolve(inner), str) and not inner.startswith("-")
+    return default if is_text or not inner else inner
 
 
 def substitute(text: str, environ: Mapping[str, str], *, keep_run_dir: bool = False) -> str:
@@ -101,7 +104,8 @@ def substitute(text: str, environ: Mapping[str, str], *, keep_run_dir: bool = Fa
         if default.startswith("-"):
             # a shell would not read the `-` as part of the default
             hint = f"if the default begins with '-', write a space before it: ${{{name}: {default}}}"
-            raise ValueError(f"got {match[0]!r}; write ${{{name}:{default[1:]}}}; {hint}")
+            other = "" if default.startswith("--") else f"write ${{{name}:{default[1:]}}}; "
+            raise ValueError(f"got {match[0]!r}; {other}{hint}")
         if name == "env" and _NAME.match(default):
             raise ValueError(
                 f"got {match[0]!r}; write ${{{default}}} for the environment variable {default}, or "
