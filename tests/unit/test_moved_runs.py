@@ -253,3 +253,15 @@ def test_code_above_the_folder_of_the_config(project: Path, place: str) -> None:
     assert (found.problems, bool(found.values)) == ([], place != ".")
     assert bool(found.note) == (place != ".")
     assert all(Path(value.partition(":")[0]).is_relative_to(now) for value in found.values.values())
+
+
+def test_the_folder_of_tfds_moves_with_the_run(project: Path) -> None:
+    run = RunDir(project / "runs" / "job")
+    data = load_resolved(run.config).to_plain()
+    data["data"] = {"tfds": {"name": "mnist", "data_dir": f"{project}/tfds"}, "global_batch": 1}
+    config = RunConfig.model_validate(data)
+    now = project.parent / "b"
+    project.rename(now)
+    moved = find_moved(config, RunDir(now / "runs" / "job")).applied_to(config)
+    assert moved.data.tfds is not None
+    assert moved.data.tfds.data_dir == str(now / "tfds")

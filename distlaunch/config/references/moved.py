@@ -15,7 +15,10 @@ from distlaunch.config.references.modules import ModuleMissingError, find_source
 from distlaunch.config.references.sites import sites
 from distlaunch.config.run import RunConfig
 
-_ARGS: tuple[Key, ...] = (("model", "args"), ("data", "args"), ("data", "preprocessing", "args"))
+_PLACES: tuple[Key, ...] = (
+    ("model", "args"), ("data", "args"), ("data", "preprocessing", "args"), ("data", "tfds", "data_dir"),
+)  # fmt: skip
+"""Keys with paths, as they are or within other values."""
 
 
 @dataclass
@@ -73,7 +76,7 @@ def find_moved(config: RunConfig, run: RunDir) -> Moved:
             found.note = f"the run was moved without its code, which is taken from {path.parent}"
     if folder is not None and before is not None and before != run.path and (found.values or not folder.is_dir()):
         found.folder = _moved(folder, before, run.path)
-        for key in _ARGS:
+        for key in _PLACES:
             _move_texts(_at(config.to_plain(), key), key, folder, found)
     return found
 
