@@ -80,6 +80,7 @@ held=
 insist() {
   for pause in 1 2 4 8 15 30 ""; do
     "$@" && return
+    [ -z "$ending" ] || return 1
     [ -z "$pause" ] || sleep "$pause"
   done
   return 1
@@ -94,7 +95,7 @@ if [ -n "$requeue" ] && [ -z "$held" ] && [ -z "$ending" ]; then
   state= why=
   if ! insist find_state; then
     why="squeue does not report the state of job $SLURM_JOB_ID; to resume: distlaunch submit $run --resume"
-  elif [ "$state" != RUNNING ]; then
+  elif [ "$state" != RUNNING ] || [ -n "$ending" ]; then
     :
   elif [ "${SLURM_RESTART_COUNT:-0}" -lt 10 ]; then
     echo "distlaunch: requeueing job $SLURM_JOB_ID to resume ($((${SLURM_RESTART_COUNT:-0} + 1)) of 10)"
