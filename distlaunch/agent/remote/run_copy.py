@@ -254,6 +254,9 @@ class RunCopy:
 
         for folder, folders, names in os.walk(self.root, onerror=note):
             here = Path(folder).relative_to(self.root).as_posix()
+            for name in folders:
+                if os.path.islink(os.path.join(folder, name)):
+                    self._unreadable[f"{here}/{name}".removeprefix("./")] = "is a link to a folder"
             folders[:] = [name for name in folders if not name.startswith(".") and (here, name) != (".", _CHECKPOINTS)]
             for name in names:
                 path = name if here == "." else f"{here}/{name}"
