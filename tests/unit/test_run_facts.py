@@ -83,6 +83,11 @@ def test_a_finished_run_stays_so_until_it_is_taken_on() -> None:
     assert (again.finished, again.start, again.ended) == (True, start(0), done)
 
 
+def test_a_task_that_reports_its_start_late_discards_nothing() -> None:
+    facts = RunFacts.of([start(0), epoch(0, 0), start(0)])
+    assert len(facts.epochs) == 1
+
+
 def test_epochs_that_a_resume_has_discarded_are_left_out() -> None:
     saved = CheckpointSaved(attempt=1, step=10, path="x", num_bytes=1, seconds=0.1)
     facts = RunFacts.of([start(0), epoch(0, 0), epoch(0, 1), epoch(0, 2), start(1, 10), epoch(1, 1), saved])

@@ -211,5 +211,6 @@ def kept_epochs(events: Iterable[Event]) -> list[EpochEnded]:
         if isinstance(event, EpochEnded):
             epochs.append(event)
         elif isinstance(event, TrainingStarted):
-            epochs = [each for each in epochs if each.step <= event.first_step]
+            # tasks report the same start, some of them late
+            epochs = [each for each in epochs if each.step <= event.first_step or each.attempt == event.attempt]
     return epochs
