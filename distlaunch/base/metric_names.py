@@ -9,8 +9,7 @@ _FALLING = frozenset({
     "poisson", "huber", "logcosh", "cosh", "false",
 })  # fmt: skip
 _RISING = frozenset({
-    "acc", "accuracy", "auc", "precision", "recall", "sensitivity", "specificity", "f1", "score", "iou", "similarity",
-    "true",
+    "acc", "accuracy", "auc", "precision", "recall", "sensitivity", "specificity", "f1", "iou", "similarity", "true",
 })  # fmt: skip
 
 

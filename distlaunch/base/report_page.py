@@ -12,8 +12,8 @@ from distlaunch.base.run_dir import RunDir
 
 REPORT = "DISTLAUNCH_REPORT"
 """Environment variable; with `off`, no page is written at the end of a run."""
-_DEADLINE_S = 60.0
-"""Enough for the events of some days."""
+_DEADLINE_S = 20.0
+"""Less than a scheduler grants to a job that it ends."""
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ COMMANDS = {
 }
 
 
-_EXTRA_ARGUMENT = re.compile(r"Got unexpected extra arguments? \((\S+)")
+_EXTRA_ARGUMENT = re.compile(r"Got unexpected extra arguments? \((\S+?)\)?(?:\s|$)")
 """Beginning of a message of click, with the first such argument."""
 _RERAISE_AFTER_S = 0.01
 

@@ -181,7 +181,10 @@ def check_project(config: RunConfig, run: RunDir) -> None:
     if os.path.isfile(old) and not _are_same_file(old, file):
         where = shown_path(run.path)
         message = f"{where} was started from {shown_path(folder)}, with {shown_path(Path(old))}, but this config has"
-        hint = f"give this config another `name`, or use `train {where} --resume` to continue that run with its code"
+        hint = (
+            f"give this config another `name`, or use `train {where} --resume` to continue that run with its code; "
+            "for other code, add --set model.function=..."
+        )
         raise UsageError(f"{message} {shown_path(Path(file))}:{function}; {hint}")
 
 
