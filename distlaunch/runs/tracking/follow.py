@@ -79,16 +79,20 @@ class Follower:
                 if event.step > self._sent["step"]:
                     self._sent["step"] = event.step
                     values = {_BATCH + name: value for name, value in event.logs.items()}
-                    return Row(event.step, event.time, values | speed)
+                    return self._new_row(event.step, event.time, values | speed)
             case EpochEnded() if event.step > self._sent["epoch_step"]:
                 self._sent["epoch_step"] = event.step
                 rate = {} if event.learning_rate is None else {"learning_rate": event.learning_rate}
-                return Row(event.step, event.time, {"epoch": event.epoch + 1.0, **rate, **event.logs})
+                return self._new_row(event.step, event.time, {"epoch": event.epoch + 1.0, **rate, **event.logs})
             case RunEnded():
                 self._status, self._ended = event.status, event.time
             case _:
                 pass
         return None
+
+    def _new_row(self, step: int, time: float, values: Mapping[str, float]) -> Row:
+        self._sent["rows"] += 1
+        return Row(self._sent["rows"] - 1, step, time, values)
 
     def _open(self) -> Tracker:
         tracker = open_tracker(
@@ -131,7 +135,7 @@ def _speed_of(event: StepsTimed) -> dict[str, float]:
 
 
 def _read_state(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {"id": "", "step": -1, "epoch_step": -1}
+    found: dict[str, Any] = {"id": "", "step": -1, "epoch_step": -1, "rows": 0}
     with contextlib.suppress(OSError, ValueError):
         found.update(read_json(file))
     return found

@@ -38,9 +38,11 @@ class Row:
     """Values of one step.
 
     Attributes:
+        number: position of this row among all rows that were sent for the run, from 0.
         time: time at which the run reported the values, in seconds since 1970.
     """
 
+    number: int
     step: int
     time: float
     values: Mapping[str, float]
@@ -100,11 +102,14 @@ class _Wandb:
             project=os.environ.get("WANDB_PROJECT", PROJECT), name=run, id=self.id, resume="allow",
             dir=str(folder / "tracking"), config=dict(config),
         )  # fmt: skip
+        # wandb's own step must rise with each row, but the end of an epoch may be sent after later steps
+        self._run.define_metric("step", hidden=True)
+        self._run.define_metric("*", step_metric="step")
 
     def log(self, rows: Sequence[Row]) -> None:
         for row in rows:
             # wandb gives a row the current time, unless it has this value
-            self._run.log({**row.values, "_timestamp": row.time}, step=row.step)
+            self._run.log({**row.values, "step": row.step, "_timestamp": row.time}, step=row.number)
 
     def finish(self, status: str, ended: float) -> None:
         del ended
@@ -168,11 +173,11 @@ class _Trackio:
         del folder, started
         self._trackio: Any = importlib.import_module("trackio")
         project = os.environ.get("TRACKIO_PROJECT", PROJECT)
-        self._known: set[int] = set()
-        """Steps that the run has in trackio."""
+        self._known: set[tuple[int, str]] = set()
+        """Steps that the run has in trackio, with the names of their values."""
         if id:
             storage: Any = importlib.import_module("trackio.sqlite_storage").SQLiteStorage
-            self._known = {int(row["step"]) for row in storage.get_logs(project, id)}
+            self._known = {(int(row["step"]), name) for row in storage.get_logs(project, id) for name in row}
         self._problems: list[str] = []
         # trackio stores values in a thread, and only warns if it cannot
         warnings.showwarning = self._heed
@@ -190,8 +195,8 @@ class _Trackio:
 
     def log(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            if row.step not in self._known:
-                self._trackio.log(dict(row.values), step=row.step)
+            if new := {name: value for name, value in row.values.items() if (row.step, name) not in self._known}:
+                self._trackio.log(new, step=row.step)
 
     def finish(self, status: str, ended: float) -> None:
         del status, ended
