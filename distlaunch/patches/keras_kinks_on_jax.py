@@ -64,72 +64,30 @@ def _for_floats(original: Callable[..., Any], function: Callable[..., Any]) -> C
     return chosen
 
 
-@jax.custom_jvp
-def _absolute(x: Any) -> Any:
-    return jnp.absolute(x)
+def _differentiated(function: Callable[..., Any], tangent: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function with another derivative.
+
+    Args:
+        tangent: returns the tangent of the result for the result, the arguments and their tangents.
+    """
+    made = jax.custom_jvp(function)
+
+    def jvp(primals: Any, tangents: Any) -> Any:
+        value = made(*primals)
+        return value, tangent(value, *primals, *tangents)
+
+    made.defjvp(jvp)
+    return made
 
 
-@_absolute.defjvp
-def _absolute_jvp(primals: Any, tangents: Any) -> Any:
-    (x,), (tangent,) = primals, tangents
-    return _absolute(x), tangent * jnp.sign(x)
-
-
-@jax.custom_jvp
-def _maximum(x1: Any, x2: Any) -> Any:
-    return jnp.maximum(x1, x2)
-
-
-@_maximum.defjvp
-def _maximum_jvp(primals: Any, tangents: Any) -> Any:
-    (x1, x2), (one, two) = primals, tangents
-    return _maximum(x1, x2), jnp.where(x1 >= x2, one, two)
-
-
-@jax.custom_jvp
-def _minimum(x1: Any, x2: Any) -> Any:
-    return jnp.minimum(x1, x2)
-
-
-@_minimum.defjvp
-def _minimum_jvp(primals: Any, tangents: Any) -> Any:
-    (x1, x2), (one, two) = primals, tangents
-    return _minimum(x1, x2), jnp.where(x1 <= x2, one, two)
-
-
-@jax.custom_jvp
-def _clip(x: Any, x_min: Any, x_max: Any) -> Any:
-    return jnp.clip(x, x_min, x_max)
-
-
-@_clip.defjvp
-def _clip_jvp(primals: Any, tangents: Any) -> Any:
-    (x, x_min, x_max), (inner, low, high) = primals, tangents
-    return _clip(x, x_min, x_max), jnp.where(x < x_min, low, jnp.where(x > x_max, high, inner))
-
-
-@jax.custom_jvp
-def _reciprocal(x: Any) -> Any:
-    return jnp.reciprocal(x)
-
-
-@_reciprocal.defjvp
-def _reciprocal_jvp(primals: Any, tangents: Any) -> Any:
-    (x,), (tangent,) = primals, tangents
-    value = _reciprocal(x)
-    return value, tangent * _where_finite(value, -value * value)
-
-
-@jax.custom_jvp
-def _rsqrt(x: Any) -> Any:
-    return jax.lax.rsqrt(x)
-
-
-@_rsqrt.defjvp
-def _rsqrt_jvp(primals: Any, tangents: Any) -> Any:
-    (x,), (tangent,) = primals, tangents
-    value = _rsqrt(x)
-    return value, tangent * _where_finite(value, -0.5 * (value / x))
+_absolute = _differentiated(jnp.absolute, lambda y, x, t: t * jnp.sign(x))
+_maximum = _differentiated(jnp.maximum, lambda y, x1, x2, t1, t2: jnp.where(x1 >= x2, t1, t2))
+_minimum = _differentiated(jnp.minimum, lambda y, x1, x2, t1, t2: jnp.where(x1 <= x2, t1, t2))
+_clip = _differentiated(
+    jnp.clip, lambda y, x, low, high, t, t_low, t_high: jnp.where(x < low, t_low, jnp.where(x > high, t_high, t))
+)
+_reciprocal = _differentiated(jnp.reciprocal, lambda y, x, t: t * _where_finite(y, -y * y))
+_rsqrt = _differentiated(jax.lax.rsqrt, lambda y, x, t: t * _where_finite(y, -0.5 * (y / x)))
 
 
 def _where_finite(value: Any, derivative: Any) -> Any:
