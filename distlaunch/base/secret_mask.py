@@ -46,7 +46,7 @@ MASK = "***"
 _MASK = MASK.encode()
 
 
-def is_name_of_secret(name: str) -> bool:
+def is_secret_name(name: str) -> bool:
     """Return True if variables with this name usually have secrets as values."""
     name = _CAMEL.sub("_", name)
     return bool(_SURE.search(name)) and not _PATH_NAME.search(name)

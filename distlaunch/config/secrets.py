@@ -13,9 +13,9 @@ from distlaunch.base.secret_mask import (
     credentials_in,
     has_credentials,
     is_distinctive,
-    is_name_of_secret,
     is_secret,
     is_secret_at,
+    is_secret_name,
     without_credentials,
 )
 from distlaunch.config.read.scalars import VARIABLE, default_of
@@ -100,7 +100,7 @@ def _stands_for_secret(text: str, key: Key, value: Any, environ: Mapping[str, st
     for found in _variables(text):
         name, default = _name(found), default_of(found)
         # the value of a variable that is not set here may be a secret in the shell of another command
-        if name not in environ and is_name_of_secret(name):
+        if name not in environ and is_secret_name(name):
             return True
         given = environ.get(name, default)
         if is_secret(name, given) or has_credentials(given):

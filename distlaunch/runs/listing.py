@@ -232,10 +232,7 @@ def _last_trained(facts: RunFacts, training: int | None) -> AttemptFacts:
     Args:
         training: the last attempt whose mode is training. Later attempts are exports and evaluations.
     """
-    most = facts.ended.attempt if facts.ended is not None and facts.finished else training
-    numbers = [number for number in sorted(facts.attempts, reverse=True) if most is None or number <= most]
-    attempts = (facts.attempts[number] for number in numbers)
-    return next((each for each in attempts if each.training is not None or each.step), AttemptFacts())
+    return facts.last_trained(facts.ended.attempt if facts.ended is not None and facts.finished else training)
 
 
 def _last_values(facts: RunFacts, current: AttemptFacts) -> Logs:

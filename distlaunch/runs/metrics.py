@@ -86,8 +86,7 @@ class RunCollector(Collector):
     def _metrics(self) -> Iterator[Metric]:
         facts, now, start = self._facts, self._facts.now, self._facts.start
         # until an attempt begins to train, the run is where the last one has left it
-        attempts = (facts.attempts[number] for number in sorted(facts.attempts, reverse=True))
-        trained = next((each for each in attempts if each.training is not None or each.step), now)
+        trained = facts.last_trained()
         info = {"run": self._run.name, "path": str(self._run.path)}
         if start is not None:
             info |= {"strategy": start.strategy, "optimizer": start.optimizer}

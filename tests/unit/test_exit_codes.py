@@ -480,7 +480,7 @@ def test_wait_outlasts_a_job_in_the_queue(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_wait_without_the_queue_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a copy of the run to another machine."""
+    """The queue is missing, for example, after the run was copied to another machine."""
     monkeypatch.setenv("PATH", str(tmp_path))
     run = run_of(tmp_path, "a", (0, START))
     run.write_submission(Submission("slurm", "1", 0.0))

@@ -194,6 +194,16 @@ class RunFacts:
         starts = (self.attempts[number].training for number in sorted(self.attempts, reverse=True) if number <= last)
         return next((start for start in starts if start is not None), None)
 
+    def last_trained(self, most: int | None = None) -> AttemptFacts:
+        """Return the last attempt that has begun to train; without one, facts about an attempt that has done nothing.
+
+        Args:
+            most: the largest number of an attempt to look at; None for any.
+        """
+        numbers = [number for number in sorted(self.attempts, reverse=True) if most is None or number <= most]
+        attempts = (self.attempts[number] for number in numbers)
+        return next((each for each in attempts if each.training is not None or each.step), AttemptFacts())
+
     @property
     def restarts(self) -> Counter[str]:
         """Return the number of restarts of each task while the others continued."""

@@ -210,10 +210,8 @@ def _callback_functions(site: Site) -> Iterator[Problem]:
     """Check that no argument is the name of a function, which Keras would call as if it were the function."""
     known = canonical("callbacks", site.name)
     args = site.args or {}
-    names = (
-        args if known == "LambdaCallback" else {"schedule"} & args.keys() if known == "LearningRateScheduler" else ()
-    )
-    for name in names:
+    functions = {"LambdaCallback": args.keys(), "LearningRateScheduler": {"schedule"}}.get(known or "", ())
+    for name in [name for name in args if name in functions]:
         message = f"got {show(args[name])}, but {known} needs a function, which a config cannot hold"
         hint = "write a function that returns the callback, and name it, as in `{name: 'mine.py:make_callback'}`"
         yield Problem((*site.args_key, name), f"{message}; {hint}")

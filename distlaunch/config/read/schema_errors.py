@@ -169,12 +169,8 @@ def unknown_key(key: Key, data: dict[str, Any]) -> str:
     if not hint:
         home = _homes().get(name) or _homes().get(closest(name, _homes(), cutoff=0.85) or "")
         dotted = ".".join(map(str, key))  # the key may belong to another kind of the same section
-        hint = (
-            f"; did you mean {home}?"
-            if home and home != dotted
-            else _of_other_kinds(key) or _as_argument(key, allowed, data)
-        )
-        hint = hint or "; remove it"
+        meant = f"; did you mean {home}?" if home and home != dotted else ""
+        hint = meant or _of_other_kinds(key) or _as_argument(key, allowed, data) or "; remove it"
     return f"{_UNKNOWN}{hint} (allowed: {', '.join(allowed)})"
 
 

@@ -192,10 +192,8 @@ class JaxProgram(MeshProgram):
                 return predictions_of(self._model, trainable, others, batch)
 
         # as in Keras, layers may change their variables from batch to batch; the changes are dropped at the end
-        call, batches = (
-            jax.jit(compute_like_tensorflow(step), out_shardings=(self._whole, self._values.shardings[1])),
-            [],
-        )
+        call = jax.jit(compute_like_tensorflow(step), out_shardings=(self._whole, self._values.shardings[1]))
+        batches = []
         while not self._peers.has_data_ended(source, ended=(batch := feed.take()) is None, steps=len(batches)):
             if len(batches) % _STEPS_PER_CHECK == 0 and self.agree(Vote(stop=should_stop())).stop:
                 return None
