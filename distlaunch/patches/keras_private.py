@@ -18,6 +18,7 @@ _FUNCTIONAL = Symbol("keras.src.models.functional.Functional")
 _COMPUTE_LOSS = Symbol(
     "keras.Model._compute_loss", "(self, x=None, y=None, y_pred=None, sample_weight=None, training=True)"
 )
+_GET_LOSS = Symbol("keras.src.trainers.compile_utils.get_loss", "(identifier, y_true, y_pred)")
 _GET_STATE = Symbol("keras.src.backend.common.global_state.get_global_attribute", "(name, default=None, ...)")
 _SET_STATE = Symbol("keras.src.backend.common.global_state.set_global_attribute", "(name, value)")
 _GET_MASK = Symbol("keras.src.backend.common.masking.get_keras_mask", "(x)")
@@ -25,7 +26,9 @@ _SET_MASK = Symbol("keras.src.backend.common.masking.set_keras_mask", "(x, mask)
 _OUTPUT_SPEC = Symbol("keras.src.backend.compute_output_spec", "(fn, *args, **kwargs)")
 
 PATCH = Patch(
-    symbols=(_FLATTEN, _FUNCTIONAL, _COMPUTE_LOSS, _GET_STATE, _SET_STATE, _GET_MASK, _SET_MASK, _OUTPUT_SPEC),
+    symbols=(
+        *(_FLATTEN, _FUNCTIONAL, _COMPUTE_LOSS, _GET_LOSS, _GET_STATE, _SET_STATE, _GET_MASK, _SET_MASK, _OUTPUT_SPEC),
+    ),
     why="Strategies place, split and name variables, and a functional step needs parts of a compiled model that only "
     "Keras's own trainers use. Keras has no public API for either purpose.",
     until="Keras makes public: the layers within a layer, a variable's value and path, the compiled losses and metrics "
@@ -131,6 +134,24 @@ def compiled_with(model: keras.Model) -> dict[str, Any]:
 def loss_tracker(model: keras.Model) -> Any:
     """Return the metric `loss`."""
     return private(model, "_loss_tracker")
+
+
+def unreduced_loss(loss: Any, y: Any, predictions: Any) -> keras.losses.Loss:
+    """Return a loss as Keras computes it for one output, but without its reduction.
+
+    Keras wraps functions, which then get labels of the rank and the type of the predictions.
+
+    Args:
+        loss: a `keras.losses.Loss`, a function, or a name, as `compile` takes them.
+        y: labels, from which Keras chooses the loss that the name "crossentropy" means.
+        predictions: predictions for the same rows.
+    """
+    reduced = _GET_LOSS.get()(loss, y, predictions)
+    # a plain copy: `copy.copy` and `get_config` of Keras's losses forget arguments, such as the `delta` of Huber
+    unreduced = object.__new__(type(reduced))
+    vars(unreduced).update(vars(reduced))
+    unreduced.reduction = "none"
+    return unreduced
 
 
 def compute_loss_takes_training(model: keras.Model) -> bool:

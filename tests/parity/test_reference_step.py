@@ -8,8 +8,15 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+from keras import ops
 
 from distlaunch.base.errors import ConfigError
+from distlaunch.patches.keras_functional_optimizer import make_functional
+from distlaunch.strategies.mesh.functional_step import FunctionalStep, reference_loss
+from distlaunch.strategies.variables import slot_variables
+from distlaunch.training.steps.context import StepContext, per_example
+from distlaunch.training.steps.functions import reference_step
 from tests.parity.attempts import losses_and_notices
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
@@ -39,13 +46,79 @@ def losses(folder: Path, loop: str, *, masks: bool = False, strategy: Any = None
     return losses_and_notices(folder / f"{loop}-{strategy}", [raw])[0]
 
 
-@pytest.mark.parametrize("loss_weights", [[0.25], {"out": 3.0}])
-def test_the_weight_of_the_loss_counts(tmp_path: Path, loss_weights: Any) -> None:
-    expected = losses(tmp_path, "fit", loss_weights=loss_weights)
-    np.testing.assert_allclose(losses(tmp_path, "custom", loss_weights=loss_weights), expected, rtol=1e-6)
-    if isinstance(loss_weights, list):
-        on_mesh = losses(tmp_path, "custom", loss_weights=loss_weights, strategy=MESH)
-        np.testing.assert_allclose(on_mesh, expected, rtol=1e-5)
+class Scaled(keras.losses.Loss):
+    """A loss of the user's that cannot be made again from `get_config`."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return self.scale * ops.mean(ops.abs(y_true - y_pred), axis=-1)
+
+
+class AddsRows(keras.layers.Layer):
+    def call(self, x: Any) -> Any:
+        self.add_loss(0.1 * ops.sum(x**2, axis=-1))
+        return x
+
+
+def squares(y_true: Any, y_pred: Any) -> Any:
+    return ops.square(y_true - y_pred)
+
+
+def in_one_step(step: str, compiled: dict[str, Any], batch: Any, *, adds: bool, policy: str) -> list[np.ndarray]:
+    """Return the loss of the first step, and the weights after it."""
+    keras.utils.set_random_seed(0)
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
+    inputs = keras.Input((4,), dtype="float32")
+    hidden = keras.layers.Dense(3, "tanh", dtype=policy)(inputs)
+    hidden = AddsRows(dtype=policy)(hidden) if adds else hidden
+    units = 1 if y.shape.rank == 1 and y.dtype.is_floating else 2
+    model = keras.Model(inputs, keras.layers.Dense(units, dtype=policy, kernel_regularizer="l2")(hidden))
+    model.compile(**{"optimizer": keras.optimizers.SGD(0.1), **compiled})
+    model.optimizer.build(model.trainable_variables)
+    model.compute_loss(x, y, model(x), weights)  # creates the metrics
+    context = StepContext(model, per_example(model))
+    if step == "mesh":
+        make_functional(model.optimizer)
+        functional = FunctionalStep(model, reference_loss(model, context.per_example_loss))
+        groups = (model.trainable_variables, model.non_trainable_variables, slot_variables(model))
+        state = [[tf.convert_to_tensor(each.value) for each in group] for group in (*groups, model.metrics_variables)]
+        logs, (values, *_) = functional.train_step(tuple(state), batch)
+    else:
+        logs = model.train_step(batch) if step == "fit" else reference_step(context, batch)
+        values = model.trainable_variables
+    return [np.asarray(each) for each in (logs["loss"], *values)]
+
+
+X = np.random.default_rng(2).normal(size=(8, 4)).astype("float32")
+Y = np.stack([X.sum(1) + 1, 30 * X[:, 0]], 1)
+WEIGHTS = np.linspace(0, 2, 8, dtype="float32")
+CASES: dict[str, tuple[dict[str, Any], Any, bool, str]] = {
+    "arguments that get_config forgets": ({"loss": keras.losses.Huber(delta=20.0)}, (X, Y), False, "float32"),
+    "a class without get_config": ({"loss": Scaled(5.0)}, (X, Y), False, "float32"),
+    "a weight in a list": ({"loss": "mse", "loss_weights": [0.25]}, (X, Y), False, "float32"),
+    "whole labels": ({"loss": squares}, (X, np.round(Y).astype("int64")), False, "float32"),
+    "labels without the axis of the output": ({"loss": squares}, (X, Y[:, 0]), False, "float32"),
+    "a weight for each row": ({"loss": "mse"}, (X, Y, WEIGHTS), False, "float32"),
+    "a weight for each value": ({"loss": squares}, (X, Y, np.stack([WEIGHTS, WEIGHTS[::-1]], 1)), False, "float32"),
+    "a loss for each row": ({"loss": keras.losses.MeanSquaredError()}, (X, Y), True, "float32"),
+    "16 bits": ({"loss": "mse"}, (X, 1000 * Y), False, "mixed_bfloat16"),
+    "64 bits": ({"loss": keras.losses.MeanSquaredError(dtype="float64")}, (X, Y), False, "float32"),
+    "a name for three losses": ({"loss": "crossentropy"}, (X, np.arange(8) % 2), False, "float32"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_is_that_of_fit(name: str) -> None:
+    compiled, arrays, adds, policy = CASES[name]
+    batch = tuple(tf.constant(each) for each in arrays)
+    expected = in_one_step("fit", compiled, batch, adds=adds, policy=policy)
+    for step in ("custom", "mesh"):
+        found = in_one_step(step, compiled, batch, adds=adds, policy=policy)
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7, err_msg=step)
 
 
 @pytest.mark.parametrize("strategy", [None, MESH], ids=["one_device", "dtensor"])

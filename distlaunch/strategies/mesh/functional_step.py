@@ -205,7 +205,9 @@ def reference_loss(model: keras.Model, per_example: Callable[[Any, Any], Any]) -
     """
 
     def loss(x: Any, y: Any, predictions: Any, sample_weight: Any) -> Any:
-        return sum(model.losses, start=average(per_example(y, predictions), sample_weight))
+        mean = average(per_example(y, predictions), sample_weight)
+        # a layer may add one value for each row; Keras sums them
+        return sum((ops.cast(ops.sum(added), mean.dtype) for added in model.losses), start=mean)
 
     return loss
 
@@ -215,8 +217,10 @@ def average(per_example: Any, sample_weight: Any = None) -> Any:
 
     Args:
         per_example: shape [rows] or [rows, ...]; further dimensions are averaged.
-        sample_weight: shape [rows].
+        sample_weight: shape [rows], or a weight for each value of `per_example`.
     """
+    if sample_weight is not None and len(sample_weight.shape) == len(per_example.shape):
+        per_example, sample_weight = per_example * ops.cast(sample_weight, per_example.dtype), None
     if len(per_example.shape) > 1:
         per_example = ops.mean(per_example, axis=tuple(range(1, len(per_example.shape))))
     if sample_weight is not None:

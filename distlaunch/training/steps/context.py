@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.patches.keras_private import compiled_with, mask_of
+from distlaunch.patches.keras_private import compiled_with, mask_of, unreduced_loss
 from distlaunch.patches.tensorflow_late import not_converted, tf
 from distlaunch.strategies.patches.keras_losses import part_of_added_loss
 from distlaunch.strategies.replica.share import global_rows, zero_without_rows
@@ -35,7 +35,7 @@ class StepContext:
 
     @not_converted
     def per_example_loss(self, y: Any, predictions: Any) -> Any:
-        """Return the config's loss without reduction, times its `loss_weights`; shape [rows]."""
+        """Return the config's loss without reduction, times its `loss_weights`; shape [rows] or [rows, ...]."""
         if self._per_example_loss is None:
             raise ConfigError(
                 Problem(
@@ -53,11 +53,13 @@ class StepContext:
 
         Args:
             per_example: shape [rows] or [rows, ...]; further dimensions are averaged.
-            sample_weight: shape [rows].
+            sample_weight: shape [rows], or a weight for each value of `per_example`.
 
         Returns:
             A scalar. Its sum over replicas, which sum their gradients too, is the mean of the global batch.
         """
+        if sample_weight is not None and sample_weight.shape.rank == per_example.shape.rank:
+            per_example, sample_weight = per_example * tf.cast(sample_weight, per_example.dtype), None
         if per_example.shape.rank is not None and per_example.shape.rank > 1:
             per_example = tf.reduce_mean(per_example, axis=list(range(1, per_example.shape.rank)))
         if sample_weight is not None:
@@ -86,7 +88,7 @@ class StepContext:
         """
         # cast, because activity losses have 16 bits in mixed precision
         losses = [tf.cast(part_of_added_loss(self.model, loss), keras.config.floatx()) for loss in self.model.losses]
-        return tf.add_n(losses) if losses else tf.constant(0.0)
+        return tf.add_n(losses) if losses else tf.zeros((), keras.config.floatx())
 
     @not_converted
     def apply(self, tape: tf.GradientTape, loss: tf.Tensor) -> None:
@@ -105,7 +107,7 @@ class StepContext:
 
 def _single_loss(model: keras.Model) -> Any:
     loss = getattr(model, "loss", None)
-    return None if loss is None or isinstance(loss, (dict, list, tuple)) else keras.losses.get(loss)
+    return None if isinstance(loss, (dict, list, tuple)) else loss
 
 
 def per_example(model: keras.Model) -> PerExampleLoss | None:
@@ -113,13 +115,14 @@ def per_example(model: keras.Model) -> PerExampleLoss | None:
     loss = _single_loss(model)
     if loss is None:
         return None
-    unreduced = loss
-    if isinstance(loss, keras.losses.Loss):
-        # a copy, so that the model's own loss keeps its reduction
-        unreduced = type(loss).from_config({**loss.get_config(), "reduction": "none"})
     weights = keras.tree.flatten(compiled_with(model).get("loss_weights"))
     weight = next((weight for weight in weights if weight is not None), None)
-    return unreduced if weight is None else lambda y, predictions: unreduced(y, predictions) * weight
+
+    def compute(y: Any, predictions: Any) -> Any:
+        values = unreduced_loss(loss, y, predictions)(y, predictions)
+        return values if weight is None else values * weight
+
+    return compute
 
 
 def check_reference(model: keras.Model) -> None:

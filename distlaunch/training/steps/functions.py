@@ -48,7 +48,8 @@ def reference_step(context: StepContext, batch: Batch) -> dict[str, Any]:
     with tf.GradientTape() as tape:
         predictions = context.model(x, training=True)
         check_not_masked(predictions)
-        loss = context.average(context.per_example_loss(y, predictions), sample_weight) + context.regularization()
+        loss = context.average(context.per_example_loss(y, predictions), sample_weight)
+        loss += tf.cast(context.regularization(), loss.dtype)
     context.apply(tape, loss)
     context.model.compute_metrics(x, y, predictions, sample_weight)
     return {"loss": loss}
@@ -93,7 +94,7 @@ class FunctionalContext:
         model: the Keras model; `model.stateless_call` computes its outputs.
         optimizer: the model's optimizer; `optimizer.stateless_apply` returns the updated variables.
         per_example_loss: function (y, predictions) that returns the config's loss without reduction, times its
-            `loss_weights`; shape [rows].
+            `loss_weights`; shape [rows] or [rows, ...].
         average: function (per_example, sample_weight=None) that returns the mean over the rows of the global batch.
     """
 
