@@ -283,9 +283,8 @@ def _arguments(given: dict[str, Any], key: Key) -> dict[str, Any]:
 
 
 def _argument(name: str, value: Any) -> Any:
-    # Keras takes only floats; `true` is an int, too
-    is_number = name == "learning_rate" and isinstance(value, int) and not isinstance(value, bool)
-    return float(value) if is_number else _schedule(value)
+    # Keras takes only floats
+    return _schedule(_as_floats(value) if name == "learning_rate" else value)
 
 
 def _schedule(value: Any) -> Any:
@@ -295,8 +294,22 @@ def _schedule(value: Any) -> Any:
         and set(value) == {"name", "args"}
         and hasattr(keras.optimizers.schedules, value["name"])
     ):
-        return getattr(keras.optimizers.schedules, value["name"])(**value["args"])
+        return getattr(keras.optimizers.schedules, value["name"])(
+            **{name: each if _counts_steps(name) else _as_floats(each) for name, each in value["args"].items()}
+        )
     return value
+
+
+def _counts_steps(name: str) -> bool:
+    """Return whether an argument of a learning-rate schedule is a number of steps, or several."""
+    return name.endswith("steps") or name == "boundaries"
+
+
+def _as_floats(value: Any) -> Any:
+    """Return a number, or numbers in a list, as floats: Keras computes a schedule in the type of its first rate."""
+    if isinstance(value, list):
+        return [_as_floats(each) for each in value]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _takes_predictions(function: Any, args: dict[str, Any]) -> bool:

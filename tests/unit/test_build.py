@@ -60,6 +60,21 @@ def test_a_whole_number_is_a_learning_rate() -> None:
         component(Component(name="SGD", args={"learning_rate": True}), "optimizers", ("compile", "optimizer"))
 
 
+@pytest.mark.parametrize(
+    ("name", "args", "at", "expected"),
+    [
+        ("ExponentialDecay", {"initial_learning_rate": 1, "decay_steps": 10, "decay_rate": 0.25}, 5, 0.5),
+        ("CosineDecay", {"initial_learning_rate": 0, "warmup_target": 1, "warmup_steps": 10, "decay_steps": 9}, 5, 0.5),
+        ("PiecewiseConstantDecay", {"boundaries": [10, 20], "values": [1, 0.5, 0]}, 15, 0.5),
+    ],
+)
+def test_whole_numbers_are_rates_of_a_schedule(name: str, args: dict, at: int, expected: float) -> None:
+    given = Component(name="SGD", args={"learning_rate": {"name": name, "args": args}})
+    made = component(given, "optimizers", ("compile", "optimizer"))
+    made.iterations.assign(at)
+    assert float(made.learning_rate) == pytest.approx(expected)
+
+
 def test_a_name_that_is_no_class_is_refused() -> None:
     # Keras's `get` would return another metric, without the arguments
     with pytest.raises(ConfigError, match=r"no class of keras\.metrics"):
