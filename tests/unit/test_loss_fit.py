@@ -186,6 +186,22 @@ def test_labels_of_pipelines_are_looked_at_as_they_come(labels: np.ndarray, bad:
     assert len(list(good.batches(zero, zero).map(lambda *rows: good.load(rows)))) == -(-len(labels) // 2)
 
 
+@pytest.mark.parametrize(
+    ("kind", "classes", "options"),
+    [("uint8", 256, {}), ("int8", 200, {}), ("bool", 2, {}), ("uint8", 300, {"ignore_class": -1})],
+)
+def test_labels_may_have_a_type_that_does_not_hold_the_number_of_classes(
+    kind: str, classes: int, options: dict
+) -> None:
+    labels = np.array([0, 1, 1, 0]).astype(kind)
+    made = model(keras.layers.Dense(classes), loss=SPARSE(from_logits=True, **options))
+    rules = label_rules(made, labels, made(np.zeros((4, 5), "float32")))
+    for arrays in (False, True):
+        good, zero = with_label_checks(split(labels, arrays=arrays), rules), tf.constant(0, tf.int64)
+        found = [good.load(rows)[1] for rows in good.batches(zero, zero)]
+        assert np.concatenate(found).tolist() == labels.tolist()
+
+
 def test_labels_that_another_process_has_read_are_looked_at_in_the_graph() -> None:
     checked = with_label_checks(split(NUMBERS, arrays=False), rules_of(SPARSE(from_logits=True))).evaluation_source()
     labels = [NUMBERS, NUMBERS + 1]

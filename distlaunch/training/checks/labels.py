@@ -129,6 +129,8 @@ def _identity(part: Any) -> Any:
 
 def _assert_within(labels: Any, rule: LabelRule) -> Any:
     values = labels.flat_values if isinstance(labels, tf.RaggedTensor) else labels
+    if not values.dtype.is_floating:
+        values = tf.cast(values, tf.int64)  # small types cannot hold the number of classes, or a negative label
     good = (values >= 0) & (values < tf.cast(rule.num_classes, values.dtype))
     if rule.ignored is not None:
         good |= values == tf.cast(rule.ignored, values.dtype)
