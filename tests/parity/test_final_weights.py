@@ -98,8 +98,11 @@ def test_a_run_ends_with_the_averages_and_resumes_without(kind: str, which: str)
 
 
 @pytest.mark.usefixtures("virtual_devices")
-@pytest.mark.parametrize("on_epoch", [False, True])
-def test_swapped_averages_are_judged_and_found_again(tmp_path: Path, on_epoch: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "on_epoch"),
+    [("one_device", True), ("dtensor", False), pytest.param("one_device", False, marks=pytest.mark.slow)],
+)
+def test_swapped_averages_are_judged_and_found_again(tmp_path: Path, kind: str, on_epoch: bool) -> None:
     """Keras's SwapEMAWeights: validation judges the averages, and so does `evaluate` of the best epoch."""
     import keras
 
@@ -107,7 +110,7 @@ def test_swapped_averages_are_judged_and_found_again(tmp_path: Path, on_epoch: b
 
     args: dict[str, Any] = {"rate": 0.05, "momentum": 0.5, "use_ema": True, "ema_momentum": 0.9}
     swap = {"name": "SwapEMAWeights", "args": {"swap_on_epoch": on_epoch}}
-    run = Run("one_device", tmp_path, "compiled", **args)
+    run = Run(kind, tmp_path, "compiled", **args)
     best = {"every_epochs": 1, "best": {"metric": "val_loss", "mode": "min"}}
     run.train(3, stop_after=6, checkpoint=best, train={"callbacks": [swap]})
     session = run.train(3)

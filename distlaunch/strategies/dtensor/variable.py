@@ -41,6 +41,10 @@ class MeshVariable(StandIn):
             return
         self.on_mesh.assign(place(np.asarray(value), self.layout))
 
+    def assign_add(self, value: Any) -> None:
+        # Keras's SwapEMAWeights adds to values, not to Keras variables
+        self.assign(self + value)
+
     def as_tensor(self) -> tf.Tensor:
         return self.on_mesh.read_value() if tf.inside_function() else tf.constant(self.numpy())
 
