@@ -18,7 +18,7 @@ import numpy as np
 from distlaunch.base.call_length import steps_in_call
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.events import EpochEnded, Notice
-from distlaunch.base.plural import count
+from distlaunch.base.plural import count, listed
 from distlaunch.base.process import Process
 from distlaunch.checkpoints.best import BestEpoch, mode_warnings
 from distlaunch.checkpoints.meta import Progress
@@ -111,14 +111,19 @@ class TrainingLoop:
         self._best = BestEpoch(config.checkpoint.best)
         self._saves = save_decision(config.checkpoint, hooks.failures, hooks.clock(), [self._best])
         self._reports = StepReports(hooks.emit, config.train.log_every_steps, hooks.clock)
-        # no progress bar: the launcher shows one, from events
+        # no progress bar: the launcher shows one, from events; `verbose` has the default of `fit`
         self._callback_list = keras.callbacks.CallbackList(
-            callbacks, add_history=True, add_progbar=False, model=model, epochs=self._epochs, steps=self._epoch_steps
-        )
+            callbacks, add_history=True, add_progbar=False, model=model,
+            epochs=self._epochs, steps=self._epoch_steps, verbose=1,
+        )  # fmt: skip
         self._validation = validation
         self._validation_source: Source | None = None
         self._next_steps = 0
         self._has_checked_monitors = self._has_checked_first_epoch = False
+        self._watches_batches: bool | None = None
+        """Whether a callback of any task may stop training after a batch; None until this is known."""
+        self._ends_after_step = False
+        """Whether a callback set `stop_training` before the first step of the epoch, after which Keras's `fit` ends."""
         self._gathering_hooks: set[str] = set()
         """Hooks in which a callback may call the model, so the processes gather the weights before them."""
         self._callback_saves: list[StepInterval] = []
@@ -311,9 +316,33 @@ class TrainingLoop:
 
     def _call_hook(self, name: str, *arguments: Any) -> None:
         """Call a hook of the callbacks."""
+        may_freeze = name in ("train_begin", "epoch_begin", "epoch_end") and bool(self._config.train.callbacks)
+        trained = _trainable_paths(self._model) if may_freeze else {}
         # a callback may write files for minutes, like ModelCheckpoint, and the task is given time to finish
         with self._hooks.saving(), self._program.gathered() if name in self._gathering_hooks else nullcontext():
             getattr(self._callback_list, f"on_{name}")(*arguments)
+        if may_freeze:
+            self._check_trainable(trained, _trainable_paths(self._model), f"on_{name}")
+
+    def _check_trainable(self, before: dict[int, str], after: dict[int, str], hook: str) -> None:
+        """Say that a callback has frozen or unfrozen weights in vain.
+
+        Keras's `fit` does not say so: there, the change takes effect with the next call of `compile` and `fit`.
+
+        Raises:
+            ConfigError: on a mesh, where a step has a fixed list of weights.
+        """
+        changed = [path for key, path in {**before, **after}.items() if not (key in before and key in after)]
+        if not changed:
+            return
+        message = (
+            f"in {hook}, a callback has changed `trainable` of {listed(changed, 2)}, but a run trains the same weights "
+            f"until its end; instead, end the run after fewer epochs, set `trainable` in the model's function, and "
+            f"resume with more epochs"
+        )
+        if self._config.strategy.is_functional:
+            raise ConfigError(Problem(("train", "callbacks"), message))
+        self._warn(message)
 
     # one epoch
 
@@ -326,6 +355,7 @@ class TrainingLoop:
         has_begun = self._progress.step_in_epoch > 0 or logs is not None
         with unchanged_rates(self._model) if has_begun else nullcontext():
             self._call_hook("epoch_begin", epoch)
+        self._ends_after_step = self._is_asked_to_end()
         if logs is None:
             if self._progress.step_in_epoch == 0:
                 self._program.reset_metrics()
@@ -404,7 +434,7 @@ class TrainingLoop:
         logs: Logs = {}
         steps = self._steps_of_epoch
         while steps is None or self._progress.step_in_epoch < steps:
-            wanted = self._steps_to_run()
+            wanted, is_asked_to_end = self._steps_to_run(), False
             first = self._progress.step_in_epoch
             self._call_hook("train_batch_begin", first)
             began = self._hooks.clock()
@@ -431,6 +461,7 @@ class TrainingLoop:
                 self._advance(result, self._hooks.clock() - began)
                 self._check.after_step(self._progress, logs)
                 self._call_hook("train_batch_end", first + result.steps - 1, logs)
+                is_asked_to_end = self._any_watches_batches() and self._is_asked_to_end()
             here = self._progress.step_in_epoch
             if here and (result.ended if steps is None else here == steps):
                 # saved with a checkpoint of this step, because a resume from it has no step left to compute the logs
@@ -442,10 +473,25 @@ class TrainingLoop:
                 # `logs` is empty if this attempt resumed after the last step of the data
                 logs = logs or result.logs
                 break
-            if result.vote.finish:
+            if result.vote.finish or is_asked_to_end:
                 break
             self._save_if_due(Moment.STEP, chief_asks=result.vote.save)
         return logs
+
+    def _is_asked_to_end(self) -> bool:
+        """Return whether a callback of any task has set `stop_training`; every task must call it."""
+        # the config is the same in all tasks, so all of them call `agree` or none does
+        if not self._config.train.callbacks:
+            return False
+        return self._program.agree(Vote(finish=bool(self._model.stop_training))).finish
+
+    def _any_watches_batches(self) -> bool:
+        """Return whether a callback of any task may stop training after a batch; every task must call it."""
+        if self._watches_batches is None:
+            ends_on_nan = any(isinstance(each, keras.callbacks.TerminateOnNaN) for each in self._callbacks)
+            mine = ends_on_nan or watch_batches(self._callbacks)
+            self._watches_batches = bool(self._config.train.callbacks) and self._program.agree(Vote(finish=mine)).finish
+        return self._watches_batches
 
     def _broadcast_from_chief(self, numbers: list[int]) -> list[int]:
         """Return the chief's numbers in every task. They come from callbacks, of which other tasks have only some."""
@@ -459,7 +505,7 @@ class TrainingLoop:
         step, here = self._progress.step, self._progress.step_in_epoch
         # a call must end at each step after which something is due
         due = [self._saves, self._reports, self._check, *self._callback_saves]
-        limits = [self._call.length, *(each.steps_until_due(step) for each in due)]
+        limits = [1 if self._ends_after_step else self._call.length, *(each.steps_until_due(step) for each in due)]
         limits.append(None if self._steps_of_epoch is None else self._steps_of_epoch - here)
         return min(limit for limit in limits if limit is not None)
 
@@ -547,6 +593,10 @@ class TrainingLoop:
     def _reports_same_values(self) -> bool:
         """Return whether training and validation report the same values; overridden steps may report others."""
         return not any(overrides_method(self._model, name) for name in ("train_step", "test_step"))
+
+
+def _trainable_paths(model: keras.Model) -> dict[int, str]:
+    return {id(variable): variable.path for variable in model.trainable_variables}
 
 
 def _weights_differ(before: State, now: State) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import keras
 import numpy as np
 import pytest
 
+from distlaunch.base.errors import ConfigError
+from distlaunch.base.events import Event, Notice
 from distlaunch.checkpoints.meta import Progress
 from distlaunch.checkpoints.store import CheckpointStore
 from distlaunch.config.run import RunConfig
@@ -123,35 +126,78 @@ def test_history_and_callbacks(name: str) -> None:
 
 
 class Ends(keras.callbacks.Callback):
-    """Sets `stop_training` within the first epoch, and fails at the end of training."""
+    """Sets `stop_training` before or within the first epoch, and fails at the end of training."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self.at = at
+        self.is_testing = False
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._end("begin")
 
     def on_train_batch_end(self, batch, logs=None):
-        if batch == 1:
+        self._end(f"batch {batch}")
+
+    def on_test_begin(self, logs=None):
+        self.is_testing = True
+
+    def _end(self, here: str) -> None:
+        if here == self.at:
             self.model.stop_training = True
 
     def on_train_end(self, logs=None):
         raise RuntimeError("no")
 
 
-def test_what_was_trained_is_kept_when_a_callback_fails_at_the_end(tmp_path: Path) -> None:
-    """The checkpoint of the step that set `stop_training` also contains this."""
-    config, _, train = prepare("mlp sgd, uneven", steps_per_call=1, callbacks=[{"name": "CSVLogger"}])
-    config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"every_steps": 2})})
+@pytest.mark.parametrize(("at", "steps_per_call", "step"), [("batch 1", 1, 2), ("begin", 4, 1)])
+def test_a_callback_ends_training_at_once_and_loses_nothing(
+    tmp_path: Path, at: str, steps_per_call: int, step: int
+) -> None:
+    """As in `fit`, also after a stop before the epoch's validation; what was trained is kept if a callback fails."""
+    config, splits, train = prepare("mlp sgd, uneven", steps_per_call=steps_per_call, callbacks=[{"name": "CSVLogger"}])
+    validation = make_split(splits.validation, config.data, seed=0, training=False)
     store = CheckpointStore(tmp_path)
-    hooks = LoopHooks(lambda event: None, lambda: False, store=store, is_chief=True)
 
-    def loop(*callbacks: keras.callbacks.Callback) -> TrainingLoop:
+    def loop(callback: keras.callbacks.Callback, should_stop: Any = lambda: False) -> TrainingLoop:
+        hooks = LoopHooks(lambda event: None, should_stop, store=store, is_chief=True)
         model = build_model(config, OneDevice(), train.first_rows(2))
         program = OneDevice().program(make_steps(config, model))
-        return TrainingLoop(config, model, program, train, None, list(callbacks), hooks)
+        return TrainingLoop(config, model, program, train, validation, [callback], hooks)
 
+    ends = Ends(at)
+    assert loop(ends, lambda: ends.is_testing).run(Progress()).status == "stopped"
+    asked = store.newest_good()
+    assert asked is not None
+    assert (asked.progress.epoch, asked.progress.step, asked.progress.stop_training) == (0, step, True)
     with pytest.raises(RuntimeError, match="no"):
-        loop(Ends()).run(Progress())
+        loop(Ends("never")).run(asked.progress, lambda: asked.state)
     ended = store.newest_good()
     assert ended is not None
-    assert (ended.progress.epoch, ended.progress.step, ended.progress.finished) == (1, 3, True)  # a step takes the vote
+    assert (ended.progress.epoch, ended.progress.step, ended.progress.finished) == (1, step, True)
 
-    asked = store.load(2)
-    assert asked.progress.stop_training
-    outcome = loop(keras.callbacks.Callback()).run(asked.progress, lambda: asked.state)
-    assert (outcome.progress.epoch, outcome.progress.step) == (1, 3)
+
+class Freezes(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.layers[-1].trainable = False
+
+
+@pytest.mark.parametrize("strategy", [{}, {"kind": "dtensor", "mesh": {"batch": 1}}], ids=["one_device", "mesh"])
+def test_a_callback_that_freezes_weights_in_vain_is_told(tmp_path: Path, strategy: dict[str, Any]) -> None:
+    config, _, train = prepare("mlp sgd, uneven", epochs=1, callbacks=[{"name": "CSVLogger"}])
+    model = build_model(config, OneDevice(), train.first_rows(2))
+    program, events = OneDevice().program(make_steps(config, model)), list[Event]()
+    hooks = LoopHooks(events.append, lambda: False, store=CheckpointStore(tmp_path), is_chief=True)
+    # the loop is the same for all strategies
+    changed = {"strategy": strategy} if strategy else {}
+    on = RunConfig.model_validate({**config.model_dump(exclude_unset=True), **changed})
+    loop = TrainingLoop(on, model, program, train, None, [Freezes()], hooks)
+    told = "in on_epoch_begin, a callback has changed `trainable` of .*/kernel, .*/bias, but"
+    if strategy:
+        with pytest.raises(ConfigError, match=told):
+            loop.run(Progress())
+        return
+    loop.run(Progress())
+    warnings = [event.message for event in events if isinstance(event, Notice) and event.level == "warning"]
+    assert len(warnings) == 1
+    assert re.search(told, warnings[0])
