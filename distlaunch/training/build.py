@@ -186,11 +186,26 @@ def _optimizer(model: keras.Model, given: str | OptimizerComponent | None) -> An
     except (ValueError, TypeError) as error:
         message = f"{type(own).__name__}: {reason_of(error)}"
         raise ConfigError(Problem(key, message)) from error
+    if lost := _lost_argument(own, made, args):
+        message = (
+            f"{type(own).__name__} cannot be made again with other arguments, because its get_config() leaves out "
+            f"'{lost}'; add it there, or set the arguments in the model's function"
+        )
+        raise ConfigError(Problem((*key, "args"), message))
     keep_decay_exclusions(made, own)
     if wrapper is own:
         return made
     scale, steps = wrapper.initial_scale, wrapper.dynamic_growth_steps
     return keras.optimizers.LossScaleOptimizer(made, initial_scale=scale, dynamic_growth_steps=steps)
+
+
+def _lost_argument(own: Any, made: Any, args: dict[str, Any]) -> str | None:
+    """Return an argument that an optimizer's copy lacks, besides those that were changed; None if there is none."""
+    for name in inspect.signature(type(own)).parameters:
+        was, now = vars(own).get(name), vars(made).get(name)
+        if name not in args and isinstance(was, bool | int | float | str) and was != now:
+            return name
+    return None
 
 
 def _recompile(model: keras.Model, named: dict[str, Any]) -> None:

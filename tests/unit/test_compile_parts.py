@@ -166,3 +166,21 @@ def test_the_optimizer_in_words() -> None:
     rate = "InverseTimeDecay(initial_learning_rate=0.5, decay_steps=10, decay_rate=0.75, staircase=False)"
     assert optimizers_text(described, with_rates=True) == f"SGD, learning rate 0.25 + Adam, learning rate {rate}"
     assert loss_text({"a": "mse", "b": keras.losses.Huber()}) == "a: mse, b: Huber"
+
+
+class Slowed(keras.optimizers.SGD):
+    """An optimizer of the user's that cannot be made again from `get_config`."""
+
+    def __init__(self, slowness: float = 1.0, **more: Any) -> None:
+        super().__init__(**more)
+        self.slowness = slowness
+
+
+def test_an_argument_that_the_models_optimizer_would_lose_is_an_error() -> None:
+    model = network()
+    model.compile(Slowed(2.0, learning_rate=0.5), loss="mae")
+    section = {"optimizer": {"args": {"learning_rate": 0.125}}}
+    with pytest.raises(ConfigError, match=r"get_config\(\) leaves out 'slowness'"):
+        compile_model(model, Compile.model_validate(section))
+    model.compile(Slowed(learning_rate=0.5), loss="mae")
+    assert compiled(model, **section)["rate"] == 0.125
