@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from distlaunch.patches.symbols import Patch, Symbol, internal, replaced_attributes
 from distlaunch.patches.tensorflow_late import tf
@@ -19,15 +19,19 @@ PATCH = Patch(
 
 
 @contextlib.contextmanager
-def watched_by_tapes(tensors: Sequence[tf.Tensor]) -> Iterator[None]:
-    """Make tapes that are opened in this context watch these tensors."""
+def watched_by_tapes(tensors: Callable[[], Iterable[tf.Tensor]]) -> Iterator[None]:
+    """Make tapes watch tensors.
+
+    Args:
+        tensors: returns what a tape watches that is opened in this context.
+    """
     PATCH.check()
     tape_class = internal(_TAPE)
     enter = tape_class.__enter__
 
     def enter_and_watch(self: tf.GradientTape) -> tf.GradientTape:
         entered = enter(self)
-        for tensor in tensors:
+        for tensor in tensors():
             entered.watch(tensor)
         return entered
 

@@ -41,7 +41,15 @@ class StateScope(CollectedScope):
 
     def get_current_value(self, variable: Any) -> Any:
         assigned, given = self.assigned(variable), self._given.get(id(variable))
-        return super().get_current_value(variable) if assigned is not None or given is None else given
+        if given is None:
+            return super().get_current_value(variable)
+        # a step may compute gradients with the values that it has assigned, and update them again
+        return given if assigned is None else _Value(tf.convert_to_tensor(assigned))
+
+    def differentiable(self, variables: Iterable[Any]) -> list[tf.Tensor]:
+        """Return the current values of those variables that have a gradient."""
+        values = [tf.convert_to_tensor(self.get_current_value(variable)) for variable in variables]
+        return [value for value in values if value.dtype.is_floating]
 
 
 class _Value(StandIn):

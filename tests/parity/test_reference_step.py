@@ -12,11 +12,12 @@ import tensorflow as tf
 from keras import ops
 
 from distlaunch.base.errors import ConfigError
+from distlaunch.config.run import RunConfig
 from distlaunch.patches.keras_functional_optimizer import make_functional
 from distlaunch.strategies.mesh.functional_step import FunctionalStep, reference_loss
 from distlaunch.strategies.variables import slot_variables
 from distlaunch.training.steps.context import StepContext, per_example
-from distlaunch.training.steps.functions import reference_step
+from distlaunch.training.steps.functions import make_steps, reference_step
 from tests.parity.attempts import losses_and_notices
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
@@ -67,6 +68,11 @@ def squares(y_true: Any, y_pred: Any) -> Any:
     return ops.square(y_true - y_pred)
 
 
+def _state(model: keras.Model) -> tuple[list[Any], ...]:
+    groups = (model.trainable_variables, model.non_trainable_variables, slot_variables(model), model.metrics_variables)
+    return tuple([tf.convert_to_tensor(each.value) for each in group] for group in groups)
+
+
 def in_one_step(step: str, compiled: dict[str, Any], batch: Any, *, adds: bool, policy: str) -> list[np.ndarray]:
     """Return the loss of the first step, and the weights after it."""
     keras.utils.set_random_seed(0)
@@ -83,9 +89,7 @@ def in_one_step(step: str, compiled: dict[str, Any], batch: Any, *, adds: bool, 
     if step == "mesh":
         make_functional(model.optimizer)
         functional = FunctionalStep(model, reference_loss(model, context.per_example_loss))
-        groups = (model.trainable_variables, model.non_trainable_variables, slot_variables(model))
-        state = [[tf.convert_to_tensor(each.value) for each in group] for group in (*groups, model.metrics_variables)]
-        logs, (values, *_) = functional.train_step(tuple(state), batch)
+        logs, (values, *_) = functional.train_step(_state(model), batch)
     else:
         logs = model.train_step(batch) if step == "fit" else reference_step(context, batch)
         values = model.trainable_variables
@@ -119,6 +123,48 @@ def test_a_step_is_that_of_fit(name: str) -> None:
         found = in_one_step(step, compiled, batch, adds=adds, policy=policy)
         for ours, theirs in zip(found, expected, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7, err_msg=step)
+
+
+class UpdatesTwice(keras.Model):
+    """As the critic of a WGAN; the second update begins at the weights of the first, which a penalty reads, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.out = keras.layers.Dense(3, "tanh"), keras.layers.Dense(2)
+
+    def call(self, x: Any) -> Any:
+        return self.out(self.dense(x))
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        loss = 0.0
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True)) + tf.reduce_sum(self.out.kernel**2)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.dense.bias.assign_add(0.5 * self.dense.bias)
+        return {"loss": loss}
+
+
+def test_a_step_on_a_mesh_updates_the_same_weights_twice() -> None:
+    found = []
+    for kind in ({"kind": "one_device"}, MESH):
+        keras.utils.set_random_seed(0)
+        model, batch = UpdatesTwice(), (tf.constant(X), tf.constant(Y))
+        model(batch[0])
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.5), "mse")
+        model.optimizer.build(model.trainable_variables)
+        model.compute_loss(*batch, model(batch[0]))
+        raw = {"model": {"function": "unused:unused"}, "data": {"function": "unused:unused"}, "strategy": kind}
+        steps = make_steps(RunConfig.model_validate(raw), model)
+        if kind is MESH:
+            make_functional(model.optimizer)
+            logs, (values, *_) = steps.train(_state(model), batch)
+        else:
+            logs, values = steps.train(batch), model.trainable_variables
+        found.append([np.asarray(each) for each in (logs["loss"], *values)])
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
 @pytest.mark.parametrize("strategy", [None, MESH], ids=["one_device", "dtensor"])

@@ -164,7 +164,8 @@ def _collect_assignments(model: keras.Model, step: Callable[[Batch], dict[str, A
         # an evaluation has no optimizer state, but None
         known = [(group, values) for group, values in zip(groups, state, strict=True) if values is not None]
         given = itertools.chain.from_iterable(zip(group, values, strict=True) for group, values in known)
-        with StateScope(given) as scope, watched_by_tapes([each for each in state[0] if each.dtype.is_floating]):
+        scope = StateScope(given)
+        with scope, watched_by_tapes(lambda: scope.differentiable(groups[0])):
             logs = flat_logs(step(batch))
         new = [values and _new_values(scope, group, values) for group, values in zip(groups, state, strict=True)]
         return logs, (new[0], new[1], new[2], new[3])
