@@ -119,7 +119,7 @@ def test_own_step_function(fast, one_device, monkeypatch) -> None:
     [
         pytest.param("tf.Module", "strategy jax needs a keras.Model", marks=pytest.mark.slow),
         ("own train_step", r"train_step\(self, state, data\) -> logs, state"),
-        ("own step function", r"step\(context, state, batch\) -> \(logs, state\)"),
+        pytest.param("own step function", r"step\(context, state, batch\) -> \(logs, state\)", marks=pytest.mark.slow),
     ],
 )
 def test_what_is_written_for_tensorflow_is_refused(name: str, told: str, tmp_path: Path) -> None:

@@ -36,7 +36,15 @@ def test_a_call_ends_though_a_loss_scale_has_kept_the_weights_good() -> None:
     assert first_call("one_device", "nan", "fail", precision="mixed_float16") == [BAD, BAD, False]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in IN_ONE_PROCESS if kind not in IN_THIS_PROCESS])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        # in CI test_step_loop.py looks at each end of a call on JAX
+        pytest.param(kind, marks=pytest.mark.slow if kind == "jax" else ())
+        for kind in IN_ONE_PROCESS
+        if kind not in IN_THIS_PROCESS
+    ],
+)
 def test_a_call_ends_at_the_step_elsewhere(kind: str) -> None:
     if kind == "jax":
         pytest.importorskip("jax")

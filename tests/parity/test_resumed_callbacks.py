@@ -45,12 +45,17 @@ class FollowsItself(keras.callbacks.Callback):
         rate.assign(rate * (1.0 + 0.01 * self._steps + 0.001 * sum(self._seen)))
 
 
-def config(callback: str) -> dict[str, Any]:
+def config(*callbacks: str) -> dict[str, Any]:
     return {
         "model": {"function": f"{HERE}:model"},
         "data": {"function": f"{HERE}:data", "global_batch": 8, "shuffle": False},
         "compile": {"optimizer": {"name": "SGD", "args": {"learning_rate": 0.05, "momentum": 0.9}}, "loss": "mse"},
-        "train": {"epochs": 4, "log_every_steps": 1, "steps_per_call": 1, "callbacks": [{"name": callback}]},
+        "train": {
+            "epochs": 4,
+            "log_every_steps": 1,
+            "steps_per_call": 1,
+            "callbacks": [{"name": callback} for callback in callbacks],
+        },
         "validation": {},
     }
 
@@ -60,9 +65,16 @@ def losses(run: Path, raw: dict[str, Any], stops: list[int]) -> Iterator[float]:
         yield from (logs["loss"] for logs in run_session(str(run), raw, stop, leave=False))
 
 
-@pytest.mark.parametrize("callback", ["slower", "FollowsItself"])
-def test_resumes_within_epochs_change_nothing(tmp_path: Path, callback: str) -> None:
-    raw = config(f"{HERE}:{callback}")
+@pytest.mark.parametrize(
+    "callbacks",
+    [
+        ("slower", "FollowsItself"),
+        pytest.param(("slower",), marks=pytest.mark.slow),
+        pytest.param(("FollowsItself",), marks=pytest.mark.slow),
+    ],
+)
+def test_resumes_within_epochs_change_nothing(tmp_path: Path, callbacks: tuple[str, ...]) -> None:
+    raw = config(*(f"{HERE}:{callback}" for callback in callbacks))
     whole = list(losses(tmp_path / "whole", raw, [4 * STEPS + 1]))
     assert len(whole) == 4 * STEPS
     # within an epoch, once more within it, after its last step but before its validation, and at its end

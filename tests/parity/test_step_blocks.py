@@ -38,18 +38,18 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "keys"),
+    ("model", "strategy", "keys"),
     [
-        pytest.param(DATA_PARALLEL, {}, id="fit"),
-        pytest.param(SPLIT, {}, id="split", marks=pytest.mark.slow),
-        pytest.param(DATA_PARALLEL, OWN_STEP, id="own step", marks=pytest.mark.slow),
+        pytest.param("thin", DATA_PARALLEL, {}, id="fit"),
+        pytest.param("dense", SPLIT, {}, id="split", marks=pytest.mark.slow),
+        pytest.param("dense", DATA_PARALLEL, OWN_STEP, id="own step", marks=pytest.mark.slow),
     ],
 )
-def test_they_change_no_bit(calls: Calls, strategy: dict[str, Any], keys: dict[str, Any]) -> None:
-    blocks = train("dense", [STEPS], strategy, **keys)
+def test_they_change_no_bit(calls: Calls, model: str, strategy: dict[str, Any], keys: dict[str, Any]) -> None:
+    blocks = train(model, [STEPS], strategy, **keys)
     # the second batch was read when no call had several steps, and the last batch of each epoch is smaller
     assert calls == [1, 1, 2, 2, 2, 1, 2, 2, 2, 2, 1]
-    one_by_one = train("dense", [STEPS], strategy, steps_per_call=1, **keys)
+    one_by_one = train(model, [STEPS], strategy, steps_per_call=1, **keys)
     assert calls[-STEPS:] == [1] * STEPS
     assert blocks == one_by_one
 
@@ -60,6 +60,7 @@ def test_trials_of_tune_do_not_wait_for_them(calls: Calls, monkeypatch: pytest.M
     assert calls == [1, 1, 1, 2, 1]  # the first two were decided when none had several
 
 
+@pytest.mark.slow  # in CI the same of strategy jax, and that training goes on if it may
 def test_no_step_follows_a_loss_that_is_not_finite(calls: Calls) -> None:
     found = train("linear", [1, 8], DATA_PARALLEL, {"nan": True})
     assert (found["steps"], found["nonfinite"], found["iterations"]) == (NAN_STEP, NAN_STEP, NAN_STEP)
@@ -72,6 +73,7 @@ def test_training_goes_on_after_a_loss_that_is_not_finite_if_it_may(calls: Calls
     assert calls == [1, 2, 2, 2, 1]
 
 
+@pytest.mark.slow  # in CI the same of strategy jax
 def test_a_batch_that_cannot_be_read_fails_after_the_steps_before_it(calls: Calls) -> None:
     found = train("linear", [8], DATA_PARALLEL, {"broken": True})
     assert f"example {BROKEN}" in found["error"]

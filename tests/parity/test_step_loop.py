@@ -126,6 +126,14 @@ def dense():
     ])  # fmt: skip
 
 
+def thin():
+    """Return a model with all kinds of state, and few weights."""
+    import keras
+
+    layers = keras.layers
+    return keras.Sequential([layers.Input((16,)), layers.BatchNormalization(), layers.Dropout(0.3), layers.Dense(4)])
+
+
 def linear():
     import keras
 

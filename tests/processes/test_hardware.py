@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_job import MODULE, run_command, write_job
+from tiny_job import LOSSES, MODULE, losses, run_command, write_job
 
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.hardware import INJECTED, ONEDNN, POOL_SIZES
@@ -58,20 +58,24 @@ def _plan(folder: Path, env: Mapping[str, str], *words: str) -> tuple[dict[str, 
     return settings, ended.err
 
 
-def test_two_workers_on_a_cpu_where_tensorflow_alone_leaves_onednn_off(tmp_path: Path) -> None:
-    cluster = {"cluster": {"workers": 2}, "strategy": {"kind": "multi_worker_mirrored"}}
-    write_job(tmp_path, TELLS, train={"epochs": 1, "check": "off"}, **cluster)
-    text = _run(tmp_path, _with(["avx2"], OMP_NUM_THREADS="3"), "train", "job.yaml")
-    for index in range(2):
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_run_on_a_cpu_where_tensorflow_alone_leaves_onednn_off(tmp_path: Path, workers: int) -> None:
+    cluster = {"cluster": {"workers": 2}, "strategy": {"kind": "multi_worker_mirrored"}} if workers > 1 else {}
+    write_job(tmp_path, TELLS, **cluster)
+    text = _run(tmp_path, _with(["avx2"], OMP_NUM_THREADS="3", KERAS_BACKEND="jax"), "train", "job.yaml")
+    assert text.count("KERAS_BACKEND=jax is ignored: strategy ") == 1
+    for index in range(workers):
         log = RunDir(tmp_path / "runs" / "job").task(0, f"worker:{index}").stdout_log.read_text()
-        assert "got 1 2 3 oneDNN on\n" in log, text
+        assert f"got 1 {2 if workers > 1 else '-'} 3 oneDNN on\n" in log, text
+    assert losses(tmp_path) == LOSSES
     assert _recorded(tmp_path)[ONEDNN] == ("1", "hardware")
-    assert _recorded(tmp_path)["NPROC"] == ("2", "hardware")
-    assert _recorded(tmp_path)["OMP_NUM_THREADS"] == ("3", "environment")
+    if workers > 1:
+        assert _recorded(tmp_path)["NPROC"] == ("2", "hardware")
+        assert _recorded(tmp_path)["OMP_NUM_THREADS"] == ("3", "environment")
     # a resume keeps what changes how it rounds, on a machine for which it would be chosen otherwise
     resumed = ("runs/job", "--resume", "--set", "train.epochs=3")
     settings, warnings = _plan(tmp_path, _with([]), *resumed)
-    assert settings == {ONEDNN: ("1", "run"), **dict.fromkeys(POOL_SIZES, ("2", "hardware"))}
+    assert settings == {ONEDNN: ("1", "run"), **dict.fromkeys(POOL_SIZES if workers > 1 else (), ("2", "hardware"))}
     assert "TF_ENABLE" not in warnings
     settings, warnings = _plan(tmp_path, _with([], **{ONEDNN: "0"}), *resumed)
     assert settings[ONEDNN] == ("0", "environment")

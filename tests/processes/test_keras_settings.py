@@ -41,7 +41,7 @@ def data():
 @pytest.mark.parametrize(
     ("given", "sections"),
     [
-        ("jax", {}),
+        pytest.param("jax", {}, marks=pytest.mark.slow),  # in CI test_hardware.py
         pytest.param("torch", {}, marks=pytest.mark.slow),
         pytest.param("no such", {}, marks=pytest.mark.slow),
         pytest.param("tensorflow", _JAX, marks=pytest.mark.slow),
