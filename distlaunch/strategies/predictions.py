@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -21,6 +21,10 @@ def make_predict_call(strategy: Any, model: keras.Model, num_processes: int) -> 
 
     The function returns the predictions of the global batch on the host. Each of several processes fills the rows of
     the other processes with zeros, so the sum over all processes contains all predictions.
+
+    A model may return several rows for each example, such as a row for each token. The rows are in the order of the
+    examples. With several replicas, the function raises ConfigError if that order is unknown, because the number of
+    rows is not a multiple of the number of examples.
     """
 
     def local(batch: Any, rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor) -> Any:
@@ -29,9 +33,10 @@ def make_predict_call(strategy: Any, model: keras.Model, num_processes: int) -> 
         with draw_for_rows(place):
             # the slice makes the number of rows unknown in the trace, so that `draw_for_rows` recognizes draws for rows
             outputs = model.predict_step(slice_rows(batch, tf.zeros_like(place.rows), place.rows))
-        if num_processes == 1:
-            return outputs
-        return tf.nest.map_structure(lambda leaf: _sum_over_processes(leaf, rows, total, start), outputs)
+        lengths = tf.nest.map_structure(lambda leaf: tf.shape(leaf)[0], outputs)
+        if num_processes > 1:
+            outputs = tf.nest.map_structure(lambda leaf: _sum_over_processes(leaf, rows, total, start), outputs)
+        return outputs, lengths
 
     # relaxed shapes, so that one more trace serves smaller batches of any size
     @tf.function(autograph=False, reduce_retracing=True)
@@ -41,18 +46,37 @@ def make_predict_call(strategy: Any, model: keras.Model, num_processes: int) -> 
     def predict(element: Any) -> Any:
         counts = [int(rows) for rows in strategy.experimental_local_results(element[1])]
 
-        def on_host(leaf: Any) -> np.ndarray:
+        def on_host(leaf: Any, lengths: Any) -> np.ndarray:
             # in the order of replicas, which is the order of rows
             values = [np.asarray(value) for value in strategy.experimental_local_results(leaf)]
+            if strategy.num_replicas_in_sync > 1:
+                _check_lengths([int(length) for length in strategy.experimental_local_results(lengths)], counts)
             if num_processes > 1:
                 # each replica has the sum, which is the whole batch
                 return values[0]
             # without the stand-in row of a replica without rows
-            return np.concatenate([value[:count] for value, count in zip(values, counts, strict=True)])
+            return np.concatenate([value for value, count in zip(values, counts, strict=True) if count])
 
-        return tf.nest.map_structure(on_host, call(element))
+        outputs, lengths = call(element)
+        return tf.nest.map_structure(on_host, outputs, lengths)
 
     return predict
+
+
+def _check_lengths(lengths: Sequence[int], counts: Sequence[int]) -> None:
+    """Raise ConfigError unless all replicas predict the same whole number of rows for each example.
+
+    Args:
+        lengths: the number of rows that each replica has predicted.
+        counts: the number of its examples; 0 for a stand-in row.
+    """
+    times = {length / max(count, 1) for length, count in zip(lengths, counts, strict=True)}
+    if len(times) == 1 and times.pop().is_integer():
+        return
+    of_replicas = " and ".join(f"{length} for {max(n, 1)}" for length, n in zip(lengths, counts, strict=True))
+    message = f"the model predicts a number of rows that does not follow from the number of examples ({of_replicas})"
+    hint = "predict with --set strategy.kind=one_device, or return the same number of rows for each example"
+    raise ConfigError(Problem(("model", "function"), f"{message}, so replicas cannot share a batch; {hint}"))
 
 
 def _sum_over_processes(leaf: tf.Tensor, rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
@@ -63,8 +87,10 @@ def _sum_over_processes(leaf: tf.Tensor, rows: tf.Tensor, total: tf.Tensor, star
         raise ConfigError(Problem(("model", "function"), f"{message}; predict with --set strategy.kind=one_device"))
     context = tf.distribute.get_replica_context()
     number, count, first = tf.cast(total, tf.int32), tf.cast(rows, tf.int32), tf.cast(start, tf.int32)
-    around = [[first, number - first - count], *[[0, 0]] * (leaf.shape.rank - 1)]
-    own = leaf[:count]
+    # the number of rows for each example; a replica without examples has a stand-in row, which is left out
+    times = tf.shape(leaf)[0] // tf.maximum(count, 1)
+    around = [[first * times, (number - first - count) * times], *[[0, 0]] * (leaf.shape.rank - 1)]
+    own = leaf[: count * times]
     if dtype == tf.uint64:
         # no summable dtype holds all values of uint64, but adding zeros keeps the bits unchanged
         own = tf.bitcast(own, tf.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +76,37 @@ def test_batches_are_joined() -> None:
     ],
 )
 def test_processes_give_each_other_every_value_of_a_type(dtype: str, values: list[Any]) -> None:
+    """Each example of the model's second output has two rows."""
+    expected = np.array(values, dtype)
+    found = predict_on_two_replicas(expected, lambda x: {"one": x, "two": tf.repeat(x, 2)}, num_processes=2)
+    assert {name: array.dtype for name, array in found.items()} == {"one": expected.dtype, "two": expected.dtype}
+    np.testing.assert_array_equal(found["one"], expected)
+    np.testing.assert_array_equal(found["two"], np.repeat(expected, 2))
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_replica_without_examples_adds_no_rows(num_processes: int) -> None:
+    found = predict_on_two_replicas(ONE[:1], lambda x: tf.repeat(x, 3, axis=0), num_processes)
+    np.testing.assert_array_equal(found, np.repeat(ONE[:1], 3, axis=0))
+
+
+def test_rows_without_a_place_among_those_of_other_replicas_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"does not follow from the number of examples \(1 for 2 and 1 for 1\)"):
+        predict_on_two_replicas(ONE, lambda x: tf.reduce_sum(x, axis=0, keepdims=True), num_processes=1)
+
+
+def predict_on_two_replicas(x: np.ndarray, function: Callable[[Any], Any], num_processes: int) -> Any:
     class Model:
         def predict_step(self, batch: Any) -> Any:
-            return batch
+            return function(batch)
 
-    expected = np.array(values, dtype)
     # collectives of several strategies in one process would get into each other's way
     sums = tf.distribute.ReductionToOneDevice()
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=sums)
-
-    parts = [(expected[:2], 2, 3, 0), (expected[2:], 1, 3, 2)]  # batch, rows, total, start
+    total = len(x)
+    first = (total + 1) // 2
+    # batch, rows, total, start; a replica without rows has a stand-in row
+    parts = [(x[:first], first, total, 0), (x[first:] if total > first else x[:1], total - first, total, first)]
 
     def of_replicas(at: int) -> Any:
         return strategy.experimental_distribute_values_from_function(
@@ -92,9 +114,7 @@ def test_processes_give_each_other_every_value_of_a_type(dtype: str, values: lis
         )
 
     model: Any = Model()
-    found = make_predict_call(strategy, model, num_processes=2)(tuple(map(of_replicas, range(4))))
-    assert found.dtype == expected.dtype
-    np.testing.assert_array_equal(found, expected)
+    return make_predict_call(strategy, model, num_processes)(tuple(map(of_replicas, range(4))))
 
 
 GIVEN: dict[str, Any] = {}
