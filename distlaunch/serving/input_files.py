@@ -15,6 +15,8 @@ from distlaunch.serving.exported_model import ANY, Spec, adapted, dtype_name
 
 Arrays = dict[str, np.ndarray]
 _LONGEST = 40  # characters of a value in a message
+_INEXACT = 2.0**53
+"""The smallest float that may stand for several integers."""
 
 
 def read_inputs(path: Path, inputs: Sequence[Spec]) -> Arrays:
@@ -132,16 +134,43 @@ def _fit(array: np.ndarray, spec: Spec, where: str) -> np.ndarray:
 
 def _check_range(array: np.ndarray, spec: Spec, where: str) -> None:
     """Raise UsageError for numbers that the input's type cannot represent."""
-    if spec.dtype == "bool" or not spec.dtype.startswith(("int", "uint")):
+    if (allowed := _allowed_integers(spec)) is None:
         return
-    limits = np.iinfo(spec.dtype)
-    # `astype` would wrap and truncate them silently
-    wrong = (array < limits.min) | (array > limits.max) | (array != np.trunc(array))
+    if array.dtype.kind in "biu":
+        wrong = (array < allowed[0]) | (array > allowed[-1])
+    else:
+        # `astype` would wrap and truncate them silently
+        values = array.astype(np.float64)
+        wrong = (values < allowed[0]) | (values > allowed[-1]) | (values != np.trunc(values))
+        wrong |= abs(values) >= _INEXACT
     if wrong.any():
         at = tuple(int(index) for index in np.argwhere(wrong)[0])
         place = f"row {at[0]}" + (f", at {list(at[1:])}" if at[1:] else "")
-        message = f"{where}: {spec.name}: {place}: got {array[at]}; expected whole numbers from {limits.min}"
-        raise UsageError(f"{message} to {limits.max} ({spec.dtype})")
+        raise UsageError(f"{where}: {spec.name}: {place}: got {array[at]}; {_expected(array[at].item(), spec)}")
+
+
+def _allowed_integers(spec: Spec) -> range | None:
+    """Return the integers that an input can have; None if its type is not an integer type."""
+    if not spec.dtype.startswith(("int", "uint")):
+        return None
+    limits = np.iinfo(spec.dtype)
+    return range(limits.min, limits.max + 1)
+
+
+def _as_integer(number: float, allowed: range) -> int | None:
+    """Return a whole number as an integer, or None if it is not whole, not exact or not allowed."""
+    if isinstance(number, float) and (not number.is_integer() or abs(number) >= _INEXACT):
+        return None
+    return int(number) if int(number) in allowed else None
+
+
+def _expected(got: float, spec: Spec) -> str:
+    """Return the words that follow a number that an input of integers cannot have."""
+    limits = np.iinfo(spec.dtype)
+    text = f"expected whole numbers from {limits.min} to {limits.max} ({spec.dtype})"
+    if isinstance(got, float) and _INEXACT <= abs(got) < np.inf:
+        return f"{text}; floats from 2**53 on are not exact, so give integers"
+    return text
 
 
 def _encoded(array: np.ndarray) -> np.ndarray:
@@ -249,7 +278,20 @@ def _array_of_rows(rows: list[Any], spec: Spec, path: Path) -> np.ndarray:
             shape = ",".join(map(str, array.shape))
             raise UsageError(f"{path}:{number}: {spec.name}: got {_short(row)} [{shape}], unlike in the lines before; "
                              f"{takes([spec])}")  # fmt: skip
-    return np.array(rows, dtype=object if isinstance(rows[0], str) else None)
+    array = np.array(rows, dtype=object if isinstance(rows[0], str) else None)
+    allowed = _allowed_integers(spec)
+    if allowed is None or array.dtype.kind != "f":
+        return array
+
+    def as_integers(value: Any, number: int) -> Any:
+        if isinstance(value, list):
+            return [as_integers(part, number) for part in value]
+        if (integer := _as_integer(value, allowed)) is None:
+            raise UsageError(f"{path}:{number}: {spec.name}: got {_short(value)}; {_expected(value, spec)}")
+        return integer
+
+    # again, because NumPy makes floats of all numbers if some are floats, or if some are above the range of int64
+    return np.array([as_integers(row, number) for number, row in enumerate(rows, 1)], dtype=spec.dtype)
 
 
 def _columns(header: list[str], inputs: Sequence[Spec], path: Path) -> dict[str, list[str]]:
@@ -293,18 +335,31 @@ def _texts(values: Sequence[str], *_: Any) -> np.ndarray:
 
 
 def _numbers(values: Sequence[str], numbers: Sequence[int], name: str, spec: Spec, path: Path) -> np.ndarray:
-    table = np.array(values, dtype=str)
-    if spec.dtype.startswith(("int", "uint", "bool")):
-        try:
-            return table.astype(np.int64)  # not through floats, which have only 53 bits
-        except (ValueError, OverflowError):
-            pass
+    def got(index: int) -> str:
+        return f"{path}:{numbers[index]}: column '{name}': got {_short(values[index])}"
+
+    allowed = _allowed_integers(spec)
+    convert = float if allowed is None else _number
     try:
-        return table.astype(np.float64)
+        found = [convert(value) for value in values]
     except ValueError:
         index = next(index for index, value in enumerate(values) if not _is_number(value))
-        message = f"{path}:{numbers[index]}: column '{name}': got {_short(values[index])}; expected a number"
-        raise UsageError(f"{message}; {takes([spec])}") from None
+        raise UsageError(f"{got(index)}; expected a number; {takes([spec])}") from None
+    if allowed is None:
+        return np.array(found, np.float64)
+    integers = [_as_integer(number, allowed) for number in found]
+    if None in integers:
+        index = integers.index(None)
+        raise UsageError(f"{got(index)}; {_expected(found[index], spec)}")
+    return np.array(integers, dtype=spec.dtype)
+
+
+def _number(text: str) -> int | float:
+    """Return an integer if possible, because floats have only 53 bits."""
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
 
 
 def _is_number(text: str) -> bool:

@@ -15,6 +15,7 @@ from distlaunch.serving.input_files import read_inputs
 X = (Spec("x", "float32", (None, 3)),)
 IMAGE = (Spec("image", "uint8", (None, 2, 2)),)
 TEXT = (Spec("text", "string", (None,)),)
+USER, ITEM = (Spec("user", "uint64", (None,)),), (Spec("item", "int64", (None, 2)),)
 PAIR = (Spec("user", "int32", (None,)), Spec("item", "float32", (None, 2)))
 
 
@@ -48,6 +49,11 @@ def write(path: Path, content: Any) -> Path:
         ("a.jsonl", '{"user": 1, "item": [1, 2]}\n{"item": [3, 4], "user": 2}\n', PAIR,
          {"user": [1, 2], "item": [[1, 2], [3, 4]]}),
         ("a.jsonl", '"good"\n"bad"\n', TEXT, {"text": [b"good", b"bad"]}),
+        ("a.csv", f"user\n{2**64 - 1}\n7.0\n{2**63 + 1}\n", USER, {"user": [2**64 - 1, 7, 2**63 + 1]}),
+        ("a.csv", f"a,b\n{2**53 + 1},{-(2**63)}\n5.0,1e3\n", ITEM, {"item": [[2**53 + 1, -(2**63)], [5, 1000]]}),
+        ("a.jsonl", f"{2**64 - 1}\n7.0\n", USER, {"user": [2**64 - 1, 7]}),
+        ("a.jsonl", f"[{2**53 + 1}, 1.0]\n[2, 3]\n", ITEM, {"item": [[2**53 + 1, 1], [2, 3]]}),
+        ("a.npy", np.array([2**64 - 1], np.uint64), USER, {"user": [2**64 - 1]}),
         ("a.npy", np.array(["good", "bad"]), TEXT, {"text": [b"good", b"bad"]}),
         ("a.npy", np.array([1, 2], np.int64), (Spec("inputs", ANY, (None, 1)),), {"inputs": [[1], [2]]}),
     ],
@@ -82,7 +88,13 @@ def test_what_is_read(tmp_path: Path, name: str, content: Any, inputs: Any, expe
         ("a.csv", "1,2,3\n4,5,6\n", X, "a.csv:1: got '1', '2', '3'; expected the names of the columns"),
         ("a.csv", "a,b,a\n4,5,6\n", X, "several columns are named 'a'"),
         ("a.csv", "user,item_0\n1,2\n", PAIR, "expected 'item_0 to item_1'; the model takes user"),
-        ("a.csv", "user,item_0,item_1\n0.5,2,3\n", PAIR, "user: row 0: got 0.5; expected whole numbers"),
+        ("a.csv", "user,item_0,item_1\n1,2,3\n0.5,2,3\n", PAIR,
+         "a.csv:3: column 'user': got '0.5'; expected whole numbers from -2147483648 to 2147483647 (int32)"),
+        ("a.csv", "user\n-1\n", USER, "got '-1'; expected whole numbers from 0 to 18446744073709551615 (uint64)"),
+        ("a.csv", f"user\n{2**64}\n", USER, "a.csv:2: column 'user': got '18446744073709551616'; expected whole"),
+        ("a.csv", "user\n9007199254740993.0\n", USER, "(uint64); floats from 2**53 on are not exact, so give integers"),
+        ("a.jsonl", f"[{2**53 + 1}, 1.5]\n", ITEM, "a.jsonl:1: item: got 1.5; expected whole numbers"),
+        ("a.npy", np.array([1.0, 2.0**64]), USER, "row 1: got 1.8446744073709552e+19; expected whole numbers from 0"),
         ("a.csv", "", X, "it is empty; expected a line of column names"),
         ("a.csv", "a,b,c\n", X, "it contains no rows"),
         ("a.csv", 'a,b,c\n1,2,"3\n', X, "a.csv:2: it is not CSV"),
