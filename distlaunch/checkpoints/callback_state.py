@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import functools
+import hashlib
+from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -28,8 +30,46 @@ _RESTORED = (
 )
 """Private attributes of ModelCheckpoint, SwapEMAWeights and TensorBoard that are restored."""
 _LARGEST = 10_000
-"""Most values in a list or dict of a callback. They are in the text of each checkpoint."""
-_NOT_PLAIN = object()
+"""Most values in a list, tuple, set or dict of a callback. They are in the text of each checkpoint."""
+_TOO_LARGE = f"more than {_LARGEST:,} entries"
+_ARRAY, _DICT, _MAXLEN, _OBJECT = "$array", "$dict", "$maxlen", "$object"
+_KINDS: dict[str, type] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset, "$deque": deque}
+"""Collections that JSON does not have, by the key that marks them."""
+_COLLECTIONS = (list, dict, *_KINDS.values())
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """The value of an attribute as JSON and arrays.
+
+    Attributes:
+        plain: numbers, strings, lists and dicts. An array is `{"$array": INDEX}`, a tuple `{"$tuple": [...]}`.
+        arrays: the arrays themselves, not copies.
+        unsupported: what checkpoints cannot hold, such as `values of the type Counter`; None if they can hold it.
+    """
+
+    plain: Any
+    arrays: list[np.ndarray]
+    unsupported: str | None
+
+
+@dataclass(frozen=True)
+class _Initial:
+    """The value of an attribute in a new callback; arrays only as checksums, because they may be large."""
+
+    plain: Any
+    checksums: list[str]
+    unsupported: str | None
+
+    @property
+    def is_complete(self) -> bool:
+        """True if `plain` is the whole value."""
+        return self.unsupported is None and not self.checksums
+
+    def equals(self, packed: _Packed) -> bool:
+        """Return True if an attribute has this value."""
+        # compared by `repr`, because False == 0; first, because the checksums of large arrays take long
+        return repr(self.plain) == repr(packed.plain) and self.checksums == list(map(_checksum, packed.arrays))
 
 
 def remember_config(callback: keras.callbacks.Callback, place: int) -> None:
@@ -41,7 +81,11 @@ def remember_config(callback: keras.callbacks.Callback, place: int) -> None:
     """
     vars(callback)["_distlaunch_place"] = place
     # distinguishes values from the config, which may have changed in a resumed run, from values changed by training
-    vars(callback)["_distlaunch_made_with"] = _plain(callback)
+    vars(callback)["_distlaunch_made_with"] = {
+        name: _Initial(packed.plain, list(map(_checksum, packed.arrays)), packed.unsupported)
+        for name, packed in _packed_attributes(callback).items()
+        if packed.unsupported != _TOO_LARGE
+    }
 
 
 def place_of(callback: keras.callbacks.Callback, default: int) -> int:
@@ -49,27 +93,35 @@ def place_of(callback: keras.callbacks.Callback, default: int) -> int:
     return getattr(callback, "_distlaunch_place", default)
 
 
-def plain_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    """Return the numbers and strings among a callback's attributes, for a checkpoint.
+def stored_state(callback: keras.callbacks.Callback) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return the values among a callback's attributes that a checkpoint holds: as JSON, and copies of the arrays.
 
-    Of a user's class, this includes private attributes, and lists and dicts of such values.
+    Of a class of Keras, these are the public numbers, strings, arrays and lists of arrays. Of a user's class, they
+    include private attributes, and lists, tuples, sets, dicts and deques of such values.
 
     Returns:
-        A dict with the name of the `class`; `monitor`: the value that the callback watches, or None; `changed`: values
-        that training has changed, such as EarlyStopping's `wait` and `best`; `unchanged`: names of the other
-        attributes, whose values come from the config of a resumed run; and `too_large`: names of lists and dicts that
-        are left out.
+        The arrays by name, and a dict with the name of the `class`; `monitor`: the value that the callback watches, or
+        None; `changed`: values that training has changed, such as EarlyStopping's `wait` and `best`; `unchanged`: names
+        of the other attributes, whose values come from the config of a resumed run; and `not_stored`: for collections
+        and arrays that training has changed, and that a checkpoint cannot hold, the reason.
     """
-    made_with, now = getattr(callback, "_distlaunch_made_with", {}), _plain(callback)
-    # compared by `repr`, because False == 0
-    unchanged = [name for name, value in now.items() if name in made_with and repr(made_with[name]) == repr(value)]
-    changed = {name: value for name, value in now.items() if name not in unchanged}
-    too_large = [
-        name
-        for name, value in vars(callback).items()
-        if name not in now and isinstance(value, (list, dict)) and len(value) > _LARGEST
-    ]
-    return {**_identity(callback), "changed": changed, "unchanged": unchanged, "too_large": too_large}
+    made_with = _made_with(callback)
+    changed, unchanged, not_stored, arrays = {}, [], {}, {}
+    for name, packed in _packed_attributes(callback).items():
+        if name in made_with and made_with[name].equals(packed):
+            unchanged.append(name)
+        elif packed.unsupported is None:
+            changed[name] = packed.plain
+            arrays |= {f"{name}/{index}": array.copy() for index, array in enumerate(packed.arrays)}
+        # not other objects, such as open files, which callbacks open again when training begins
+        elif isinstance(vars(callback)[name], (*_COLLECTIONS, np.ndarray)):
+            not_stored[name] = packed.unsupported
+    state = {**_identity(callback), "changed": changed, "unchanged": unchanged, "not_stored": not_stored}
+    return state, arrays
+
+
+def _made_with(callback: keras.callbacks.Callback) -> dict[str, _Initial]:
+    return getattr(callback, "_distlaunch_made_with", {})
 
 
 def _identity(callback: keras.callbacks.Callback) -> dict[str, Any]:
@@ -94,20 +146,20 @@ def stored_places(callbacks: Sequence[keras.callbacks.Callback], stored: Sequenc
     return places
 
 
-def _plain(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    state = {}
+def _packed_attributes(callback: keras.callbacks.Callback) -> dict[str, _Packed]:
+    names_of_keras = _names_of_keras(type(callback))
+    packed = {}
     for name, value in vars(callback).items():
         if name.startswith("_distlaunch"):
             continue
-        if name not in _names_of_keras(type(callback)):
-            plain = _plain_value(value)
-        elif name.startswith("_") and name not in _RESTORED:
-            continue  # such as the model
-        else:
-            plain = _plain_scalar(value)
-        if plain is not _NOT_PLAIN:
-            state[name] = plain
-    return state
+        if name in names_of_keras:
+            if name.startswith("_") and name not in _RESTORED:
+                continue  # such as the model
+            parts = value if isinstance(value, (list, tuple)) and value else [value]
+            if not _is_scalar(_python_number(value)) and not all(map(_can_be_kept, parts)):
+                continue
+        packed[name] = _pack(value)
+    return packed
 
 
 @functools.cache
@@ -123,63 +175,100 @@ def _names_of_keras(cls: type) -> frozenset[str]:
     return frozenset().union(*(method.__code__.co_names for method in methods))
 
 
-def _plain_scalar(value: Any) -> Any:
-    plain = value.item() if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 else value
-    return plain if plain is None or isinstance(plain, (bool, int, float, str)) else _NOT_PLAIN
+def _pack(value: Any) -> _Packed:
+    arrays: list[np.ndarray] = []
+    unsupported: list[str] = []
+
+    def pack(value: Any) -> Any:
+        if _is_scalar(scalar := _python_number(value)):
+            return scalar
+        if _can_be_kept(value):
+            arrays.append(value)
+            return {_ARRAY: len(arrays) - 1}
+        kind = next((kind for kind in _COLLECTIONS if isinstance(value, kind)), None)
+        # classes derived from these would come back as plain lists and dicts
+        if type(value) not in _COLLECTIONS:
+            unsupported.append(f"values of the type {type(value).__name__}")
+        if kind is None:
+            return {_OBJECT: id(value)}
+        if len(value) > _LARGEST:
+            unsupported.append(_TOO_LARGE)
+            return {_OBJECT: id(value)}
+        if kind is list:
+            return [pack(part) for part in value]
+        for mark, other in _KINDS.items():
+            if kind is other:
+                parts = [pack(part) for part in value]
+                ordered = sorted(parts, key=repr) if kind in (set, frozenset) else parts
+                return {mark: ordered, **({_MAXLEN: value.maxlen} if kind is deque else {})}
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {key: pack(part) for key, part in value.items()}
+        return {_DICT: [[pack(key), pack(part)] for key, part in value.items()]}
+
+    return _Packed(pack(value), arrays, next(iter(unsupported), None))
 
 
-def _plain_value(value: Any) -> Any:
-    """Return a copy of a value of numbers, strings, lists and dicts; `_NOT_PLAIN` if it has others or is too large."""
-    if type(value) not in (list, dict):  # classes derived from these would come back as plain lists and dicts
-        return _plain_scalar(value)
-    if len(value) > _LARGEST or not all(isinstance(name, str) for name in value if isinstance(value, dict)):
-        return _NOT_PLAIN
-    parts = [_plain_value(part) for part in (value.values() if isinstance(value, dict) else value)]
-    if any(part is _NOT_PLAIN for part in parts):
-        return _NOT_PLAIN
-    return dict(zip(value, parts, strict=True)) if isinstance(value, dict) else parts
+def _unpack(plain: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    """Return a new value; the inverse of `_pack`."""
+    if isinstance(plain, list):
+        return [_unpack(part, arrays) for part in plain]
+    if not isinstance(plain, dict):
+        return plain
+    mark = next(iter(plain), "")
+    if mark == _ARRAY:
+        return arrays[str(plain[_ARRAY])]
+    if mark == _DICT:
+        return {_unpack(key, arrays): _unpack(part, arrays) for key, part in plain[_DICT]}
+    if mark in _KINDS:
+        options = {"maxlen": plain[_MAXLEN]} if _MAXLEN in plain else {}
+        return _KINDS[mark]([_unpack(part, arrays) for part in plain[mark]], **options)
+    return {key: _unpack(part, arrays) for key, part in plain.items()}
 
 
-def array_state(callback: keras.callbacks.Callback) -> dict[str, np.ndarray]:
-    """Return copies of a callback's attributes that are arrays, or lists of them (EarlyStopping's `best_weights`)."""
-    state = {}
-    for name, value in vars(callback).items():
-        parts = value if isinstance(value, (list, tuple)) else [value]
-        if not name.startswith("_") and parts and all(map(_can_be_kept, parts)):
-            is_list = isinstance(value, (list, tuple))
-            state.update({f"{name}/{index}" if is_list else name: part.copy() for index, part in enumerate(parts)})
-    return state
+def _python_number(value: Any) -> Any:
+    """Return a number of NumPy as one of Python; return other values unchanged."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _is_scalar(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _can_be_kept(value: Any) -> bool:
     """Return whether this is an array that files can contain: one without Python objects, and without named fields."""
-    return isinstance(value, np.ndarray) and not value.dtype.hasobject and value.dtype.names is None
+    is_plain = type(value) in (np.ndarray, np.memmap)  # not a masked array, which would come back without its mask
+    return is_plain and not value.dtype.hasobject and value.dtype.names is None
 
 
-def restore_arrays(callback: keras.callbacks.Callback, state: Mapping[str, np.ndarray]) -> None:
-    """Restore the arrays that `array_state` has returned."""
-    lists: dict[str, list[np.ndarray]] = {}
-    for name, value in state.items():
-        # a / marks an array of a list, since attribute names do not contain it
-        attribute, is_part, _ = name.partition("/")
-        if is_part:
-            lists.setdefault(attribute, []).append(value)
-        else:
-            setattr(callback, attribute, value)
-    for attribute, values in lists.items():
-        setattr(callback, attribute, values)
+def _checksum(array: np.ndarray) -> str:
+    content = hashlib.blake2b(array.tobytes(), digest_size=16).hexdigest()
+    return f"{array.dtype.str}{array.shape}{content}"
 
 
-def restore_state(callback: keras.callbacks.Callback, state: Mapping[str, Any]) -> None:
-    """Restore the values of `plain_state`.
+def restore_state(
+    callback: keras.callbacks.Callback, state: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> dict[str, str]:
+    """Restore the values of `stored_state`.
 
     Attributes of Keras that no longer exist, and those that have another kind of value now, are not restored.
+
+    Returns:
+        The attributes that have their initial values because the checkpoint could not hold them, with the reason.
     """
-    made_with = getattr(callback, "_distlaunch_made_with", {})
-    found = {name: made_with[name] for name in state["unchanged"] if name in made_with} | state["changed"]
-    now = _plain(callback)
-    for name, value in found.items():
+    made_with, now = _made_with(callback), _packed_attributes(callback)
+    unchanged = {name: made_with[name] for name in state["unchanged"] if name in made_with}
+    initial = {name: value.plain for name, value in unchanged.items() if value.is_complete}
+    for name, plain in {**initial, **state["changed"]}.items():
         # a class of the user's may set an attribute only during training
         is_new = name not in vars(callback) and name not in _names_of_keras(type(callback))
-        if (name in now and name not in NOT_RESTORED) or is_new:
-            vars(callback)[name] = copy.deepcopy(value)
+        is_same = name in now and now[name].unsupported is None and name not in NOT_RESTORED
+        if is_same or is_new:
+            own = {key.removeprefix(f"{name}/"): array for key, array in arrays.items() if key.startswith(f"{name}/")}
+            vars(callback)[name] = _unpack(plain, own)
+    # not those that the callback has set again when training began
+    set_again = {
+        name
+        for name, packed in now.items()
+        if packed.unsupported != _TOO_LARGE and (name not in made_with or not made_with[name].equals(packed))
+    }
+    return {name: reason for name, reason in state["not_stored"].items() if name not in set_again}

@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from distlaunch.base import strict_json
 from distlaunch.checkpoints.state_files import StateFile
 
-FORMAT = 6
+FORMAT = 7
 _NUMBER = "$float"
 
 
@@ -39,7 +39,7 @@ class Progress:
         epoch: the epoch in progress, or the next one if `step_in_epoch` is 0.
         step_in_epoch: number of batches in that epoch so far.
         history: values of the finished epochs, by name.
-        callbacks: attributes of the callbacks, by position; see `callback_state.plain_state`.
+        callbacks: attributes of the callbacks, by position; see `callback_state.stored_state`.
         finished: whether a callback has ended training early.
         stop_training: whether a callback of the chief has set `stop_training` within an epoch.
         best: the best epoch so far, see `BestEpoch.record`.

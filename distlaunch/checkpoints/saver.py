@@ -19,13 +19,7 @@ from distlaunch.base.errors import CheckpointWriteError
 from distlaunch.base.events import CheckpointFailed, CheckpointSaved, Notice
 from distlaunch.base.process import Process
 from distlaunch.checkpoints.best import BestEpoch
-from distlaunch.checkpoints.callback_state import (
-    array_state,
-    plain_state,
-    restore_arrays,
-    restore_state,
-    stored_places,
-)
+from distlaunch.checkpoints.callback_state import restore_state, stored_places, stored_state
 from distlaunch.checkpoints.meta import Progress
 from distlaunch.checkpoints.policy import SavePolicy
 from distlaunch.checkpoints.store import CheckpointStore
@@ -211,11 +205,12 @@ class Saver:
 
     def _with_callbacks(self, state: State, progress: Progress) -> Progress:
         """Add the callbacks' state at this step to the state and the progress."""
-        for index, callback in enumerate(self._callbacks):
-            state.update({f"{CALLBACK}{index}/{name}": array for name, array in array_state(callback).items()})
+        stored = [stored_state(callback) for callback in self._callbacks]
+        for index, (_, arrays) in enumerate(stored):
+            state.update({f"{CALLBACK}{index}/{name}": array for name, array in arrays.items()})
         return replace(
             progress,
-            callbacks=[plain_state(callback) for callback in self._callbacks],
+            callbacks=[plain for plain, _ in stored],
             stop_training=bool(self._model.stop_training),
             best=self._best.record,
         )
@@ -277,14 +272,12 @@ class Saver:
             if place < 0:
                 self._report_new_state(callback, start)
                 continue
-            restore_state(callback, start.callbacks[place])
-            for name in start.callbacks[place]["too_large"]:
-                self._note(
-                    f"{type(callback).__name__}.{name} starts anew, because checkpoints have no such large values"
-                )
             prefix = f"{CALLBACK}{place}/"
             own = {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
-            restore_arrays(callback, own)
+            for name, reason in restore_state(callback, start.callbacks[place], own).items():
+                self._note(
+                    f"{type(callback).__name__}.{name} has its initial value, because checkpoints cannot hold {reason}"
+                )
         history = self._model.history
         history.history = {name: list(values) for name, values in start.history.items()}
         # like Keras's `fit`, list the epochs that were trained

@@ -16,10 +16,8 @@ pytest.importorskip("tensorflow")
 from distlaunch.base.run_dir import RunDir
 from distlaunch.checkpoints.callback_state import (
     NOT_RESTORED,
-    array_state,
-    plain_state,
-    restore_arrays,
     restore_state,
+    stored_state,
 )
 from distlaunch.checkpoints.meta import Progress
 from distlaunch.checkpoints.store import CheckpointStore
@@ -51,11 +49,11 @@ def test_attributes_come_back(tmp_path_factory: pytest.TempPathFactory, data: st
     for name, value in changed.items():
         setattr(trained, name, value)
     store = CheckpointStore(tmp_path_factory.getbasetemp() / "of callbacks")
-    store.save(array_state(trained), Progress(callbacks=[plain_state(trained)]), {})
+    state, stored_arrays = stored_state(trained)
+    store.save(stored_arrays, Progress(callbacks=[state]), {})
     saved = store.load(0)
     [resumed] = build_callbacks([config], is_chief=True, run=run)
-    restore_state(resumed, saved.progress.callbacks[0])
-    restore_arrays(resumed, saved.state)
+    restore_state(resumed, saved.progress.callbacks[0], saved.state)
     for name, value in changed.items():
         assert exactly(vars(resumed)[name]) == exactly(value), name
 

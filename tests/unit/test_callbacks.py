@@ -12,7 +12,7 @@ keras = pytest.importorskip("keras")
 
 from distlaunch.base.errors import ConfigError  # noqa: E402
 from distlaunch.base.run_dir import RunDir  # noqa: E402
-from distlaunch.checkpoints.callback_state import plain_state, restore_state, stored_places  # noqa: E402
+from distlaunch.checkpoints.callback_state import restore_state, stored_places, stored_state  # noqa: E402
 from distlaunch.config.references import keras_names  # noqa: E402
 from distlaunch.config.run import Callback  # noqa: E402
 from distlaunch.training.callbacks import (  # noqa: E402
@@ -46,6 +46,11 @@ def built(name: str, run: Path = Path("/none"), **args: Any) -> Any:
     return callback
 
 
+def resume(first: Any, second: Any) -> dict[str, str]:
+    state, arrays = stored_state(first)
+    return restore_state(second, json.loads(json.dumps(state)), arrays)
+
+
 def test_progress_goes_along_and_arguments_are_the_configs(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     name = f"{tmp_path}/mine.py:Count"
@@ -54,23 +59,27 @@ def test_progress_goes_along_and_arguments_are_the_configs(tmp_path: Path) -> No
     first.left, first.seen = 0, 7
     second = built(name, limit=20)
     second.on_train_begin()
-    restore_state(second, plain_state(first))
+    resume(first, second)
     assert (second.most, second.left, second.seen) == (20, 0, 7)
 
 
 OWN = """
-import keras
+import collections
+import keras, numpy as np
 
 class Own(keras.callbacks.Callback):
     seen_by_class = 0
 
-    def __init__(self, names=("a",), monitor="loss"):
+    def __init__(self, names=("a",), monitor="loss", limit=0.0):
         super().__init__()
         self.names, self.monitor = list(names), monitor
+        self.limits, self.more_limits = np.full(2, limit), (np.full(1, limit), "a")
         self._steps, self.window, self.by_name, self._all = 0, [], {}, []
+        self.rows, self.by_epoch, self.best, self._means, self._seen = [], {}, (0.0, 0), [np.zeros(1)], set()
+        self.last, self.counts, self.files, self.opened = collections.deque(maxlen=2), collections.Counter(), [], []
 
     def on_train_begin(self, logs=None):
-        self.window = []
+        self.window, self.file, self.opened, self.layers = [], object(), [object()], [object()]
 
     def work(self):
         self._steps += 3
@@ -79,6 +88,13 @@ class Own(keras.callbacks.Callback):
         self.by_name["a"] = {"best": [1, 2.5]}
         self.params = {"epochs": 7}
         self._all = list(range(20_000))
+        self.rows.append((0, np.float32(0.5)))
+        self.by_epoch[3] = {"$tuple": [1]}
+        self.best, self._seen = (0.5, 3), {"b", "a"}
+        self._means[0] += 2
+        self.last.extend([1, 2, 3])
+        self.counts["a"] += 1
+        self.files.append(object())
 """
 
 
@@ -87,18 +103,29 @@ def own(folder: Path, **args: Any) -> Any:
     return built(f"{folder}/own.py:Own", **args)
 
 
-def test_private_attributes_lists_and_dicts_of_own_classes_are_restored(tmp_path: Path) -> None:
-    first, second = own(tmp_path, names=["a"]), own(tmp_path, names=["b", "c"])
+def test_attributes_of_own_classes_are_restored(tmp_path: Path) -> None:
+    """With their types, private or not; those that training has not changed are the config's."""
+    first, second = own(tmp_path, names=["a"]), own(tmp_path, names=["b", "c"], limit=2.0)
+    first.on_train_begin()
     first.work()
-    state = json.loads(json.dumps(plain_state(first)))
     second.set_params({"epochs": 9})
     second.on_train_begin()
-    restore_state(second, state)
+    initial = resume(first, second)
     assert (second._steps, second.seen_by_class) == (3, 1)
     assert (second.window, second.by_name) == ([0.5, None], {"a": {"best": [1, 2.5]}})
+    assert (second.rows, second.by_epoch) == ([(0, 0.5)], {3: {"$tuple": [1]}})
+    assert (second.best, second._seen) == ((0.5, 3), {"a", "b"})
+    assert (second._means[0].tolist(), first._means[0] is second._means[0]) == ([2.0], False)
     assert second.names == ["b", "c"], "from the config"
+    assert (second.limits.tolist(), second.more_limits) == ([2.0, 2.0], (2.0, "a")), "from the config"
     assert second.params == {"epochs": 9}, "Keras sets it"
-    assert (second._all, state["too_large"]) == ([], ["_all"])
+    assert (list(second.last), second.last.maxlen) == ([2, 3], 2)
+    assert (second._all, second.counts, second.files) == ([], {}, [])
+    assert initial == {
+        "_all": "more than 10,000 entries",
+        "counts": "values of the type Counter",
+        "files": "values of the type object",
+    }
     second.names.append("d")
     assert own(tmp_path, names=["b", "c"]).names == ["b", "c"]
 
@@ -112,7 +139,7 @@ def test_each_callback_finds_its_state(tmp_path: Path) -> None:
         return stored_places(build_callbacks(list(configs), is_chief=is_chief, run=RunDir(tmp_path)), stored)
 
     before = build_callbacks([mine, stopping("loss"), stopping("val_loss"), mine], is_chief=True, run=RunDir(tmp_path))
-    stored = [plain_state(callback) for callback in before]
+    stored = [stored_state(callback)[0] for callback in before]
     assert places(mine, stopping("loss"), stopping("val_loss"), mine) == [0, 1, 2, 3]
     assert places(log, mine, stopping("loss"), stopping("val_loss"), mine) == [-1, 0, 1, 2, 3]
     assert places(log, mine, stopping("loss"), stopping("val_loss"), mine, is_chief=False) == [0, 1, 2, 3]
@@ -185,7 +212,7 @@ def test_early_stopping_may_get_more_patience() -> None:
     first.on_train_begin()
     first.wait, first.best = 1, 0.5
     second.on_train_begin()
-    restore_state(second, plain_state(first))
+    resume(first, second)
     assert (second.wait, second.best, second.patience) == (1, 0.5, 20)
 
 
@@ -200,7 +227,7 @@ def test_a_csv_log_goes_on_without_what_is_trained_again(tmp_path: Path, epoch: 
     continue_log(second, epoch)
     second.set_model(keras.Sequential())
     second.on_train_begin()
-    restore_state(second, plain_state(first))
+    resume(first, second)
     second.on_epoch_end(epoch, {"loss": 0.5, "val_loss": 0.6})
     second.on_train_end()
     assert path.read_text().splitlines() == [
@@ -225,7 +252,7 @@ def test_a_tensorboard_that_counts_batches_sees_each_of_them(tmp_path: Path, arg
     assert watch_batches([board]) is expected
     board._global_train_batch = 7
     resumed = built("TensorBoard", tmp_path, **args)
-    restore_state(resumed, plain_state(board))
+    resume(board, resumed)
     assert resumed._global_train_batch == 7
 
 
