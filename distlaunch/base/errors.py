@@ -8,7 +8,7 @@ import errno
 import os
 import re
 import signal
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any, NamedTuple
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -101,13 +101,23 @@ def _short(text: str) -> str:
 
 def reason_of(error: BaseException) -> str:
     """Return the first informative line of an error's message, or the name of its type if there is none."""
-    for line in str(error).splitlines():
-        plain = _COLOURS.sub("", line).strip().strip("'")
+    return _first_informative(str(error).splitlines()).removesuffix(".") or type(error).__name__
+
+
+def explanation_of(error: BaseException) -> str:
+    """Return the first informative paragraph of an error's message as one line, after the name of the error's type."""
+    paragraphs = (" ".join(map(str.strip, part.splitlines())) for part in re.split(r"\n\s*\n", str(error)))
+    return f"{type(error).__name__}: {_first_informative(paragraphs)}"
+
+
+def _first_informative(parts: Iterable[str]) -> str:
+    for part in parts:
+        plain = _COLOURS.sub("", part).strip().strip("'")
         # remove the text that Keras and TensorFlow add to the message of an operation
         plain = _OPERATION.sub("", _FUNCTION.sub("", plain)).strip()
         if plain and not plain.startswith("Exception encountered when calling"):
-            return plain.removesuffix(".")
-    return type(error).__name__
+            return plain
+    return ""
 
 
 class DistlaunchError(Exception):

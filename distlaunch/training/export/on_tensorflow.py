@@ -11,9 +11,8 @@ import os
 import pickle
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -28,36 +27,21 @@ from distlaunch.config.references.modules import program_of
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategies.base import OneDeviceSection
 from distlaunch.data.batches import Batch
-from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.data.structures import map_structure
 from distlaunch.strategies.state import State
+from distlaunch.training.export.writers import SavedModels, WantedModel, rebuild, save_saved_models
 
 _LAST_LINES = 20
 
 
-@dataclass(frozen=True)
-class WantedModel:
-    """A SavedModel to be written; see `save_saved_model`.
-
-    Attributes:
-        layer: the preprocessing that is part of it, or None.
-    """
-
-    layer: Preprocessing | None
-    sizes: Any = None
-
-
 def export_on_tensorflow(
     config: RunConfig, state: State, rows: Batch, folder: Path, wanted: Mapping[str, WantedModel]
-) -> list[str]:
+) -> SavedModels:
     """Write SavedModels in a process that runs Keras on TensorFlow, and wait for it.
 
     Args:
         folder: folder that the SavedModels are written to.
         wanted: the SavedModels to write, by name.
-
-    Returns:
-        The names of the SavedModels for which `save_saved_model` returned True.
 
     Raises:
         DistlaunchError: the model's function does not work on TensorFlow; the message contains the process's output.
@@ -84,14 +68,13 @@ def export_on_tensorflow(
     request.unlink()
     if answer.code != 0:
         output = answer.last_lines(_LAST_LINES)
-        message = "the SavedModel could not be written, because rebuilding the model on TensorFlow failed"
+        message = "rebuilding the model on TensorFlow failed"
         raise DistlaunchError(f"{message}; the formats `keras` and `weights` do not need TensorFlow:{output}")
-    return answer.value["fixed"]
+    return SavedModels(**answer.value)
 
 
 def main() -> None:
     from distlaunch.data.preprocessing import restore
-    from distlaunch.training.export.writers import rebuild, save_saved_model
 
     request, folder, answer = map(Path, sys.argv[1:])
     # safe to unpickle: written by the parent process
@@ -100,12 +83,12 @@ def main() -> None:
     begin_program(program_of(config))
     model = rebuild(config, state, rows)
     section = config.data.preprocessing
-    fixed: list[str] = []
+    models = {}
     for name, (before, sizes) in wanted.items():
         preprocessing = None if before is None or section is None else restore(section, Path(before[0]), before[1])
-        if save_saved_model(model, folder / name, rows, preprocessing, sizes):
-            fixed.append(name)
-    answer.write_text(json.dumps({"fixed": fixed}), encoding="utf-8")
+        models[name] = WantedModel(preprocessing, sizes)
+    made = save_saved_models(model, folder, rows, models)
+    answer.write_text(json.dumps(asdict(made)), encoding="utf-8")
 
 
 if __name__ == "__main__":

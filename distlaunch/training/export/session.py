@@ -23,15 +23,18 @@ from distlaunch.serving.exported_model import named_outputs
 from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import overrides_method
 from distlaunch.training.export.check import Finding, ModelFunction, Sample, check
-from distlaunch.training.export.on_tensorflow import WantedModel, export_on_tensorflow
+from distlaunch.training.export.on_tensorflow import export_on_tensorflow
 from distlaunch.training.export.writers import (
+    SavedModels,
+    WantedModel,
     export_backend,
     has_open_sizes,
     on_host,
     put_in_place,
     rebuild,
+    recorded,
     save_keras,
-    save_saved_model,
+    save_saved_models,
     save_weights,
     staging,
     takes_text,
@@ -95,9 +98,11 @@ def export_all(trained: TrainedModel, directory: Path, formats: Sequence[str], *
     takes_strings = before is not None and takes_text(before)
     with staging(directory) as folder:
         files: dict[str, Path] = {name: folder / EXPORTS[name] for name in dict.fromkeys(formats)}
+        failures: dict[str, str] = {}
         for name, save in (("keras", save_keras), ("weights", save_weights)):
             if name in files:
-                save(model, files[name])
+                with recorded(failures, name):
+                    save(model, files[name])
         if "keras" in files and before is not None:
             notes.append(f"{EXPORTS['keras']} takes the output of data.preprocessing; saved_model includes its layer")
         wanted: dict[str, WantedModel] = {}
@@ -110,30 +115,40 @@ def export_all(trained: TrainedModel, directory: Path, formats: Sequence[str], *
         may_be_fixed = to_convert in wanted and wanted[to_convert].layer is None and has_open_sizes(trained.sizes)
         if "tflite" in files and may_be_fixed:
             wanted[_FIXED_SIZES] = WantedModel(None)
-        if export_backend().makes_saved_models:
-            fixed = [
-                name
-                for name, each in wanted.items()
-                if save_saved_model(model, folder / name, trained.rows, each.layer, each.sizes)
-            ]
-        else:
-            fixed = export_on_tensorflow(trained.config, trained.state, trained.rows, folder, wanted) if wanted else []
-        has_fallback = _FIXED_SIZES in wanted and to_convert not in fixed
+        made = _save_saved_models(model, trained, folder, wanted)
+        if "saved_model" in files and "saved_model" in made.failures:
+            failures["saved_model"] = made.failures["saved_model"]
+        if "tflite" in files and to_convert in made.failures:
+            is_repeated = failures.get("saved_model") == made.failures[to_convert]
+            failures["tflite"] = "it is made from the SavedModel" if is_repeated else made.failures[to_convert]
+        written = {name: path for name, path in files.items() if name not in failures}
         # also about the TFLite file that is made from it
         notes += [
             f"{EXPORTS[name]} {FIXED_NOTE}"
             for name in ("saved_model", "tflite")
-            if name in files and ("saved_model" if name == "saved_model" else to_convert) in fixed
+            if name in files and ("saved_model" if name == "saved_model" else to_convert) in made.fixed
         ]
-        findings = {name: Finding("", None, ()) for name in files}
+        findings = {name: Finding("", None, ()) for name in written}
         # the clean process also makes TFLite files
-        if checked or "tflite" in files:
+        if written and (checked or "tflite" in written):
             code = ModelFunction(trained.config.model.function, trained.config.model.args)
             sample, found = _sample(model, trained, with_preprocessing=() if takes_strings else ("tflite",))
-            findings = check(files, folder / to_convert, sample, code, keras.backend.backend(), folder,
+            has_fallback = _FIXED_SIZES in wanted and _FIXED_SIZES not in made.failures and to_convert not in made.fixed
+            findings = check(written, folder / to_convert, sample, code, keras.backend.backend(), folder,
                              fallback=folder / _FIXED_SIZES if has_fallback else None)  # fmt: skip
             notes += found
-        return _put_in_place(files, directory, findings, tuple(notes))
+        return _put_in_place(files, directory, findings, failures, tuple(notes))
+
+
+def _save_saved_models(
+    model: keras.Model, trained: TrainedModel, folder: Path, wanted: dict[str, WantedModel]
+) -> SavedModels:
+    if not wanted or export_backend().makes_saved_models:
+        return save_saved_models(model, folder, trained.rows, wanted)
+    try:
+        return export_on_tensorflow(trained.config, trained.state, trained.rows, folder, wanted)
+    except DistlaunchError as error:
+        return SavedModels([], dict.fromkeys(wanted, str(error)))
 
 
 class ExportError(DistlaunchError):
@@ -145,13 +160,21 @@ class ExportError(DistlaunchError):
 
 
 def _put_in_place(
-    files: dict[str, Path], directory: Path, findings: dict[str, Finding], notes: tuple[str, ...]
+    files: dict[str, Path],
+    directory: Path,
+    findings: dict[str, Finding],
+    failures: dict[str, str],
+    notes: tuple[str, ...],
 ) -> list[WrittenExport]:
     written, problems = [], []
     for name, path in files.items():
-        finding, final = findings[name], directory / EXPORTS[name]
+        final = directory / EXPORTS[name]
+        kept = "; the previous one is kept" if final.exists() else ""
+        if name in failures:
+            problems.append(f"the export as {name} could not be written{kept}: {failures[name]}")
+            continue
+        finding = findings[name]
         if finding.problem is not None:
-            kept = "; the previous one is kept" if final.exists() else ""
             problems.append(f"the export as {name} failed its check and was deleted{kept}: {finding.problem}")
             continue
         put_in_place(path, final)

@@ -7,14 +7,17 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import keras
 import numpy as np
 
+from distlaunch.base.code_origins import user_line
+from distlaunch.base.errors import explanation_of
 from distlaunch.base.file_locks import lock
 from distlaunch.base.folders import make_folder
 from distlaunch.config.run import RunConfig
@@ -89,6 +92,51 @@ def save_keras(model: keras.Model, path: Path) -> None:
 
 def save_weights(model: keras.Model, path: Path) -> None:
     model.save_weights(path)
+
+
+@dataclass(frozen=True)
+class WantedModel:
+    """A SavedModel to be written; see `save_saved_model`.
+
+    Attributes:
+        layer: the preprocessing that is part of it, or None.
+    """
+
+    layer: Preprocessing | None
+    sizes: Any = None
+
+
+@dataclass(frozen=True)
+class SavedModels:
+    """The result of `save_saved_models`, which can be written as JSON.
+
+    Attributes:
+        fixed: names of the SavedModels for which `save_saved_model` returned True.
+        failures: why the other SavedModels could not be written, by name.
+    """
+
+    fixed: list[str]
+    failures: dict[str, str]
+
+
+def save_saved_models(model: Any, folder: Path, rows: Batch, wanted: Mapping[str, WantedModel]) -> SavedModels:
+    """Write SavedModels into a folder, by name."""
+    made = SavedModels([], {})
+    for name, each in wanted.items():
+        with recorded(made.failures, name):
+            if save_saved_model(model, folder / name, rows, each.layer, each.sizes):
+                made.fixed.append(name)
+    return made
+
+
+@contextlib.contextmanager
+def recorded(failures: dict[str, str], name: str) -> Iterator[None]:
+    """Record any error as the reason of a failure, and continue after the context."""
+    try:
+        yield
+    # the model's own code writes its config and is traced, and may raise any error
+    except Exception as error:
+        failures[name] = f"{explanation_of(error)}{user_line(error)}"
 
 
 def save_saved_model(
