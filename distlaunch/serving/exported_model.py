@@ -5,7 +5,7 @@ Imports nothing of distlaunch, for the reason in `exported.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,15 +89,33 @@ def by_name(x: Any, structure: Any) -> dict[str, Any]:
             raise ValueError(f"{len(values)} inputs, but the model takes one: {structure}")
         return {structure: values[0]}
     names = leaves(structure)
-    if isinstance(x, Mapping):
-        keys = structure if isinstance(structure, Mapping) else {name: name for name in names}
-        if not all(key in x or name in x for key, name in keys.items()):
-            raise ValueError(f"inputs {', '.join(map(str, x))}, but the model takes {', '.join(names)}")
-        return {name: x[key] if key in x else x[name] for key, name in keys.items()}
-    values = leaves(x)
-    if isinstance(structure, Mapping) or len(values) != len(names):
-        raise ValueError(f"{len(values)} inputs without names, but the model takes {', '.join(names)}")
-    return dict(zip(names, values, strict=True))
+    found = _by_place(x, structure)
+    if found is None and isinstance(x, Mapping) and all(name in x for name in names):
+        found = {name: x[name] for name in names}
+    if found is not None:
+        return found
+    given = f"inputs {', '.join(map(str, x))}" if isinstance(x, Mapping) else f"{len(leaves(x))} inputs without names"
+    raise ValueError(f"{given}, but the model takes {', '.join(names)}")
+
+
+def _by_place(x: Any, structure: Any) -> dict[str, Any] | None:
+    """Return the arrays of a structure by the names at the same places of another one; None if they differ."""
+    if isinstance(structure, str):
+        return None if isinstance(x, (Mapping, list, tuple)) else {structure: x}
+    if isinstance(structure, Mapping):
+        if not isinstance(x, Mapping):
+            return None
+        # an input whose name differs from its key may be given by its name
+        keys = [key if key in x or not isinstance(part, str) else part for key, part in structure.items()]
+        if not all(key in x for key in keys):
+            return None
+        parts, places = [x[key] for key in keys], list(structure.values())
+    else:
+        parts, places = list(x) if isinstance(x, (list, tuple)) else [x], list(structure)
+    if len(parts) != len(places):
+        return None
+    found = [_by_place(part, place) for part, place in zip(parts, places, strict=True)]
+    return None if None in found else {name: value for each in found if each for name, value in each.items()}
 
 
 def adapted(value: Any, spec: Spec) -> np.ndarray:
@@ -113,11 +131,31 @@ def adapted(value: Any, spec: Spec) -> np.ndarray:
 
 
 def named_outputs(outputs: Any, convert: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return a model's outputs by the names that a SavedModel gives them."""
+    """Return a model's outputs by the names that a SavedModel gives them.
+
+    The name of a nested output also has the keys and indices that lead to it, joined with `/`.
+    """
     if isinstance(outputs, Mapping):
-        return {str(name): convert(outputs[name]) for name in sorted(outputs)}
+        return {name: convert(leaf) for key in sorted(outputs) for name, leaf in _named(outputs[key], str(key))}
     parts = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-    return {f"output_{index}": convert(part) for index, part in enumerate(parts)}
+    return {name: convert(leaf) for index, part in enumerate(parts) for name, leaf in _named(part, f"output_{index}")}
+
+
+def is_nested(outputs: Any) -> bool:
+    """Return True if outputs contain a dict, list or tuple."""
+    parts = outputs.values() if isinstance(outputs, Mapping) else outputs if isinstance(outputs, (list, tuple)) else ()
+    return any(isinstance(part, (Mapping, list, tuple)) for part in parts)
+
+
+def _named(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key in sorted(value):
+            yield from _named(value[key], f"{name}/{key}")
+    elif isinstance(value, (list, tuple)):
+        for index, part in enumerate(value):
+            yield from _named(part, f"{name}/{index}")
+    else:
+        yield name, value
 
 
 def map_structure(function: Callable[[Any], Any], value: Any) -> Any:

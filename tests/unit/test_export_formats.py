@@ -1,4 +1,4 @@
-"""Formats of an export that fail alone."""
+"""Formats of an export that fail alone, and nested outputs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ import pytest
 keras = pytest.importorskip("keras")
 
 from distlaunch.config.run import RunConfig  # noqa: E402
+from distlaunch.serving import clean_check, exported  # noqa: E402
+from distlaunch.serving.exported_model import named_outputs  # noqa: E402
 from distlaunch.strategies.replica.one_device import OneDevice  # noqa: E402
 from distlaunch.strategies.variables import host_value, state_variables  # noqa: E402
 from distlaunch.training.build import build_model  # noqa: E402
 from distlaunch.training.export.session import ExportError, TrainedModel, export_all  # noqa: E402
+from distlaunch.training.export.writers import on_host, save_keras, save_saved_model  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 X = np.linspace(-1, 1, 6, dtype="float32").reshape(2, 3)
+NESTED = ["aux/0", "aux/1", "main"]
 
 
 class Holder(keras.Model):
@@ -28,7 +32,7 @@ class Holder(keras.Model):
         self.layer = layer
 
     def call(self, x: Any) -> Any:
-        return self.layer(x)
+        return {"main": self.layer(x), "aux": [x, 2 * x]}
 
 
 def holder() -> Any:
@@ -36,6 +40,7 @@ def holder() -> Any:
 
 
 def test_a_format_that_cannot_be_written_leaves_the_others(tmp_path: Path) -> None:
+    """The SavedModel has the model's nested outputs by name."""
     config = RunConfig.model_validate(
         {"model": {"function": f"{__name__}:holder"}, "data": {"function": "m:f", "global_batch": 2}, "compile": {}}
     )
@@ -48,3 +53,20 @@ def test_a_format_that_cannot_be_written_leaves_the_others(tmp_path: Path) -> No
         export_all(trained, tmp_path, ["keras", "weights", "saved_model"], checked=False)
     assert [each.format for each in told.value.written] == ["weights", "saved_model"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.weights.h5", "saved_model"]
+    check_outputs(exported.open_saved_model(tmp_path / "saved_model"), model, X)
+
+
+def test_nested_inputs_and_outputs(tmp_path: Path) -> None:
+    given = {"x": keras.Input((3,), name="x"), "more": [keras.Input((2,), name="b"), keras.Input((1,), name="a")]}
+    model = keras.Model(given, {"main": keras.layers.Dense(1)(given["x"]), "aux": given["more"]})
+    x = {"x": X, "more": [X[:, :2], X[:, 2:]]}
+    save_saved_model(model, tmp_path / "saved_model", (x, np.zeros(2)), None)
+    save_keras(model, tmp_path / "model.keras")
+    for opened in exported.open_saved_model(tmp_path / "saved_model"), exported.open_keras(tmp_path / "model.keras"):
+        check_outputs(opened, model, x)
+
+
+def check_outputs(opened: Any, model: Any, x: Any) -> None:
+    expected = named_outputs(model(x), on_host)
+    assert sorted(expected) == [spec.name for spec in opened.outputs] == NESTED
+    assert clean_check.difference(expected, opened.on_structure(x), 1e-6) is None

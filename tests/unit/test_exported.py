@@ -48,6 +48,14 @@ def test_outputs_known_from_a_call() -> None:
         ({"u": 1, "i": 2}, {"u": "user", "i": "item"}, {"user": 1, "item": 2}),
         ({"user": 1, "item": 2}, {"u": "user", "i": "item"}, {"user": 1, "item": 2}),
         ({"user": 1, "item": 2}, ["user", "item"], {"user": 1, "item": 2}),
+        (1, ["user"], {"user": 1}),
+        ([{"i": 2, "u": 1}, (3, 4)], [{"u": "user", "i": "item"}, ["a", "b"]], {"user": 1, "item": 2, "a": 3, "b": 4}),
+        (
+            {"more": {"b": 2, "a": 1}, "item": 3},
+            {"i": "item", "more": {"a": "a", "b": "b"}},
+            {"a": 1, "b": 2, "item": 3},
+        ),
+        ({"user": 1, "item": 2}, [{"u": "user"}, "item"], {"user": 1, "item": 2}),
     ],
 )
 def test_inputs_by_name(x: Any, structure: Any, expected: dict[str, int]) -> None:
@@ -60,6 +68,7 @@ def test_inputs_by_name(x: Any, structure: Any, expected: dict[str, int]) -> Non
         ([1, 2], "x", "2 inputs, but the model takes one: x"),
         ([1, 2], {"user": "user", "item": "item"}, "2 inputs without names, but the model takes user, item"),
         ({"usr": 1}, {"user": "user"}, "inputs usr, but the model takes user"),
+        ({"u": 1, "i": [1, 2]}, {"u": "user", "i": "item"}, "inputs u, i, but the model takes user, item"),
     ],
 )
 def test_inputs_that_do_not_match(x: Any, structure: Any, message: str) -> None:
@@ -71,6 +80,13 @@ def test_outputs_by_name() -> None:
     assert named_outputs({"b": 1, "a": 2}, float) == {"a": 2.0, "b": 1.0}
     assert named_outputs([1, 2], float) == {"output_0": 1.0, "output_1": 2.0}
     assert named_outputs(1, float) == {"output_0": 1.0}
+    assert list(named_outputs({"main": 1, "aux": {"c": 2, "b": [3, 4]}}, float)) == [
+        "aux/b/0",
+        "aux/b/1",
+        "aux/c",
+        "main",
+    ]
+    assert named_outputs([1, {"b": 2}], float) == {"output_0": 1.0, "output_1/b": 2.0}
 
 
 @pytest.mark.parametrize(

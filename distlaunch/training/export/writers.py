@@ -26,6 +26,7 @@ from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.data.structures import ArraySpec
 from distlaunch.patches.keras_private import layers_of
 from distlaunch.patches.tensorflow_late import tf
+from distlaunch.serving.exported_model import is_nested, named_outputs
 from distlaunch.strategies.protocol import Program, Steps, Strategy
 from distlaunch.strategies.state import State
 from distlaunch.strategies.variables import restore_variables
@@ -154,9 +155,12 @@ def save_saved_model(
         True if the model can be traced only with the sizes of `rows`, although `sizes` has other ones.
     """
     if preprocessing is not None:
-        _export_with(preprocessing, model, path)
+        _export(model, path, _named_specs(preprocessing.input_spec), preprocessing)
     elif getattr(model, "inputs", None):
-        model.export(path, verbose=False)
+        if not isinstance(model, keras.Sequential) and is_nested(model.output):
+            _export(model, path, model.input)
+        else:
+            model.export(path, verbose=False)
     else:
         # for other models, Keras remembers shapes but not dtypes: integers would become floats
         x = keras.utils.unpack_x_y_sample_weight(rows)[0]
@@ -164,10 +168,10 @@ def save_saved_model(
         if has_open_sizes(sizes):
             # any error: the code of the model may need numbers where a size is unknown
             with contextlib.suppress(Exception):
-                model.export(path, verbose=False, input_signature=[_input_specs(x, sizes)])
+                _export(model, path, _input_specs(x, sizes))
                 return False
             remove(path)
-        model.export(path, verbose=False, input_signature=[fixed])
+        _export(model, path, fixed)
         return has_open_sizes(sizes)
     return False
 
@@ -219,20 +223,23 @@ def _named_specs(raw: Any) -> Any:
     return keras.tree.map_structure_up_to(raw, named, _paths(raw), raw)
 
 
-def _export_with(preprocessing: Preprocessing, model: Any, path: Path) -> None:
+def _export(model: Any, path: Path, signature: Any, preprocessing: Preprocessing | None = None) -> None:
     archive = keras.export.ExportArchive()
     archive.track(model)
-    # tracked here, because Keras does not find objects in the closure of an endpoint's function
-    archive.track(preprocessing.layer)
-    for layer in layers_of(preprocessing.layer):
-        for value in vars(layer).values():  # Keras tracks lookup tables, but not plain TensorFlow variables
-            if isinstance(value, tf.Variable):
-                archive.track(value)
-    archive.add_endpoint(
-        "serve",
-        lambda inputs: model(preprocessing.compute(inputs), training=False),
-        input_signature=[_named_specs(preprocessing.input_spec)],
-    )
+    if preprocessing is not None:
+        # tracked here, because Keras does not find objects in the closure of an endpoint's function
+        archive.track(preprocessing.layer)
+        for layer in layers_of(preprocessing.layer):
+            for value in vars(layer).values():  # Keras tracks lookup tables, but not plain TensorFlow variables
+                if isinstance(value, tf.Variable):
+                    archive.track(value)
+
+    def serve(inputs: Any) -> Any:
+        outputs = model(inputs if preprocessing is None else preprocessing.compute(inputs), training=False)
+        # the outputs of a SavedModel cannot be nested
+        return named_outputs(outputs, lambda tensor: tensor) if is_nested(outputs) else outputs
+
+    archive.add_endpoint("serve", serve, input_signature=[signature])
     archive.write_out(path, verbose=False)  # pyright: ignore[reportAttributeAccessIssue] (of other backends)
 
 
