@@ -108,17 +108,28 @@ def _open(name: str, path: Path, parcel: Mapping[str, Any], notes: list[str], ex
 
 
 def _open_keras(path: Path, parcel: Mapping[str, Any], notes: list[str], exported: Any) -> Any:
-    """Open a file without the user's code if possible, otherwise with it. A note tells that the code is needed."""
+    """Open a file as its users can, and add notes about the code and the options that they need."""
+    model, options = _open_with_options(path, parcel, notes, exported)
+    if note := exported.compile_note(path, **options):
+        notes.append(note)
+    return model
+
+
+def _open_with_options(
+    path: Path, parcel: Mapping[str, Any], notes: list[str], exported: Any
+) -> tuple[Any, dict[str, Any]]:
+    """Open a file without the user's code if possible, otherwise with it; return the model and Keras's options."""
+    options: dict[str, Any] = {}
     try:
-        return exported.open_keras(path)
+        return exported.open_keras(path), options
     except exported.NotAnExportError:
         notes.append(f"{path.name} contains Python code (a Lambda layer): load it with safe_mode=False")
-        options: dict[str, Any] = {"safe_mode": False}
+        options = {"safe_mode": False}
     except (TypeError, ValueError):
-        options = {}
+        pass
     try:
         if options:
-            return exported.open_keras(path, **options)
+            return exported.open_keras(path, **options), options
     except (TypeError, ValueError):
         pass
     module = _user_module(parcel)
@@ -130,10 +141,11 @@ def _open_keras(path: Path, parcel: Mapping[str, Any], notes: list[str], exporte
         notes.append(need)
     except (TypeError, ValueError):
         objects = {name: value for name, value in vars(module).items() if callable(value) and not name.startswith("_")}
-        model = exported.open_keras(path, custom_objects=objects, **options)
+        options = {**options, "custom_objects": objects}
+        model = exported.open_keras(path, **options)
         hint = "and pass them as custom_objects, or register them with @keras.saving.register_keras_serializable()"
         notes.append(f"{need}, {hint}")
-    return model
+    return model, options
 
 
 def _with_weights(path: Path, parcel: Mapping[str, Any], exported: Any) -> Any:

@@ -98,10 +98,32 @@ def open_keras(path: Path, **options: Any) -> ExportedModel:
             raise NotAnExportError(message) from error
         raise
     except TypeError as error:
-        if found := re.search(r"Could not locate (?:class|function) '(\w+)'", str(error)):
-            raise TypeError(f"it needs your own '{found[1]}', which is not in the file; {_FREE}") from error
+        if name := _missing_object(error):
+            raise TypeError(f"it needs your own '{name}', which is not in the file; {_FREE}") from error
         raise
     return of_keras_model(model)
+
+
+def compile_note(path: Path, **options: Any) -> str | None:
+    """Return a note about a .keras file that loads without its loss, metrics and optimizer only, or None."""
+    import keras
+
+    try:
+        keras.saving.load_model(path, **options)
+    except (TypeError, ValueError) as error:
+        if name := _missing_object(error):
+            need = f"needs your own '{name}' for its loss, metrics or optimizer: pass it in custom_objects"
+            return f"{path.name} {need}, or load the file with compile=False"
+        return (
+            f"{path.name} loads only with compile=False, without its loss, metrics and optimizer: {first_line(error)}"
+        )
+    return None
+
+
+def _missing_object(error: Exception) -> str | None:
+    """Return the name of the class or function that Keras does not know, according to its error."""
+    found = re.search(r"Could not locate (?:class|function) '(\w+)'", str(error))
+    return found[1] if found else None
 
 
 def of_keras_model(model: Any, kind: str = "keras") -> ExportedModel:

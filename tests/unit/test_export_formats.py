@@ -1,4 +1,4 @@
-"""Formats of an export that fail alone, and nested outputs."""
+"""Formats of an export that fail alone, nested outputs, and notes about files that need the user's code."""
 
 from __future__ import annotations
 
@@ -70,3 +70,27 @@ def check_outputs(opened: Any, model: Any, x: Any) -> None:
     expected = named_outputs(model(x), on_host)
     assert sorted(expected) == [spec.name for spec in opened.outputs] == NESTED
     assert clean_check.difference(expected, opened.on_structure(x), 1e-6) is None
+
+
+def own_loss(y: Any, predicted: Any) -> Any:
+    return keras.ops.mean(keras.ops.abs(y - predicted))
+
+
+@pytest.mark.parametrize(
+    ("loss", "notes"),
+    [
+        ("mse", []),
+        (
+            own_loss,
+            ["model.keras needs your own 'own_loss' for its loss, metrics or optimizer: pass it in custom_objects, or "
+             "load the file with compile=False"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_keras_file_that_needs_the_users_loss_has_a_note(tmp_path: Path, loss: Any, notes: list[str]) -> None:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", loss)
+    save_keras(model, tmp_path / "model.keras")
+    found: list[str] = []
+    clean_check._open_keras(tmp_path / "model.keras", {}, found, exported)
+    assert found == notes
