@@ -31,8 +31,11 @@ from distlaunch.strategies.variables import (
 )
 
 RATE = "learning_rate"
-_ALWAYS_KEPT = ("iteration", RATE)
+_COUNTER = "iteration"
+_ALWAYS_KEPT = (_COUNTER, RATE)
 """Variables with the same meaning in every optimizer."""
+_CORRECT_BIAS = {"Adam", "Adamax", "Nadam", "Lamb"}
+"""Classes that divide by what `beta ** iteration` leaves, so that averages which started at 0 count fully at once."""
 _UNSAID = ("name", "built", "inner_optimizer")
 _AVERAGE = "_average"
 """Suffix of the names of moving averages of weights (`use_ema`)."""
@@ -149,15 +152,20 @@ class _Report:
         self.new_rate: list[float] = []
         self._said: list[str] = []
         self._fresh: list[str] = []
+        self._counts_on = False
 
     def take(self, name: str, found: State, used: set[str]) -> None:
         """Put the value of a variable into `found`, or leave the variable out, so that it keeps its initial value."""
         built, before = self._built, self._before
         short = name.removeprefix(built.prefix())
         stored = name if before is None else before.prefix() + short
-        if before is not None and not built.is_like(before) and short not in _ALWAYS_KEPT:
-            self._fresh.append(short)
-            return
+        if before is not None and not built.is_like(before):
+            # with a counter of many updates, the new averages of Adam would count as if they had seen them all
+            if short == _COUNTER and built.rate is None:
+                return
+            if short not in _ALWAYS_KEPT:
+                self._fresh.append(short)
+                return
         value = self._state.get(stored)
         if value is None:
             if short not in _ALWAYS_KEPT:
@@ -166,6 +174,7 @@ class _Report:
                 self._rate(None)
             return
         used.add(stored)
+        self._counts_on |= short == _COUNTER and int(value) > 0
         was, now = (before.values.get(short) if before is not None else None), built.values.get(short)
         if was is not None and now is not None and was != now:
             found[name] = np.asarray(now, value.dtype)
@@ -212,6 +221,10 @@ class _Report:
         if self._fresh:
             number = count(len(self._fresh), "variable")
             self._said.append(f"{number} not in the checkpoint, initialized: {_some(self._fresh)}")
+            if self._counts_on and _CORRECT_BIAS & set(built.classes):
+                self._said.append(
+                    "the first updates with these are up to 6 times larger than usual, since the count of updates goes on"
+                )
         if self._said and self._has_counted():
             label = built.classes[0] if single else f"{built.classes[0]} ({built.prefix().rstrip('/')})"
             yield f"resumed {label}: {'; '.join(self._said)}"

@@ -109,14 +109,14 @@ def back_to_a_number(kind: str, folder: Path) -> Any:
 
 
 def other_class(kind: str, folder: Path) -> Any:
-    """Slots that are gone are named, and new ones have initial values; both optimizers have the same count of steps."""
+    """Slots that are gone are named; the new optimizer starts like one that has made no update, as its bias shows."""
     from tests.parity.optimizer_models import compiled
 
     run = Run(kind, folder, "compiled", rate=0.02, momentum=0.9)
     run.train(2)
-    run.train(3, **_model(run, rate=0.01, name="Adagrad"))
+    run.train(3, **_model(run, rate=0.01, name="Adam"))
     trained = fitted(compiled(rate=0.02, momentum=0.9), (2, _nothing))
-    fresh = compiled(rate=0.01, name="Adagrad")
+    fresh = compiled(rate=0.01, name="Adam")
 
     def prepare(model: Any) -> None:
         for weight, value in zip(model.weights, trained, strict=True):
@@ -144,12 +144,12 @@ WORDS = {
     "momentum": "learning rate 0.05, as in the checkpoint; momentum 0.3 from model.function, instead of 0.9",
     "schedule": "at update 8, from compile.optimizer, instead of 0.02",
     "back_to_a_number": "resumed SGD: learning rate 0.02 from compile.optimizer, instead of InverseTimeDecay(",
-    "other_class": "Adagrad instead of SGD; 6 variables not in the checkpoint, initialized",
+    "other_class": "Adam instead of SGD; 12 variables not in the checkpoint, initialized",
     "chained": "resumed SGD: learning rate 0.05 from model.function (the checkpoint's attempt began with 0.01)",
 }
 
 
-IN_CI = ("rate", "unchanged_rate", "momentum", "schedule")
+IN_CI = ("unchanged_rate", "momentum", "schedule", "other_class")
 
 
 @pytest.mark.parametrize(
