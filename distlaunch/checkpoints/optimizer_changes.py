@@ -221,9 +221,10 @@ class _Report:
         if self._fresh:
             number = count(len(self._fresh), "variable")
             self._said.append(f"{number} not in the checkpoint, initialized: {_some(self._fresh)}")
-            if self._counts_on and _CORRECT_BIAS & set(built.classes):
+            starts_anew = any("_momentum" in name for name in self._fresh)
+            if starts_anew and self._counts_on and _CORRECT_BIAS & set(built.classes):
                 self._said.append(
-                    "the first updates with these are up to 6 times larger than usual, since the count of updates goes on"
+                    "their first updates may be 6 times as large as usual, because the count of updates goes on"
                 )
         if self._said and self._has_counted():
             label = built.classes[0] if single else f"{built.classes[0]} ({built.prefix().rstrip('/')})"
