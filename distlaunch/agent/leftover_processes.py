@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Collection, Iterator, Sequence
 
 import psutil
 
@@ -70,8 +72,18 @@ def _is_detached(process: psutil.Process) -> bool:
             words = each.cmdline()
         except psutil.AccessDenied:
             continue
-        if {"--detach", "-d"} & set(words) and any("distlaunch" in word for word in words[:4]):
+        if _starts_detached(words):
             return True
+    return False
+
+
+def _starts_detached(words: Sequence[str]) -> bool:
+    """Return whether a command line is that of `distlaunch train --detach`, also as `python -m distlaunch`."""
+    for place, (before, word) in enumerate(itertools.pairwise(["", *words])):
+        is_entry = os.path.basename(word) == "distlaunch" or (before in ("-m", "-c") and "distlaunch" in word)
+        if is_entry and words[place + 1 : place + 2] == ["train"]:
+            # `-qd` means `-q -d`
+            return any(each == "--detach" or re.fullmatch("-[a-z]*d[a-z]*", each) for each in words[place + 2 :])
     return False
 
 

@@ -33,6 +33,12 @@ def describe_code(folder: Path, environ: Mapping[str, str] = os.environ) -> dict
     return {"commit": commit.decode().strip(), "diff": SecretMask(environ).whole(changes)}
 
 
+def is_unreadable(folder: Path) -> bool:
+    """Return whether a folder is in a repository that git cannot read, for example since another user owns it."""
+    has_repository = any((each / ".git").exists() for each in (folder, *folder.absolute().parents))
+    return has_repository and git_output(folder, "rev-parse", "--git-dir") is None
+
+
 def git_output(folder: Path, *words: str, timeout_s: float | None = None) -> bytes | None:
     """Return the output of a git command in a folder; None if it fails, for example since there is no repository."""
     command = [*_GIT, *words]

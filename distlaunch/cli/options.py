@@ -31,8 +31,22 @@ class CheckpointName(click.ParamType[Any]):
         if value == BEST or isinstance(value, int):  # a default value is an integer
             return value
         if not str(value).isascii() or not str(value).isdigit():
-            self.fail(f"got {value!r}; expected a step such as 120, or {BEST}", param, ctx)
+            self.fail(f"got {value!r}; expected a step such as 120, or {BEST}{_if_run(value)}", param, ctx)
         return int(value)
+
+
+class PageFile(click.Path):
+    """A file to write."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if Path(value).is_dir():
+            self.fail(f"got the folder {value!r}; expected a file{_if_run(value)}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def _if_run(value: Any) -> str:
+    """Return a hint for a run that was taken as the value of the option before it, which needs none."""
+    return "; write the run before this option" if RunDir(Path(value)).exists() else ""
 
 
 class RunPath(click.ParamType[Any]):

@@ -9,7 +9,7 @@ import click
 
 from distlaunch.base.run_dir import BestName, RunDir, write_given_file
 from distlaunch.cli.exit_codes import Command
-from distlaunch.cli.options import CheckpointName, RunPath
+from distlaunch.cli.options import CheckpointName, PageFile, RunPath
 
 _NEWEST = -1  # the value of the option without a step; real steps are not negative
 
@@ -19,7 +19,7 @@ _NEWEST = -1  # the value of the option without a step; real steps are not negat
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--html",
-    type=click.Path(dir_okay=False),
+    type=PageFile(),
     is_flag=False,
     flag_value="",
     metavar="[FILE]",

@@ -110,8 +110,8 @@ def command(
     _check(workers, ps, jax=jax, others={"--ps": bool(ps), "--chief": chief, "--evaluator": evaluator})
     engine = load_engine(hosts, hostfile, overrides, os.environ)
     job = ScriptJob(
-        script.find_program(program, module=module),
-        *(program, arguments, workers or 1, ps or 0, chief, evaluator, jax),
+        *script.find_program(program, module=module),
+        *(arguments, workers or 1, ps or 0, chief, evaluator, jax),
         *(start_timeout, stop_timeout, stall_timeout),
     )
     max_restarts = restarts if restarts is not None else AUTO_RESTARTS if ps else 0

@@ -147,20 +147,26 @@ def _record(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, Any]:
     return {**plain, "tasks": [{**task, "argv": shown[tuple(task["argv"])]} for task in plain["tasks"]]}
 
 
-def find_program(target: str, *, module: bool) -> Kind:
-    """Return whether the target is a script, a module or a program. Raise UsageError if it does not exist."""
+def find_program(target: str, *, module: bool) -> tuple[Kind, str]:
+    """Return whether the target is a script, a module or a program, and how tasks start it.
+
+    Raises:
+        UsageError: there is no such target.
+    """
     if module:
         _find_module(target)
-        return "module"
+        return "module", target
     path = Path(target)
     if path.is_dir():
         raise UsageError(f"{target} is a folder; give a script in it, or -m MODULE")
     if path.suffix == ".py":
         if not path.is_file():
             raise UsageError(f"{target}: there is no such script")
-        return "script"
+        return "script", target
     if shutil.which(target):
-        return "program"
+        return "program", target
+    if path.is_file() and os.access(path, os.X_OK):
+        return "program", str(path.absolute())  # a bare name would be searched for in PATH only
     if path.is_file():
         raise UsageError(f"{target} is neither a Python script (.py) nor executable")
     raise UsageError(f"{target}: there is no such script or program")

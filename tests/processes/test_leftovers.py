@@ -85,6 +85,31 @@ def test_ancestors_that_cannot_be_inspected(tmp_path: Path, monkeypatch: pytest.
         kill_all(sleep.pid)
 
 
+@pytest.mark.parametrize(
+    ("words", "stays"),
+    [
+        # any program may have an option -d, in a folder of any name
+        (("distlaunch/bin/serve", "-d", "out"), False),
+        (("bin/distlaunch", "train", "job.yaml", "-qd"), True),
+        (("bin/distlaunch", "train", "job.yaml", "--detach"), True),
+        (("bin/distlaunch", "train", "job.yaml", "--name", "d"), False),
+    ],
+)
+def test_only_detached_launchers_stay(tmp_path: Path, words: tuple[str, ...], stays: bool) -> None:
+    program = tmp_path / words[0]
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\nsleep 600\nexit 0\n")
+    program.chmod(0o755)
+    environ = environment(**{RUN_DIR: str(tmp_path), ATTEMPT: "0", TASK: "worker:0"})
+    process = subprocess.Popen([program, *words[1:]], env=environ, start_new_session=True)
+    try:
+        wait_until(lambda: bool(psutil.Process(process.pid).children()), timeout_s=30)
+        assert (end_leftovers(str(tmp_path), 0, ["worker:0"]) == "") == stays
+    finally:
+        kill_all(process.pid)
+        process.wait()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_plan_that_is_ended_leaves_no_folder(tmp_path: Path, number: signal.Signals) -> None:
     write_job(tmp_path, _WAITS)

@@ -51,6 +51,44 @@ def test_of_a_repository_it_is_what_git_knows(project: Path) -> None:
     assert json.loads(CodeFiles(project, []).listing()).keys() == {"package/model.py", ".gitignore", ".hidden"}
 
 
+def test_code_of_submodules_and_below_links_is_code(project: Path, tmp_path: Path) -> None:
+    git = ("git", "-c", "protocol.file.allow=always", "-c", "user.name=me", "-c", "user.email=me@example.org")
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "layers.py").touch()
+    (project / "linked").symlink_to("package")
+    (project / "elsewhere").symlink_to(tmp_path)
+    for folder in (tmp_path / "library", project):
+        subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
+        subprocess.run(["git", "add", "."], cwd=folder, check=True)
+        subprocess.run([*git, "commit", "-qm", "all"], cwd=folder, check=True)
+    subprocess.run([*git, "submodule", "--quiet", "add", tmp_path / "library", "lib"], cwd=project, check=True)
+    sent = json.loads(CodeFiles(project, []).listing()).keys()
+    assert {"lib/layers.py", "linked/model.py"} <= sent
+    assert not [name for name in sent if name.startswith("elsewhere")]
+
+
+def test_more_files_than_code_has_are_not_cut_off(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distlaunch.engines.remote.code._MAX_FILES", 2)
+    for name in ("a.txt", "b.txt", "z.py"):
+        (project / name).touch()
+    compared = CodeFiles(project, [str(project / "z.py")]).digests_as_json(outside=False)
+    assert "z.py" in json.loads(compared), "the config names it"
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True)
+    subprocess.run(["git", "add", "."], cwd=project, check=True)
+    assert {"package/model.py", "z.py"} <= json.loads(CodeFiles(project, []).digests_as_json(outside=False)).keys()
+    with pytest.raises(UsageError, match=r"has \d files; the limit is 2"):
+        CodeFiles(project, []).listing()
+
+
+def test_a_repository_that_git_cannot_read_is_not_sent_whole(project: Path) -> None:
+    (project / ".git").mkdir()
+    (project / "secret.yaml").touch()
+    code = CodeFiles(project, [])
+    with pytest.raises(UsageError, match=r"git cannot read the repository of .*project"):
+        code.listing()
+    code.digests_as_json(outside=False)
+
+
 def test_code_is_put_there_and_brought_up_to_date(project: Path, tmp_path: Path) -> None:
     there = tmp_path / "there"
     _send(CodeFiles(project, []), there).close()

@@ -107,7 +107,13 @@ def test_what_can_be_run(target: str, module: bool, kind: str, tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     for name in ("a.py", "here.py"):
         (tmp_path / name).touch()
-    assert find_program(target, module=module) == kind
+    assert find_program(target, module=module) == (kind, target)
+
+
+def test_an_executable_file_needs_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.sh").touch(mode=0o755)
+    assert find_program("job.sh", module=False) == ("program", str(tmp_path / "job.sh"))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from distlaunch.agent.remote.code_copy import digest_of
 from distlaunch.agent.remote.file_transfer import send_file
 from distlaunch.agent.remote.frames import MAX_PAYLOAD_BYTES
 from distlaunch.base.errors import UsageError
-from distlaunch.base.git import git_output
+from distlaunch.base.git import git_output, is_unreadable
 
 _MAX_FILES = 10_000
 """Limit on the number of files, and of folders that are searched."""
@@ -38,21 +38,30 @@ class CodeFiles:
     def __init__(self, folder: Path, files: Sequence[str], more: Sequence[str] = ()) -> None:
         self._folder, self._more = folder, more
         self._outside = [name for name in files if not Path(name).is_relative_to(folder)]
+        self._named = [str(Path(name).relative_to(folder)) for name in files if name not in self._outside]
 
     @functools.cached_property
     def _candidates(self) -> tuple[list[str], list[str]]:
         """Return the files that git tracks, and others that may be code."""
         tracked, others = _git_files(self._folder)
-        return tracked, others if tracked or others else [*islice(_walk(self._folder), _MAX_FILES)]
+        # one file more than the limit, so that it is noticed
+        return tracked, others if tracked or others else [*islice(_walk(self._folder), _MAX_FILES + 1)]
 
     @functools.cached_property
     def _names(self) -> list[str]:
         tracked, others = self._candidates
         sent = [*tracked, *(name for name in others if not _looks_secret(name))]
-        found = [
-            name for name in sent[:_MAX_FILES] if (self._folder / name).is_file() and not self._belongs_to_run(name)
-        ]
-        return sorted({*found, *self._more})
+        sent += [name for link in tracked for name in self._names_below_link(link, tracked)]
+        found = [name for name in sent if (self._folder / name).is_file() and not self._belongs_to_run(name)]
+        return sorted({*found, *self._named, *self._more})
+
+    def _names_below_link(self, name: str, tracked: Sequence[str]) -> Iterator[str]:
+        """Yield the files below a link to a folder with tracked files; git tracks the link itself only."""
+        path, folder = self._folder / name, self._folder.resolve()
+        # links to folders elsewhere usually lead to data
+        if path.is_symlink() and path.is_dir() and path.resolve().is_relative_to(folder):
+            below = f"{path.resolve().relative_to(folder)}/"
+            yield from (f"{name}/{other.removeprefix(below)}" for other in tracked if other.startswith(below))
 
     @functools.cached_property
     def left_out(self) -> list[str]:
@@ -91,8 +100,15 @@ class CodeFiles:
         """Return the names and digests of all files.
 
         Raises:
-            UsageError: the files are too large to be code, or code of the config is outside of the folder.
+            UsageError: git cannot say which files are code, there are too many files, they are too large to be code,
+                or code of the config is outside of the folder.
         """
+        if not any(self._candidates[0]) and is_unreadable(self._folder):
+            raise UsageError(f"engine.sync: code: git cannot read the repository of {self._folder}, and so cannot say "
+                             "which files to send; `git status` there says why")  # fmt: skip
+        if len(self._names) > _MAX_FILES:
+            raise UsageError(f"engine.sync: code: {self._folder} has {len(self._names):,} files; the limit is "
+                             f"{_MAX_FILES:,}; let git ignore data, or use `sync: none`")  # fmt: skip
         for name in self._names:
             self._check_inside(name)
         size = sum((self._folder / name).stat().st_size for name in self._names)
@@ -129,7 +145,9 @@ def _is_run(folder: Path) -> bool:
 
 def _git_files(folder: Path) -> tuple[list[str], list[str]]:
     """Return the files that git tracks or would add; none outside a repository."""
-    return _listed_by_git(folder, "--cached"), _listed_by_git(folder, "--others", "--exclude-standard")
+    return _listed_by_git(folder, "--cached", "--recurse-submodules"), _listed_by_git(
+        folder, "--others", "--exclude-standard"
+    )
 
 
 def _listed_by_git(folder: Path, *options: str) -> list[str]:
