@@ -8,6 +8,8 @@ import resource
 from collections.abc import Iterable
 from typing import Any
 
+from distlaunch.cluster.cgroup import available_memory
+
 
 def host_state(paths: Iterable[str]) -> dict[str, Any]:
     """Return the state of this host for a message.
@@ -16,11 +18,9 @@ def host_state(paths: Iterable[str]) -> dict[str, Any]:
         paths: paths of data, perhaps with wildcards. Relative paths start in the current directory, which is also the
             working directory of the tasks.
     """
-    import psutil  # imported here, since it takes 20 ms
-
     return {
         "free_bytes": {folder: _free_bytes(folder) for folder in (os.getcwd(), _temporary_folder())},
-        "free_memory_bytes": psutil.virtual_memory().available,
+        "free_memory_bytes": available_memory(),
         "open_files": _limit(resource.RLIMIT_NOFILE),
         "processes": _limit(resource.RLIMIT_NPROC),
         "missing": [path for path in paths if not is_there(path)],

@@ -20,6 +20,7 @@ from distlaunch.base.errors import DistlaunchError, ExitCode, StopRequested, Usa
 from distlaunch.base.judge import Judgement, first_not_a_number
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.trial_records import Record
+from distlaunch.cluster.cgroup import available_memory
 from distlaunch.cluster.hardware import Hardware
 from distlaunch.cluster.machine import Machine
 from distlaunch.config.run import RunConfig
@@ -493,8 +494,6 @@ class _Tuning:
 
     def _why_not(self, candidate: Candidate, lane: Lane) -> str:
         """Return why a candidate is not started, or an empty string."""
-        import psutil  # imported here, since it takes 20 ms
-
         if len(self._rows) < 2:
             return ""  # without a second candidate, there is nothing to compare
         durations = self._start_s[candidate.label] or lane.durations or self._start_s[UNTUNED]
@@ -503,7 +502,7 @@ class _Tuning:
         reports = [report for contestant in self._running.values() for report in contestant.memory()]
         available = [report.available_bytes for report in reports]
         if not self._site.hosts:
-            available = [psutil.virtual_memory().available]
+            available = [available_memory()]
         # those that are starting have not taken their memory yet
         starting = [self._rows[name].candidate for name in self._running if name not in self._race.rounds]
         tasks = sum(self._site.workers_per_host(each.counted_config(self._site)) for each in [candidate, *starting])

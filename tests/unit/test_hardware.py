@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.cluster.cgroup import cpu_limit
+from distlaunch.cluster.cgroup import available_memory, cpu_limit
 from distlaunch.cluster.hardware import INJECTED, Hardware, node_cores, parse_hardware, read_hardware
 from distlaunch.cluster.machine import Machine
 
@@ -71,6 +71,28 @@ def test_the_limit_of_a_container(tmp_path: Path, cgroup: str, files: dict[str, 
 
 def test_a_system_without_control_groups(tmp_path: Path) -> None:
     assert cpu_limit(tmp_path) is None
+    assert available_memory(tmp_path) > 10**7
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "expected"),
+    [
+        ("0::/a", {"a/memory.max": "max\n", "a/memory.current": "3\n", "a/memory.stat": ""}, None),
+        # cached files count as free
+        ("0::/", {"memory.max": "9000\n", "memory.current": "8000\n",
+                  "memory.stat": "anon 1\ninactive_file 500\n"}, 1500),
+        ("0::/a", {"a/memory.max": "max", "a/memory.current": "1", "a/memory.stat": "", "memory.max": "5",
+                   "memory.current": "9", "memory.stat": ""}, 0),
+        ("4:memory:/x\n0::/", {"memory/x/memory.limit_in_bytes": "700", "memory/x/memory.usage_in_bytes": "600",
+                               "memory/x/memory.stat": "inactive_file 1\ntotal_inactive_file 50\n"}, 150),
+    ],
+)  # fmt: skip
+def test_the_memory_of_a_container(tmp_path: Path, cgroup: str, files: dict[str, str], expected: int | None) -> None:
+    _file(tmp_path / "proc/self/cgroup", cgroup)
+    for name, text in files.items():
+        _file(tmp_path / "sys/fs/cgroup" / name, text)
+    found = available_memory(tmp_path)
+    assert found > 10**7 if expected is None else found == expected
 
 
 def test_nodes_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:

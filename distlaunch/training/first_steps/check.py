@@ -26,13 +26,13 @@ from typing import Any, Self
 
 import keras
 import numpy as np
-import psutil
 
 from distlaunch.base.errors import DistlaunchError
 from distlaunch.base.event_files import read_events_of
 from distlaunch.base.events import Event, NumbersChecked
 from distlaunch.base.forked import ForkedProcess
 from distlaunch.checkpoints.meta import Progress
+from distlaunch.cluster.cgroup import available_memory
 from distlaunch.config.run import RunConfig
 from distlaunch.data.batches import Batch, Source, num_rows
 from distlaunch.data.recorded_rows import RowRecorder, Rows, read_batch
@@ -181,7 +181,7 @@ def _why_not(subject: Subject, digest: str) -> str | None:
     """Return why this attempt is not compared, "" for a reason that needs no report, or None to compare it."""
     if _was_reported(subject.events, digest):
         return ""  # an earlier attempt was compared
-    allowed, needed = psutil.virtual_memory().available * _MEMORY_SHARE, subject.num_bytes() * _COPIES
+    allowed, needed = available_memory() * _MEMORY_SHARE, subject.num_bytes() * _COPIES
     if needed > allowed:
         return f"the comparison needs about {needed // _MIB:,} MiB, more than a quarter of the free memory"
     return None
@@ -364,7 +364,7 @@ class StepsCheck(NoCheck):
         return Setup(
             subject.config, self._rows.spec("train"), subject.optimizers, has_replicas=subject.has_replicas,
             on_gpu=sees_gpus(subject.config.strategy.backend),
-            memory_limit=int(psutil.virtual_memory().available * _MEMORY_SHARE),
+            memory_limit=int(available_memory() * _MEMORY_SHARE),
         )  # fmt: skip
 
 

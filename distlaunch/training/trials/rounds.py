@@ -17,6 +17,7 @@ from distlaunch.base.errors import CheckpointError
 from distlaunch.base.process import Process
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.trial_records import MemoryReport, Record, RoundOrder, RoundResult, TrialOrder
+from distlaunch.cluster.cgroup import available_memory
 from distlaunch.strategies.coordination import Vote
 from distlaunch.strategies.state import State
 from distlaunch.training.session import Session
@@ -82,8 +83,8 @@ class Rounds:
             self._report(RoundResult(done, seconds / num_steps, waited_s / seconds))
 
     def _report(self, result: RoundResult) -> None:
-        resident, available = psutil.Process().memory_info().rss, psutil.virtual_memory().available
-        MemoryReport(socket.gethostname(), resident, available).write(self._memory)
+        resident = psutil.Process().memory_info().rss
+        MemoryReport(socket.gethostname(), resident, available_memory()).write(self._memory)
         if self._is_chief:
             result.write(self._results)
 
