@@ -13,6 +13,7 @@ import numpy as np
 
 from distlaunch.patches.keras_private import compiled_loss, compiled_metrics, value_of
 from distlaunch.patches.tensorflow_late import is_a, tf
+from distlaunch.strategies.adapted_layers import adapted_state, restore_adapted, restore_constants
 from distlaunch.strategies.parameter_server.partition import is_split, join_shards
 from distlaunch.strategies.state import Logs, State, StateMismatchError
 
@@ -147,8 +148,9 @@ def host_value(variable: Any) -> np.ndarray:
 
 
 def untracked_state(model: keras.Model) -> State:
-    """Return copies of the values of `untracked_variables`."""
-    return {name: host_value(variable) for name, variable in untracked_variables(model).items()}
+    """Return copies of the values of `untracked_variables`, and `adapted_state`."""
+    values = {name: host_value(variable) for name, variable in untracked_variables(model).items()}
+    return {**values, **adapted_state(model)}
 
 
 @contextmanager
@@ -165,18 +167,24 @@ def preserve_untracked(model: keras.Model) -> Iterator[None]:
 def restore_variables(
     model: keras.Model, state: State, assign: Callable[[Any, np.ndarray], None] = lambda one, value: one.assign(value)
 ) -> None:
-    """Restore the variables of a snapshot, except metrics.
+    """Restore the variables of a snapshot, except metrics, and the values of adapted layers.
+
+    Call this before a step is traced, because adapted layers compute with constants.
 
     Args:
         assign: sets the value of a variable that Keras tracks.
 
     Raises:
-        StateMismatchError: see `saved_values`, or a value of `untracked_state` is missing.
+        StateMismatchError: see `saved_values` and `restore_adapted`, or a value of `untracked_state` is missing.
     """
+    restore_adapted(model, state)
+    restored: dict[int, np.ndarray] = {}
     for variable, value in saved_values(model, state):
         assign(variable, value)
+        restored[id(variable)] = value
     for name, variable in untracked_variables(model).items():
         variable.assign(checked_value(name, variable, state))
+    restore_constants(model, restored)
 
 
 def saved_values(model: keras.Model, state: State) -> Iterator[tuple[Any, np.ndarray]]:

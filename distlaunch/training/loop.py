@@ -32,6 +32,7 @@ from distlaunch.data.batches import Source
 from distlaunch.data.examples.example_times import not_for_training
 from distlaunch.data.source import Split
 from distlaunch.patches.keras_alone import call_methods_within
+from distlaunch.strategies.adapted_layers import adapted_values, changed_layers
 from distlaunch.strategies.coordination import Vote
 from distlaunch.strategies.final_weights import has_final_weights, unused_averages
 from distlaunch.strategies.local_model import METHODS
@@ -240,8 +241,15 @@ class TrainingLoop:
         compiled = self._config.compile
         source = "model.function" if compiled is None or compiled.optimizer is None else "compile.optimizer"
         carried = carry_over(self._model, start.optimizers, self._optimizers, state, source)
+        adapted = adapted_values(self._model)
         self._program.restore(carried.state)
-        for note in carried.notes if self._hooks.is_chief else ():
+        notes = list(carried.notes)
+        if changed := changed_layers(adapted, self._model):
+            notes.append(
+                f"the model's function has adapted {listed(changed)} to other data than in the checkpoint's attempt; "
+                "the vocabularies and statistics of the checkpoint are used"
+            )
+        for note in notes if self._hooks.is_chief else ():
             self._hooks.emit(Notice(level="info", message=note))
         self._rate_watch = RateWatch(carried.new_rates, self._warn)
         self._callback_list.callbacks = list(self._rate_watch.with_rate_checks(self._callback_list.callbacks))

@@ -334,7 +334,8 @@ class CoordinatorProgram(Program):
         return state
 
     def restore(self, state: State) -> None:
-        restore_variables(self._model, state)
+        with self._strategy.scope():  # in which lookup layers make tables for all workers
+            restore_variables(self._model, state)
         self._counts = [int(host_value(counter)) for counter in self._counters]
         self.reset_metrics()
         for (name, _), total in zip(named_metrics(self._model).items(), self._totals, strict=True):

@@ -33,6 +33,13 @@ from distlaunch.data.recorded_rows import read_batch
 from distlaunch.data.seeds import seed_process
 from distlaunch.data.structures import flatten
 from distlaunch.patches.tensorflow_late import tf
+from distlaunch.strategies.adapted_layers import (
+    ADAPTED,
+    adapted_values,
+    changed_layers,
+    restore_adapted,
+    restore_constants,
+)
 from distlaunch.strategies.factory import create
 from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.protocol import Logs, Strategy, Vote
@@ -154,8 +161,8 @@ class _KerasReference:
             self._build_loss_scaling(batch)
             # creates all variables, which then get their values
             self._train(batch)
-            self._created = _variables(self.model)
             self.rates = _rates(self.model)
+            self._created = self._adopt(state)
             if self._on_jax:
                 self._train_like_tensorflow(batch)
         self._assign(state, self._created)
@@ -187,7 +194,7 @@ class _KerasReference:
     def _evaluate(self, state: State, batch: Batch) -> Logs:
         if not self._created:
             self._test(batch)
-        self._assign(state, self._created or _variables(self.model))
+        self._assign(state, self._created or self._adopt(state))
         self.model.reset_metrics()
         return self._test(batch)
 
@@ -246,6 +253,18 @@ class _KerasReference:
         logs, metrics = flat_logs(returned), metric_results(self.model)
         logs = metrics if set(logs) == set(metrics) else logs
         return {name: float(np.mean(np.asarray(value))) for name, value in logs.items()}
+
+    def _adopt(self, state: State) -> dict[str, Any]:
+        """Return all variables but those of metrics, and use the state's vocabularies and statistics from here on."""
+        model: Any = self.model
+        before = adapted_values(model)
+        restore_adapted(model, state)
+        variables = _variables(model)
+        self._assign(state, variables)
+        restore_constants(model, {id(one): state[name] for name, one in variables.items() if name in state})
+        if changed_layers(before, model):
+            model.train_function = model.test_function = None  # made again by the next call
+        return variables
 
     def _assign(self, state: State, variables: Mapping[str, Any]) -> None:
         self.model.reset_metrics()
@@ -665,7 +684,7 @@ def _slot_name(name: str) -> str:
 
 
 def _is_variable(name: str) -> bool:
-    return not name.startswith(("metric/", "log/", "parts/"))
+    return not name.startswith(("metric/", "log/", "parts/", f"{ADAPTED}/"))
 
 
 def _is_same(one: Any, other: Any) -> bool:
