@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from distlaunch.patches.keras_private import put_path
 from distlaunch.patches.symbols import Patch, Symbol, internal, private
 from distlaunch.patches.tensorflow_late import tf
 
@@ -20,6 +21,8 @@ PATCH = Patch(
     until="Keras keeps one global generator per process, and creates it before a step is traced.",
 )
 
+_PATH = "global_seed_generator/seed_generator_state"
+"""Path of the generator's variable in checkpoints; Keras's own has a number that depends on the other generators."""
 _shared: dict[str, keras.random.SeedGenerator] = {}
 
 
@@ -32,6 +35,7 @@ def share_generator(model: keras.Model) -> None:
     PATCH.check()
     _install()
     _shared["generator"] = generator = _GET.get()()
+    put_path(generator.state, _PATH)
     tracker, generators = private(model, "_tracker"), private(model, "_seed_generators")
     if any(known is generator for known in generators):
         return

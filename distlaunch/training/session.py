@@ -50,6 +50,7 @@ from distlaunch.data.random_ops import overlap_warnings, random_warnings
 from distlaunch.data.seeds import seed_process
 from distlaunch.data.source import Split, first_worker, make_splits, open_splits, with_global_batch
 from distlaunch.data.splits import unused_settings_of
+from distlaunch.patches.keras_global_seed import share_generator
 from distlaunch.patches.tensorflow_late import when_imported
 from distlaunch.strategies.coordination import Vote
 from distlaunch.strategies.devices import grow_gpu_memory, unused_gpus
@@ -151,9 +152,11 @@ class Session:
         train = with_label_checks(train, findings.rules)
         validation = None if validation is None else with_label_checks(validation, findings.rules)
         build_used_optimizers(config, strategy, model, rows)
+        # before the program is made, because no variable can be added to a traced step
         with strategy.scope():
-            # before the program is made, because `verify` adds variables, and none can be added to a traced step
-            on_built(model)
+            if config.strategy.runs_tensorflow:
+                share_generator(model)  # on JAX, random numbers need a seed
+            on_built(model)  # `verify` adds variables
         optimizers = describe_optimizers(model)
         program = strategy.program(make_steps(config, model, train.first_rows))
         notices.from_each_task("info", *strategy.notes())

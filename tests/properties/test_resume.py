@@ -33,8 +33,15 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing is written afterwards."""
 
 
+class Noise(keras.layers.Layer):
+    """Adds random numbers without a seed, which come from Keras's global generator."""
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return x + 0.1 * keras.random.normal(keras.ops.shape(x)) if training else x
+
+
 def model() -> keras.Model:
-    return keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3), keras.layers.Dropout(0.2)])
+    return keras.Sequential([keras.layers.Input((4,)), Noise(), keras.layers.Dense(3), keras.layers.Dropout(0.2)])
 
 
 def data(rows: int, known: bool) -> dict[str, Any]:
@@ -86,6 +93,8 @@ def train(raw: dict[str, Any], folder: Path, stop_at: int, *, kill: bool) -> Non
             raise Killed
         return calls > stop_at
 
+    # an attempt is a new process, in which Keras has no global generator yet
+    keras.utils.clear_session(free_memory=False)
     session = Session.build(RunConfig.model_validate(raw), RunDir(folder), Task("worker", 0), Process(_nobody, look))
     session.run_training()
 

@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from distlaunch.patches.keras_global_seed import share_generator
 from distlaunch.patches.symbols import Patch, Symbol, internal, replaced_attributes
 from distlaunch.patches.tensorflow_late import tf
 from distlaunch.strategies.variables import host_value
@@ -40,8 +39,6 @@ def create_variables_by_step(model: keras.Model, rows: Any) -> None:
     Args:
         rows: a few rows, in the structure of a batch.
     """
-    # random numbers without a seed come from a generator whose state is a variable too
-    share_generator(model)
     with undo_assignments(), _skip_optimizers(), contextlib.suppress(Exception):
         model.train_step(keras.tree.map_structure(tf.convert_to_tensor, rows))
 

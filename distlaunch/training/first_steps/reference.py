@@ -32,6 +32,7 @@ from distlaunch.data.on_host.split import Elements
 from distlaunch.data.recorded_rows import read_batch
 from distlaunch.data.seeds import seed_process
 from distlaunch.data.structures import flatten
+from distlaunch.patches.keras_global_seed import share_generator
 from distlaunch.patches.tensorflow_late import tf
 from distlaunch.strategies.adapted_layers import (
     ADAPTED,
@@ -259,6 +260,8 @@ class _KerasReference:
         model: Any = self.model
         before = adapted_values(model)
         restore_adapted(model, state)
+        if not self._on_jax:
+            share_generator(model)
         variables = _variables(model)
         self._assign(state, variables)
         restore_constants(model, {id(one): state[name] for name, one in variables.items() if name in state})
@@ -281,6 +284,8 @@ class _ProgramReference:
     def __init__(self, config: RunConfig, batch: Batch) -> None:
         config, strategy = _on_one_device(config)
         self.model = build_model(config, strategy, batch)
+        if config.strategy.runs_tensorflow:
+            share_generator(self.model)
         self._program = strategy.program(make_steps(config, self.model))
         self.rates = _rates(self.model)
 
