@@ -26,6 +26,7 @@ from distlaunch.strategies.variables import (
     is_slot,
     named_optimizers,
     optimizers_of,
+    slot_stem,
     state_variables,
     with_wrapped_optimizers,
 )
@@ -252,17 +253,28 @@ class _Report:
 
 def _start_averages(model: keras.Model, found: State, state: State) -> None:
     """Set averages that the checkpoint lacks to the checkpoint's weights, since zeros would distort them."""
-    variables = state_variables(model)
-    weights = {id(variable): name for name, variable in variables.items() if name.startswith(f"{WEIGHTS}/")}
-    missing = {name for name in variables if name.endswith(_AVERAGE) and is_slot(name) and name not in found}
+    names = list(state_variables(model))
+    missing = {name for name in names if is_slot(name) and _split_number(name)[0].endswith(_AVERAGE)} - found.keys()
     if not missing:
         return
-    flat = {name.removeprefix(f"{WEIGHTS}/").replace("/", "_"): name for name in weights.values()}
+    # layers may have equal names, and so may their weights and averages, up to a number such as `#2`
+    flat: dict[tuple[str, str], str] = {}
+    for name in names:
+        if name.startswith(f"{WEIGHTS}/"):
+            path, number = _split_number(name.removeprefix(f"{WEIGHTS}/"))
+            flat[slot_stem(path), number] = name
     for built, _ in _built(model):
         for name in missing:
-            weight = flat.get(name.removeprefix(built.prefix()).removesuffix(_AVERAGE))
+            path, number = _split_number(name.removeprefix(built.prefix()))
+            weight = flat.get((path.removesuffix(_AVERAGE), number))
             if name.startswith(built.prefix()) and weight in state:
                 found[name] = state[weight]
+
+
+def _split_number(name: str) -> tuple[str, str]:
+    """Return the name of a variable without its number among equal names, and that number, such as `#2` or ``."""
+    path, mark, number = name.rpartition("#")
+    return (path, mark + number) if number.isdigit() and mark else (name, "")
 
 
 def optimizers_text(optimizers: Sequence[Mapping[str, Any]], *, with_rates: bool) -> str:

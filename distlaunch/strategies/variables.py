@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from distlaunch.patches.keras_private import compiled_loss, compiled_metrics, value_of
+from distlaunch.patches.keras_private import compiled_loss, compiled_metrics, optimized, value_of
 from distlaunch.patches.tensorflow_late import is_a, tf
 from distlaunch.strategies.adapted_layers import adapted_state, restore_adapted, restore_constants
 from distlaunch.strategies.parameter_server.partition import is_split, join_shards
@@ -85,8 +85,9 @@ def state_variables(model: keras.Model) -> dict[str, Any]:
     """Return weights, random seeds and optimizer variables by name; metrics differ by replica and are not included."""
     metrics = {id(variable) for variable in metric_variables(model)}
     named = dict(_named(WEIGHTS, (v for v in model.variables if id(v) not in metrics)))
+    numbers = _numbers_of_equal_paths(model)
     for prefix, optimizer in named_optimizers(model).items():
-        named.update(_named(prefix, optimizer.variables))
+        named.update(_named_slots(prefix, optimizer, numbers))
     return named
 
 
@@ -127,6 +128,45 @@ def _named(prefix: str, variables: Iterable[Any]) -> Iterator[tuple[str, Any]]:
         name = _unique(f"{prefix}/{path}", seen)
         seen.add(name)
         yield name, variable
+
+
+def _numbers_of_equal_paths(model: keras.Model) -> dict[int, int]:
+    """Return the numbers of weights that share their path in the names of slots, by `id`; see `slot_stem`."""
+    found: dict[str, list[int]] = {}
+    for weight in model.weights:
+        found.setdefault(slot_stem(weight.path), []).append(id(weight))
+    return {weight: number for same in found.values() if len(same) > 1 for number, weight in enumerate(same, 1)}
+
+
+def slot_stem(path: str) -> str:
+    """Return the text that the names of slots have for a weight: `adam/dense_kernel_momentum` for `dense/kernel`."""
+    return path.replace("/", "_")
+
+
+def _named_slots(prefix: str, optimizer: Any, numbers: Mapping[int, int]) -> Iterator[tuple[str, Any]]:
+    """Yield the variables of an optimizer by name. Slots have the numbers of their weights.
+
+    Numbers that are counted among the slots would change if one of the weights were frozen.
+    """
+    stems: dict[str, list[int]] = {}
+    for part in with_wrapped_optimizers(optimizer):
+        for weight in optimized(part) if part.built and numbers else ():
+            if id(weight) in numbers:
+                stems.setdefault(f"{part.name}/{slot_stem(weight.path)}_", []).append(numbers[id(weight)])
+    if not stems:
+        yield from _named(prefix, optimizer.variables)
+        return
+    slots: dict[str, list[Any]] = {}
+    for path, variable in join_shards(list(optimizer.variables)):
+        slots.setdefault(path, []).append(variable)
+    for path, same in slots.items():
+        # the longest, since `b_a_kernel_` also begins with `b_a_`
+        stem = max((stem for stem in stems if path.startswith(stem)), key=len, default="")
+        own = stems.get(stem, [])
+        # an optimizer keeps slots in the order of its weights, and for all weights of a shape or for none
+        counted = own if len(own) == len(same) else range(1, len(same) + 1)
+        for number, variable in zip(counted, same, strict=True):
+            yield (f"{prefix}/{path}" if number == 1 else f"{prefix}/{path}#{number}"), variable
 
 
 def _unique(name: str, taken: Collection[str]) -> str:
