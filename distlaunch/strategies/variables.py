@@ -230,7 +230,8 @@ def restore_variables(
 def saved_values(model: keras.Model, state: State) -> Iterator[tuple[Any, np.ndarray]]:
     """Yield each variable of `state_variables` with its value in a snapshot.
 
-    Variables of optimizers that the snapshot does not contain are skipped, and keep their initial values.
+    Variables of optimizers and random seeds that the snapshot does not contain are skipped, and keep their initial
+    values.
 
     Raises:
         StateMismatchError: the snapshot and the model differ in a weight, or in a variable that Keras does not track.
@@ -238,11 +239,11 @@ def saved_values(model: keras.Model, state: State) -> Iterator[tuple[Any, np.nda
     variables = state_variables(model)
     known = {*variables, *untracked_variables(model)}
     for name in state:
-        # seeds may be missing, so that random layers such as Dropout can be removed from the model
+        # seeds may be missing on either side, so that random layers such as Dropout can be added and removed
         if name.startswith((f"{WEIGHTS}/", f"{UNTRACKED}/")) and name not in known and not is_seed(name):
             raise StateMismatchError(f"it has the variable '{name}', which the model does not have")
     for name, variable in variables.items():
-        if name in state or not is_slot(name):
+        if name in state or not (is_slot(name) or is_seed(name)):
             yield variable, checked_value(name, variable, state)
 
 

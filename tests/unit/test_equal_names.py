@@ -67,3 +67,14 @@ def test_new_averages_start_at_the_weights_of_both_towers() -> None:
         average = slots(after, weight, "_model_variables_moving_average")
         np.testing.assert_array_equal(average, host_value(weight))
         assert average.any()
+
+
+def test_a_random_layer_can_be_added_and_removed() -> None:
+    def model(rate: float) -> keras.Model:
+        keras.utils.clear_session(free_memory=False)
+        return keras.Sequential([keras.Input((3,)), keras.layers.Dropout(rate), keras.layers.Dense(1)])
+
+    for first, second in ((0.0, 0.2), (0.2, 0.0)):
+        before, after = model(first), model(second)
+        restore_variables(after, {name: host_value(one) for name, one in state_variables(before).items()})
+        np.testing.assert_array_equal(host_value(after.weights[0]), host_value(before.weights[0]))
