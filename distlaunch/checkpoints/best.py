@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,16 +22,19 @@ class BestEpoch(SavePolicy):
     Args:
         section: config section; None to keep no best checkpoint.
 
-    Attributes:
-        record: the best epoch so far, as stored in checkpoints: metric, mode, value.
     """
 
     asks_chief_only = True
 
     def __init__(self, section: Best | None) -> None:
         self._section = section
-        self.record: dict[str, Any] | None = None
-        self._before: dict[str, Any] | None = None
+        self._records: list[dict[str, Any]] = []
+        """Records of all best epochs, each better than those before it."""
+
+    @property
+    def record(self) -> dict[str, Any] | None:
+        """The best epoch so far, as stored in checkpoints: metric, mode, value."""
+        return next(reversed(self._records), None)
 
     def __str__(self) -> str:
         assert self._section is not None
@@ -40,7 +44,7 @@ class BestEpoch(SavePolicy):
         """Continue from the record of a checkpoint, if it has the same metric and mode."""
         section = self._section
         same = section is not None and record is not None and {**record, "value": 0} == self._record(0)
-        self.record = record if same else None
+        self._records = [record] if record is not None and same else []
 
     def in_history(self, history: Mapping[str, Sequence[float]], epochs: int) -> tuple[int | None, float] | None:
         """Return the number of the best finished epoch, from 1, and its value; None if there is none.
@@ -58,7 +62,7 @@ class BestEpoch(SavePolicy):
 
     def take(self, value: float) -> None:
         """Remember the value of an earlier epoch as the best so far."""
-        self.record = self._record(value)
+        self._records = [self._record(value)]
 
     def check(self, *, has_validation: bool) -> None:
         """Raise ConfigError, before training, if the value needs validation, but there is none."""
@@ -99,17 +103,19 @@ class BestEpoch(SavePolicy):
             if section.metric.startswith("val_") and not at.is_validated:
                 return False
             raise ConfigError(Problem(_KEY, _unknown(section.metric, sorted(at.logs))))
-        best = -math.inf if self.record is None else self._rank(self.record["value"])
+        record = self.record
+        best = -math.inf if record is None else self._rank(record["value"])
         return self._rank(value) > best  # never for NaN
 
     def keep(self, at: SaveContext) -> None:
         """Remember an epoch that is saved as the best."""
         assert self._section is not None
-        self._before, self.record = self.record, self._record(at.logs[self._section.metric])
+        self._records.append(self._record(at.logs[self._section.metric]))
 
-    def restore_previous(self) -> None:
-        """Go back to the previous best epoch, because the checkpoint of this one could not be written."""
-        self.record = self._before
+    def forget(self, record: dict[str, Any]) -> None:
+        """Forget a best epoch whose checkpoint could not be written; a later one may be better already."""
+        with contextlib.suppress(ValueError):
+            self._records.remove(record)
 
     def _rank(self, value: float) -> float:
         """Return a number that is higher for a better value."""

@@ -254,8 +254,8 @@ class Saver:
 
     def _report_failure(self, save: _Save, why: str) -> None:
         step = save.progress.step
-        if save.best:
-            self._best.restore_previous()
+        if save.best and save.progress.best is not None:
+            self._best.forget(save.progress.best)
         if save.otherwise is None:
             message = f"the last checkpoint, of step {step}, cannot be written: {why}"
             raise CheckpointWriteError(f"{message}; free disk space, and resume the run") from None

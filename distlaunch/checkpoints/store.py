@@ -120,9 +120,10 @@ class CheckpointStore:
         final = self._path(progress.step)
         _write_synced(folder / "meta.json", meta_text(files, time.time(), progress, config).encode())
         _sync_directory(folder)
-        self._put_in_place(folder, final)
         if best:
-            self._keep_as_best(final)
+            # first, since the checkpoint says that this epoch is the best, and a resume would keep only better ones
+            self._keep_as_best(folder)
+        self._put_in_place(folder, final)
         self._prune(progress.step)
         return final
 
