@@ -315,6 +315,22 @@ class RunDir:
                 return step, other
         return step, best
 
+    def checkpoint_config(self, checkpoint: int | BestName | None) -> dict[str, Any] | None:
+        """Return the config without secrets that a checkpoint records, or None if it cannot be read.
+
+        Args:
+            checkpoint: the step, `best`, or None for the newest.
+        """
+        steps = self.checkpoint_steps()
+        if checkpoint is None and not steps:
+            return None
+        folder = BEST if checkpoint == BEST else checkpoint_name(steps[-1] if checkpoint is None else checkpoint)
+        try:
+            config = read_json(self.checkpoints / folder / "meta.json")["config"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return config if is_dict(config) else None
+
     def started_from(self) -> tuple[Path | None, Path | None]:
         """Return the folder of the run's config and the working directory of its last start, each None if unknown."""
         try:

@@ -13,6 +13,9 @@ from distlaunch.base.plain_types import is_dict, is_list
 OF_THE_MODEL = ("model.", "compile.", "precision", "data.preprocessing", "strategy.kind", "strategy.partitioner")
 """Beginnings of the keys that determine which variables a model has."""
 
+OF_THE_WEIGHTS = ("model.", "precision", "data.preprocessing")
+"""Beginnings of the keys that determine what a model computes with given weights."""
+
 OF_THE_ORDER = ("seed", "data.global_batch", "data.remainder", "data.shuffle", "data.streams", "data.train_examples")
 """Beginnings of the keys that determine which training examples follow in which order."""
 

@@ -444,6 +444,13 @@ class RunConfig(Section):
         config._folder, config._modules_folder, config._secrets = self._folder, self._modules_folder, self._secrets
         return config
 
+    def with_model_of(self, other: RunConfig) -> RunConfig:
+        """Return a copy with the model of another config, its precision and the layer before it."""
+        data = self.data.model_copy(update={"preprocessing": other.data.preprocessing})
+        config = self.model_copy(update={"model": other.model, "precision": other.precision, "data": data})
+        config._secrets = self._secrets.replaced_at((("model",), ("data", "preprocessing")), other._secrets)
+        return config
+
     def backend_of(self, job: str) -> Backend:
         """Return the Keras backend of the tasks of a job."""
         # an evaluator runs on one TensorFlow device, which can read the checkpoints of every strategy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +76,16 @@ class Secrets:
         if is_secret_at(key, value):
             return MASK
         return without_credentials(value) if isinstance(value, str) else value
+
+    def replaced_at(self, keys: Sequence[Key], other: Secrets) -> Secrets:
+        """Return the secrets with those of another config at some keys and below them."""
+
+        def is_there(key: Key) -> bool:
+            return any(key[: len(each)] == each for each in keys)
+
+        kept = {key: found for key, found in self.references.items() if not is_there(key)}
+        taken = {key: found for key, found in other.references.items() if is_there(key)}
+        return Secrets({**kept, **taken}, {**other.variables, **self.variables})
 
     @staticmethod
     def values(plain: Any) -> list[str]:

@@ -21,6 +21,7 @@ from distlaunch.config.references.modules import ModuleMissingError, find_source
 from distlaunch.config.run import RunConfig
 from distlaunch.engines.context import LaunchContext
 from distlaunch.jobs.attempt import AttemptResult, checked, run_attempt
+from distlaunch.jobs.checkpoint_model import with_model_of_checkpoint
 from distlaunch.jobs.choose_run import config_for_use, load_config_of
 from distlaunch.jobs.isolation import isolate_if_configured
 from distlaunch.jobs.list_checkpoint import check_checkpoint_exists
@@ -53,6 +54,7 @@ def run_on_checkpoint(
         check_checkpoint_exists(run, checkpoint)
         extra = [*extra, "--checkpoint", str(checkpoint)]
     config, locate, warnings = load_config_of(run, overrides, machine, observer.note)
+    config = with_model_of_checkpoint(config, run, checkpoint, overrides, machine, observer.note)
     for warning in warnings:
         observer.note(f"warning: {warning}")
     if note := ignored_backend(config.strategy.kind, config.strategy.backend, machine.environ):

@@ -17,9 +17,9 @@ MINE = """
 import keras, numpy as np
 
 
-def model():
+def model(act="relu"):
     layers = keras.layers
-    return keras.Sequential([layers.Input((10,)), layers.Dense(16, "relu"), layers.Dense(1)])
+    return keras.Sequential([layers.Input((10,)), layers.Dense(16, act), layers.Dense(1)])
 
 
 def data():
@@ -83,9 +83,10 @@ BEST = "validation: {{}}\ncheckpoint: {{keep: 1, best: {{metric: {metric}, mode:
 
 
 def test_the_best_one_is_kept_and_found_and_a_resumed_run_knows_it(tmp_path: Path) -> None:
-    """The loss falls, so the first epoch has the highest."""
+    """The loss falls, so the first epoch has the highest. Its checkpoint is used with its own model."""
     job = write(tmp_path, BEST.format(metric="val_loss", mode="max"))
-    for words in (["mine.yaml"], ["runs/job", "--resume", "--set", "train.epochs=3"]):
+    resume = ["runs/job", "--resume", "--set", "train.epochs=3", "--set", "model.args.act=selu"]
+    for words in (["mine.yaml"], resume):
         code, out, err = run("train", *words, cwd=tmp_path)
         assert code == 0, out + err
         assert job.checkpoint_steps() == [40 * (2 if words == ["mine.yaml"] else 3)]

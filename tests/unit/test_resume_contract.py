@@ -18,7 +18,8 @@ from distlaunch.config.base import Section
 from distlaunch.config.read.load import dump_config, load_config, load_mapping, load_resolved
 from distlaunch.config.resume import RemainingWork, find_run, remaining_work
 from distlaunch.config.run import RunConfig
-from distlaunch.jobs.choose_run import Choice, JobRequest, choose
+from distlaunch.jobs.checkpoint_model import with_model_of_checkpoint
+from distlaunch.jobs.choose_run import Choice, JobRequest, choose, load_config_of
 from distlaunch.jobs.job import plan
 
 STEP = 8
@@ -425,3 +426,33 @@ def test_traits_name_keys_that_exist() -> None:
 
     for section in sections(Section):
         assert section.neutral_keys <= section.model_fields.keys(), section
+
+
+# the model of a checkpoint
+
+
+def test_a_checkpoint_is_used_with_the_model_that_it_was_trained_with() -> None:
+    run = make("exp", "stopped", model={"args": {"units": 2}}, precision="mixed_bfloat16")
+    attempt(run, 1, "stopped", config(model={"args": {"units": 3}}))
+    for step, number in ((STEP, 0), (2 * STEP, 1)):
+        folder = run.checkpoints / f"step-{step:08d}"
+        folder.mkdir(exist_ok=True)
+        run.write_json(folder / "meta.json", {"config": load_resolved(run.attempt_config(number)).to_public()})
+    shutil.copytree(run.checkpoints / f"step-{STEP:08d}", run.checkpoints / "best")
+
+    def used(checkpoint: Any, *overrides: str) -> tuple[Any, str | None, list[str]]:
+        notes = list[str]()
+        newest = load_config_of(run, overrides, Machine({}), notes.append)[0]
+        made = with_model_of_checkpoint(newest, run, checkpoint, overrides, Machine({}), notes.append)
+        return made.model.args["units"], made.precision, notes
+
+    changed = 'the model is built with the settings of the best checkpoint: precision: null -> "mixed_bfloat16", '
+    assert used("best") == (2, "mixed_bfloat16", [f"{changed}model.args.units: 3 -> 2"])
+    assert used(STEP)[:2] == (2, "mixed_bfloat16")
+    assert used(None) == used(2 * STEP) == (3, None, [])
+    assert used("best", "model.args.units=5", "precision=float32") == (5, "float32", [])
+    assert used("best", "model.args.units=5")[:2] == (5, "mixed_bfloat16")
+    run.attempt_config(0).unlink()
+    units, _, [warning] = used("best")
+    assert units == 3
+    assert warning.startswith("warning: settings of the model have changed since the best checkpoint: ")

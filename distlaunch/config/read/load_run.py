@@ -35,14 +35,17 @@ class LoadedRun:
     warnings: list[str]
 
 
-def load_run(run: RunDir, overrides: Sequence[str], machine: Machine) -> LoadedRun:
+def load_run(run: RunDir, overrides: Sequence[str], machine: Machine, file: Path | None = None) -> LoadedRun:
     """Read the config of a run directory, with overrides and the current places of its code.
+
+    Args:
+        file: the config of one of its attempts; None for the newest config.
 
     Raises:
         ConfigError: the config is wrong, or code that it names is not found and no override names other code.
     """
     environ = {**run.secrets(), **machine.environ}
-    path = Path(shown_path(run.config))
+    path = Path(shown_path(file or run.config))
     loaded = load_stored(path, environ)
     moved = find_moved(loaded.config, run)
     given = set[tuple[str | int, ...]]()
