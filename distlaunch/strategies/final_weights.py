@@ -41,6 +41,25 @@ def unused_averages(model: keras.Model) -> list[str]:
     return [optimizer.name for optimizer in others if any(map(_finalizes, with_wrapped_optimizers(optimizer)))]
 
 
+def keep_swapped_weights(callbacks: Iterable[keras.callbacks.Callback]) -> None:
+    """Let SwapEMAWeights leave the weights of the last step in the optimizer at the end of the last epoch.
+
+    Keras's `fit` needs the averages there, because it sets the weights to them afterwards. A resumed run needs the
+    weights: `swap_back` restores them.
+    """
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.SwapEMAWeights):
+            # it replaces the weights after the epoch with this number
+            callback.set_params({**(callback.params or {}), "epochs": 0})
+
+
+def swap_back(callbacks: Iterable[keras.callbacks.Callback], epoch: int) -> None:
+    """Let SwapEMAWeights put the weights of the last step back, as it does when another epoch begins."""
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.SwapEMAWeights):
+            callback.on_epoch_begin(epoch)
+
+
 def validated_with_averages(callbacks: Iterable[Mapping[str, Any]]) -> bool:
     """Return whether validation used the averages, although the checkpoint has the weights of the last step.
 

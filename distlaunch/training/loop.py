@@ -34,7 +34,12 @@ from distlaunch.data.source import Split
 from distlaunch.patches.keras_alone import call_methods_within
 from distlaunch.strategies.adapted_layers import adapted_values, changed_layers
 from distlaunch.strategies.coordination import Vote
-from distlaunch.strategies.final_weights import has_final_weights, unused_averages
+from distlaunch.strategies.final_weights import (
+    has_final_weights,
+    keep_swapped_weights,
+    swap_back,
+    unused_averages,
+)
 from distlaunch.strategies.local_model import METHODS
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Program
 from distlaunch.strategies.state import State
@@ -117,6 +122,7 @@ class TrainingLoop:
             callbacks, add_history=True, add_progbar=False, model=model,
             epochs=self._epochs, steps=self._epoch_steps, verbose=1,
         )  # fmt: skip
+        keep_swapped_weights(callbacks)
         self._validation = validation
         self._validation_source: Source | None = None
         self._next_steps = 0
@@ -211,6 +217,7 @@ class TrainingLoop:
         finalizes = has_final_weights(self._model) and self._progress.final_weights is not False
         has_callbacks = bool(self._config.train.callbacks)
         if finalizes:
+            swap_back(self._callbacks, self._progress.epoch)
             self._progress = replace(self._progress, final_weights=True)
             self._save_if_due(Moment.END, otherwise=None, wait=True)
             self._program.finalize()

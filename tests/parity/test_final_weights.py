@@ -103,7 +103,10 @@ def test_a_run_ends_with_the_averages_and_resumes_without(kind: str, which: str)
     [("one_device", True), ("dtensor", False), pytest.param("one_device", False, marks=pytest.mark.slow)],
 )
 def test_swapped_averages_are_judged_and_found_again(tmp_path: Path, kind: str, on_epoch: bool) -> None:
-    """Keras's SwapEMAWeights: validation judges the averages, and so does `evaluate` of the best epoch."""
+    """Keras's SwapEMAWeights: validation judges the averages, and so does `evaluate` of the best epoch.
+
+    A resume equals a run that was not interrupted: within an epoch, or after the end of a shorter run.
+    """
     import keras
 
     from tests.parity.optimizer_models import BATCH, compiled, data
@@ -112,7 +115,7 @@ def test_swapped_averages_are_judged_and_found_again(tmp_path: Path, kind: str, 
     swap = {"name": "SwapEMAWeights", "args": {"swap_on_epoch": on_epoch}}
     run = Run(kind, tmp_path, "compiled", **args)
     best = {"every_epochs": 1, "best": {"metric": "val_loss", "mode": "min"}}
-    run.train(3, stop_after=6, checkpoint=best, train={"callbacks": [swap]})
+    run.train(2 if on_epoch else 3, stop_after=None if on_epoch else 6, checkpoint=best, train={"callbacks": [swap]})
     session = run.train(3)
     judged = session.evaluate_checkpoint("validation", "best")["loss"]
     model = compiled(**args)
