@@ -1,4 +1,4 @@
-"""Layers of equal names: each weight keeps its own optimizer state when a run resumes with other settings."""
+"""Each weight keeps its own optimizer state when a run resumes with other settings, also if layers have equal names."""
 
 from __future__ import annotations
 
@@ -78,3 +78,11 @@ def test_a_random_layer_can_be_added_and_removed() -> None:
         before, after = model(first), model(second)
         restore_variables(after, {name: host_value(one) for name, one in state_variables(before).items()})
         np.testing.assert_array_equal(host_value(after.weights[0]), host_value(before.weights[0]))
+
+
+@pytest.mark.parametrize("updates", [0, 3])
+def test_a_resume_tells_of_larger_first_updates_of_weights_that_it_unfreezes(updates: int) -> None:
+    before, after = Towers(frozen=True), Towers()
+    state = {name: np.full_like(value, updates) for name, value in before.state().items()}
+    notes = " ".join(after.resume(before, state))
+    assert ("their first updates may be 6 times as large as usual" in notes) == (updates > 0)
