@@ -205,9 +205,11 @@ def reference_loss(model: keras.Model, per_example: Callable[[Any, Any], Any]) -
     """
 
     def loss(x: Any, y: Any, predictions: Any, sample_weight: Any) -> Any:
-        mean = average(per_example(y, predictions), sample_weight)
-        # a layer may add one value for each row; Keras sums them
-        return sum((ops.cast(ops.sum(added), mean.dtype) for added in model.losses), start=mean)
+        total = average(per_example(y, predictions), sample_weight)
+        for added in model.losses:
+            # a layer may add one value for each row; Keras sums them
+            total += ops.cast(ops.sum(added), total.dtype)
+        return total
 
     return loss
 
