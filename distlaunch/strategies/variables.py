@@ -275,7 +275,8 @@ def checked_value(name: str, variable: Any, state: State) -> np.ndarray:
 def logs_to_host(values: Mapping[str, Any]) -> Logs:
     """Return values as floats, or as arrays if they have several elements; the loss first, because JAX sorts names."""
     logs: dict[str, Any] = {name: np.asarray(values[name]) for name in sorted(values, key=lambda name: name != "loss")}
-    return {name: float(value) if value.size == 1 else value for name, value in logs.items()}
+    # `item`, since the result of a metric such as F1Score may have the shape [1]
+    return {name: float(value.item()) if value.size == 1 else value for name, value in logs.items()}
 
 
 def overrides_method(model: keras.Model, name: str) -> bool:

@@ -86,4 +86,4 @@ class StepReports:
 
 def scalars(logs: Logs) -> Logs:
     """Return the values that are single numbers, as floats that JSON can represent."""
-    return {name: float(value) for name, value in logs.items() if np.size(value) == 1}
+    return {name: float(np.asarray(value).item()) for name, value in logs.items() if np.size(value) == 1}

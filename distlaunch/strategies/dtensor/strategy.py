@@ -15,6 +15,7 @@ from tensorflow.experimental import dtensor
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.strategies.mesh import DTensorSection
+from distlaunch.patches import keras_on_dtensor
 from distlaunch.strategies.coordination import Peers, addresses_and_rank, await_chief
 from distlaunch.strategies.devices import check_outside_clusters, virtual_cpus
 from distlaunch.strategies.dtensor.arrays import Mesh, parts_of_process
@@ -32,6 +33,7 @@ class DTensor(MeshStrategy):
 
     def __init__(self, section: DTensorSection, cluster: Cluster | None = None) -> None:
         del cluster  # TF_CONFIG determines the size
+        keras_on_dtensor.install()
         os.environ.setdefault(COMBINES_SUMS, "0")
         peers = _peers()
         gpus = len(tf.config.list_physical_devices("GPU")) * peers.number
