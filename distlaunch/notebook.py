@@ -31,6 +31,7 @@ from distlaunch.base.events import (
 )
 from distlaunch.base.report_page import leaving_page
 from distlaunch.base.run_dir import RunDir, write_atomically
+from distlaunch.base.run_files.earlier_state import EarlierState
 from distlaunch.base.run_files.ownership import check_ownership
 from distlaunch.base.run_files.run_facts import AttemptFacts
 from distlaunch.base.user_modules import add_folder, after_user_code, changed_modules, record_modules
@@ -265,7 +266,7 @@ def train_here(
     from distlaunch.training.precision import dtype_policy_scope
     from distlaunch.training.session import Session
 
-    attempt = run.next_attempt()
+    attempt, earlier = run.next_attempt(), EarlierState.of(run)
     text = dump_config(config)
     keep_preprocessing(config, run)
     run.keep_secrets(config.secrets.variables)
@@ -298,6 +299,9 @@ def train_here(
         except BaseException as error:
             status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             reporter.fail(status, time.monotonic() - began)
+            # an interrupt proves nothing about the config
+            if status == "failed" and earlier.restore(run, attempt):
+                print(f"no step was made: restored the earlier {_shown(run.config)}", flush=True)
             raise
     return session, outcome
 

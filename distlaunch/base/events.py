@@ -27,6 +27,8 @@ from distlaunch.base.secret_mask import SecretMask
 
 Logs = dict[str, float]
 
+LAUNCHER = "launcher"
+"""The `task` of events that the launcher writes."""
 _NAMES = frozenset({
     "task", "failed_task", "restarted_task", "status", "level", "strategy", "loop", "split", "format", "shapes", "mesh",
     "variables",

@@ -8,10 +8,11 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode, Problem, UsageError
-from distlaunch.base.event_files import read_events, read_events_of
-from distlaunch.base.events import ExportFailed, RunEnded, StepsDone
+from distlaunch.base.event_files import read_events_of
+from distlaunch.base.events import ExportFailed
 from distlaunch.base.folders import make_folder
 from distlaunch.base.run_dir import RunDir, write_atomically
+from distlaunch.base.run_files.earlier_state import EarlierState
 from distlaunch.cluster.environment import describe_environment
 from distlaunch.cluster.hosts import TooFewSlotsError
 from distlaunch.cluster.spec import ClusterSpec, Task
@@ -34,7 +35,7 @@ from distlaunch.supervise.allocation import Allocation, Starter
 from distlaunch.supervise.observer import Observer
 from distlaunch.supervise.outcome import Outcome
 from distlaunch.supervise.requests import SignalPipe
-from distlaunch.supervise.run_events import last_end, restore_end, write_end, write_start
+from distlaunch.supervise.run_events import write_end, write_start
 from distlaunch.supervise.supervisor import Supervisor
 
 
@@ -197,8 +198,7 @@ def run_attempt(
     from distlaunch.config.resume import keep_preprocessing
 
     began = time.monotonic()
-    replaced_config: str | None = None
-    earlier_end = last_end(run) if run.finished() else None  # read it before this attempt writes its own events
+    earlier = EarlierState.of(run)
     full_config, is_new = config, not run.exists()
     with contextlib.nullcontext() if signals is None else signals.raising():
         config = count_workers(config, context)
@@ -224,23 +224,19 @@ def run_attempt(
             if not isinstance(full_config.cluster.workers, int):
                 # store the range, so that a resume may use all workers again
                 config, text = full_config, dump_config(full_config)
-            replaced_config = _write_run(run, config, text, plan, allocation, context.machine.environ)
+            _write_run(run, config, text, plan, allocation, context.machine.environ)
         write_start(plan, waited_s)
         with run.reader_lock(attempt) if plan.is_reader else contextlib.nullcontext():
             supervisor = Supervisor(plan, allocation, observer, signals=signals, on_start=on_start)
-            with recording_failed_start(plan, supervisor, is_new=is_new, earlier_end=earlier_end):
+            with recording_failed_start(plan, supervisor, is_new=is_new, earlier=earlier):
                 outcome = supervisor.run()
         end_leftover_processes(plan, observer)
         if mode == "train" and outcome.status == "done":
             outcome = _with_failed_export(run, attempt, outcome)
-        if replaced_config is not None and _failed_before_first_step(run, attempt, outcome):
-            # restore the earlier config, since one that cannot train would make every later resume fail
-            write_atomically(run.config, replaced_config)
+        if mode == "train" and _failed_by_itself(outcome) and earlier.restore(run, attempt):
             observer.note(f"no step was made: restored the earlier {run.config}")
         if mode == "train" and outcome.status == "done":
             run.forget_secrets()
-        if mode == "train" and earlier_end is not None and _failed_before_first_step(run, attempt, outcome):
-            restore_end(run, earlier_end)
         return AttemptResult(plan, outcome)
     finally:
         allocation.release()
@@ -248,13 +244,13 @@ def run_attempt(
 
 @contextlib.contextmanager
 def recording_failed_start(
-    plan: LaunchPlan, supervisor: Supervisor, *, is_new: bool, earlier_end: RunEnded | None = None
+    plan: LaunchPlan, supervisor: Supervisor, *, is_new: bool, earlier: EarlierState | None = None
 ) -> Generator[None]:
     """Undo or record an attempt that ends with an error in the block before it has started any task.
 
     Args:
         is_new: whether the run had no attempt before. Its files are then deleted, unless they include a launcher's log.
-        earlier_end: the end of the run if it was finished before this attempt.
+        earlier: the state of the run before this attempt; None if the run has neither a config nor an end.
     """
     try:
         yield
@@ -265,8 +261,8 @@ def recording_failed_start(
                 run.forget_first_attempt()
             else:
                 write_end(plan, "failed")
-                if earlier_end is not None:
-                    restore_end(run, earlier_end)
+                if earlier is not None:
+                    earlier.restore(run, plan.attempt)
         raise
 
 
@@ -284,18 +280,12 @@ def _write_attempt(run: RunDir, text: str, plan: LaunchPlan) -> None:
 
 def _write_run(
     run: RunDir, config: RunConfig, text: str, plan: LaunchPlan, allocation: Allocation, environ: Mapping[str, str]
-) -> str | None:
+) -> None:
     """Write the config, secrets, plan and environment of the run.
 
     Args:
         text: the dumped config.
-
-    Returns:
-        The former text of the config, or None if it has not changed.
     """
-    replaced: str | None = None
-    if plan.attempt and run.config.exists() and (former := run.config.read_text(encoding="utf-8")) != text:
-        replaced = former
     # write the secrets first: without them, a resume could not fill in the references of the config
     run.keep_secrets(config.secrets.variables)
     write_atomically(run.config, text)
@@ -304,7 +294,6 @@ def _write_run(
     settings = plan.settings.to_plain()
     environment = describe_environment(gpus, config.folder, run, config.modules_folder, environ, settings)
     run.write_json(run.environment, environment)
-    return replaced
 
 
 def end_leftover_processes(plan: LaunchPlan, observer: Observer) -> None:
@@ -326,12 +315,10 @@ def _with_failed_export(run: RunDir, attempt: int, outcome: Outcome) -> Outcome:
     return replace(outcome, exit_code=ExitCode.FAILED, warnings=(*outcome.warnings, *warnings))
 
 
-def _failed_before_first_step(run: RunDir, attempt: int, outcome: Outcome) -> bool:
-    """Return True if the attempt failed before its first step, and no task was killed, lost or frozen from outside."""
+def _failed_by_itself(outcome: Outcome) -> bool:
+    """Return True if an attempt failed, and no task was killed, lost or frozen from outside."""
     # a killed task proves nothing about the config
-    if outcome.lost or not (outcome.problems or outcome.failure is not None):
-        return False
-    return not any(isinstance(event, StepsDone) and event.attempt == attempt for event in read_events(run.events))
+    return not outcome.lost and (bool(outcome.problems) or outcome.failure is not None)
 
 
 def run_evaluator_only(config: RunConfig, run: RunDir, observer: Observer, context: LaunchContext) -> AttemptResult:

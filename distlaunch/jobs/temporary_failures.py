@@ -8,11 +8,10 @@ from collections.abc import Generator
 
 from distlaunch.base.errors import DistlaunchError, ExitCode, code_of_os_error
 from distlaunch.base.event_files import append_events, read_events
-from distlaunch.base.events import Event, JobFailed, RunEnded
+from distlaunch.base.events import LAUNCHER, Event, JobFailed, RunEnded
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import RunFacts
 from distlaunch.jobs.attempt import AttemptResult
-from distlaunch.supervise.run_events import LAUNCHER
 
 MAX_TEMPORARY_FAILURES = 3
 """Number of failures in a row, at the same step and with causes outside the job. The last one counts as permanent."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from distlaunch.base.event_files import EventReader, append_events, read_events
 from distlaunch.base.events import (
+    LAUNCHER,
     AttemptStarted,
     EpochEnded,
     Evaluated,
@@ -19,13 +20,10 @@ from distlaunch.base.events import (
     TaskStarted,
     TrainingStarted,
 )
-from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import AttemptFacts, RunFacts
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.supervise.diagnose.exit_reason import Failure
 from distlaunch.supervise.facts import Closed, Fact, Finished, Progressed, Ready, Training
-
-LAUNCHER = "launcher"
 
 
 def write_end(plan: LaunchPlan, status: str) -> Event | None:
@@ -34,16 +32,6 @@ def write_end(plan: LaunchPlan, status: str) -> Event | None:
     last = attempt.ended or RunEnded(status=status, step=0, epochs_done=0, seconds=0.0)
     end = dataclasses.replace(last, status=status)
     return next(iter(append_events(plan.events, end, attempt=plan.attempt, task=LAUNCHER)), None)
-
-
-def last_end(run: RunDir) -> RunEnded | None:
-    """Return the last end of the run, or None if it has not ended."""
-    return RunFacts.of(read_events(run.events)).ended
-
-
-def restore_end(run: RunDir, end: RunEnded) -> None:
-    """Record again that a run is finished, after an attempt that changed nothing."""
-    append_events(run.events, end, attempt=end.attempt, task=LAUNCHER)
 
 
 def write_start(plan: LaunchPlan, waited_s: float) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from distlaunch.agent.messages import Order
 from distlaunch.base.errors import ExitCode
-from distlaunch.base.events import Event, TaskRestarted, TaskStarted
+from distlaunch.base.events import LAUNCHER, Event, TaskRestarted, TaskStarted
 from distlaunch.base.liveness import Liveness
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import AttemptFacts
@@ -37,7 +37,7 @@ from distlaunch.supervise.outcome import Outcome, attempt_warnings
 from distlaunch.supervise.policy import Decision, decide
 from distlaunch.supervise.probes import Probes
 from distlaunch.supervise.requests import JOB_STOP_SIGNALS, SignalPipe
-from distlaunch.supervise.run_events import LAUNCHER, EventFollower, end_events, facts_of, write_events
+from distlaunch.supervise.run_events import EventFollower, end_events, facts_of, write_events
 from distlaunch.supervise.state import Cause, RunState
 from distlaunch.supervise.verdict import Verdict, conclude
 

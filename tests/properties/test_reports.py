@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from distlaunch.base.event_files import EventWriter
 from distlaunch.base.events import EpochEnded, Restored, RunEnded, StepsDone, TaskFailed, TrainingStarted
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_files.earlier_state import EarlierState
 from distlaunch.runs.listing import summarize
 from distlaunch.runs.report import KILLED, read_report
-from distlaunch.supervise.run_events import last_end, restore_end
 
 STEPS = 3  # of an epoch
 START = TrainingStarted(
@@ -101,7 +101,7 @@ def _write(run: RunDir, history: list[Attempt]) -> int:
     """Writes the events of all attempts; returns how many epochs they have trained."""
     epoch = 0
     for number, attempt in enumerate(history):
-        end = last_end(run) if run.finished() else None
+        earlier = EarlierState.of(run)
         run.write_json(run.attempt_plan(number), {"mode": "train"})
         writer = EventWriter(run.events, attempt=number, task="worker:0")
         writer.write(dataclasses.replace(START, first_epoch=epoch, first_step=epoch * STEPS))
@@ -123,6 +123,6 @@ def _write(run: RunDir, history: list[Attempt]) -> int:
         if attempt.end != KILLED:
             writer.write(RunEnded(status=attempt.end, step=step, epochs_done=epoch, seconds=1.0))
         writer.close()
-        if end is not None and _in_vain(attempt):
-            restore_end(run, end)
+        if _in_vain(attempt):
+            earlier.restore(run, number)
     return epoch

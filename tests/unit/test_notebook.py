@@ -11,7 +11,7 @@ import pytest
 keras = pytest.importorskip("keras")
 
 from distlaunch import notebook  # noqa: E402
-from distlaunch.base.errors import DataError, DistlaunchError  # noqa: E402
+from distlaunch.base.errors import CheckpointError, DataError, DistlaunchError  # noqa: E402
 from distlaunch.base.event_files import read_events_of  # noqa: E402
 from distlaunch.base.events import Notice  # noqa: E402
 from distlaunch.base.run_dir import RunDir  # noqa: E402
@@ -141,3 +141,14 @@ def test_an_example_that_cannot_be_read_is_named(project: Path) -> None:
     config = config_of(project, data=data)
     with pytest.raises(DataError, match=r"^data: example 41 cannot be read: OSError: photo 41 is damaged"):
         notebook.train(config)
+
+
+def test_a_failed_resume_leaves_a_finished_run_finished(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = RunDir(notebook.train(config_of(project)).run_dir)
+    text = run.config.read_text(encoding="utf-8")
+    (project / "mine.py").write_text(MINE.replace("Scaled(1,", "Scaled(2,"))
+    with pytest.raises(CheckpointError):
+        notebook.train(run.path, ["train.epochs=2"])
+    assert run.finished()
+    assert run.config.read_text(encoding="utf-8") == text
+    assert "no step was made: restored the earlier runs/run/config.yaml\n" in capfd.readouterr().out

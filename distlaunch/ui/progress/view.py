@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 
 from distlaunch.base.errors import DistlaunchError, StopRequested, about_run, code_of_os_error, message_of
-from distlaunch.base.events import CommandEnded, CommandStarted, Event
+from distlaunch.base.events import LAUNCHER, CommandEnded, CommandStarted, Event
 from distlaunch.base.protocol import EVENT_FORMAT
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.secret_mask import SecretMask
@@ -24,7 +24,6 @@ from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.runs.paths import display_path
 from distlaunch.supervise.observer import Observer, Silent
-from distlaunch.supervise.run_events import LAUNCHER
 from distlaunch.ui import report
 from distlaunch.ui.ci import annotate_failure
 from distlaunch.ui.console import JobConsole
