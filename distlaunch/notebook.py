@@ -230,23 +230,26 @@ def _choose(given: str | Path | Mapping[str, Any], config: RunConfig) -> RunDir:
         run = RunDir(given)
         if note := check_ownership(run.path, str(given), trusted_folders(os.environ)):
             warnings.warn(note, stacklevel=3)
-        if not run.finished():
-            check_epochs(config, run)
+        _check_settings(config, run, finished=run.finished(), new_run_hint="pass a config instead of this directory")
         return run
     name = config.name or "run"
     found = find_run(config.runs_dir, name, os.environ, warnings.warn) if config.resume == "auto" else None
     if found is None:
         return RunDir.claim(config.runs_dir, name)
     check_project(config, found.run)
-    if not found.finished:
-        check_epochs(config, found.run)
-    changed = remaining_work(config, found.run).changed if found.finished else ()
-    if changed:
-        raise UsageError(
-            f"{found.run.path} is finished, and this config would give other numbers: {', '.join(changed)}; "
-            "to continue it with the new values, increase `train.epochs`; for a new run, write `resume: never`"
-        )
+    _check_settings(config, found.run, finished=found.finished, new_run_hint="write `resume: never`")
     return found.run
+
+
+def _check_settings(config: RunConfig, run: RunDir, *, finished: bool, new_run_hint: str) -> None:
+    """Raise an error if a run cannot be continued with a config, or is finished and would have other numbers."""
+    if not finished:
+        check_epochs(config, run)
+    elif changed := remaining_work(config, run).changed:
+        raise UsageError(
+            f"{run.path} is finished, and this config would give other numbers: {', '.join(changed)}; "
+            f"to continue it with the new values, increase `train.epochs`; for a new run, {new_run_hint}"
+        )
 
 
 def train_here(

@@ -11,7 +11,7 @@ import pytest
 keras = pytest.importorskip("keras")
 
 from distlaunch import notebook  # noqa: E402
-from distlaunch.base.errors import CheckpointError, DataError, DistlaunchError  # noqa: E402
+from distlaunch.base.errors import CheckpointError, DataError, DistlaunchError, UsageError  # noqa: E402
 from distlaunch.base.event_files import read_events_of  # noqa: E402
 from distlaunch.base.events import Notice  # noqa: E402
 from distlaunch.base.run_dir import RunDir  # noqa: E402
@@ -143,9 +143,13 @@ def test_an_example_that_cannot_be_read_is_named(project: Path) -> None:
         notebook.train(config)
 
 
-def test_a_failed_resume_leaves_a_finished_run_finished(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_or_failed_resume_leaves_a_finished_run_finished(
+    project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     run = RunDir(notebook.train(config_of(project)).run_dir)
     text = run.config.read_text(encoding="utf-8")
+    with pytest.raises(UsageError, match=r"run is finished, and this config would give other numbers: compile\.loss"):
+        notebook.train(run.path, ["compile.loss=mae"])
     (project / "mine.py").write_text(MINE.replace("Scaled(1,", "Scaled(2,"))
     with pytest.raises(CheckpointError):
         notebook.train(run.path, ["train.epochs=2"])
