@@ -1,16 +1,20 @@
-"""Successive halving: candidates take turns in rounds, and the slower half is dropped after every few rounds."""
+"""Successive halving: candidates take turns in rounds, and the slower half is dropped after every few rounds.
+
+A machine may become slower during the search, and each candidate takes part in other rounds. Candidates are therefore
+ranked by ratios: the duration of a step divided by that of the untuned config in the same round.
+"""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 ROUNDS_PER_STAGE = 2
 _OUTLIERS_FROM = 8
 """From this number of rounds on, the range leaves out the fastest and the slowest eighth of the rounds."""
 _FAR_BEHIND = 1.5
-"""A candidate whose fastest round takes this many times the slowest round of the fastest candidate is far behind."""
+"""A candidate whose lowest ratio is this many times the highest ratio of the fastest candidate is far behind."""
 _SAME = 1.02
 """Candidates within 2 % of the fastest count as equally fast: the one with the fewest changes wins."""
 
@@ -44,14 +48,25 @@ class Entry:
 
     Attributes:
         spread: the durations of its steps.
+        ratios: the durations, as ratios to those of the untuned config in the same rounds.
         may_win: whether its losses equal those of the untuned config.
         num_changes: the number of changes of the config.
+        dropped: whether it was dropped before the last rounds.
     """
 
     name: str
     spread: Spread
+    ratios: Spread
     may_win: bool
     num_changes: int
+    dropped: bool = False
+
+    def is_faster_than(self, untuned: Spread) -> bool:
+        """Return True if its range is below that of the untuned config, and its rounds are faster than the same rounds.
+
+        Either alone may be chance: a candidate may have few rounds, and all of them while the machine was quiet.
+        """
+        return self.spread.is_below(untuned) and self.ratios.high < 1
 
 
 class Race:
@@ -62,10 +77,11 @@ class Race:
         drop: called with a candidate that will not be measured again, and the number of its rounds.
         is_last: returns True for candidates that are dropped before all others, such as those with other losses.
         clock: returns monotonic seconds.
-        protected: candidates that are never dropped.
+        untuned: the candidate with which the others are compared. It enters first and is never dropped.
 
     Attributes:
         rounds: the durations of a step of each candidate in each of its rounds.
+        ratios: the same durations, divided by that of the untuned candidate in the same round.
         running: the candidates that are still measured.
     """
 
@@ -75,17 +91,18 @@ class Race:
         drop: Callable[[str, int], None],
         is_last: Callable[[str], bool],
         clock: Callable[[], float],
-        protected: Collection[str] = (),
+        untuned: str,
     ) -> None:
         self._measure, self._drop, self._is_last, self._clock = measure, drop, is_last, clock
-        self._protected = protected
+        self._untuned = untuned
         self.rounds: dict[str, list[float]] = {}
+        self.ratios: dict[str, list[float]] = {}
         self.running: list[str] = []
 
     def enter(self, name: str) -> None:
         """Add a candidate that is ready to be measured."""
         self.running.append(name)
-        self.rounds[name] = []
+        self.rounds[name], self.ratios[name] = [], []
 
     def leave(self, name: str) -> None:
         """Drop a candidate."""
@@ -104,6 +121,8 @@ class Race:
                     self.running.remove(name)
                 else:
                     self.rounds[name].append(duration)
+                    # the untuned candidate has entered first, so this round has already measured it
+                    self.ratios[name].append(duration / self.rounds[self._untuned][-1])
 
     def halve(self, keep: int, until: float) -> None:
         """Measure candidates and drop the slower half, until `keep` of those that may be dropped are left.
@@ -122,27 +141,29 @@ class Race:
     def _drop_far_behind(self) -> None:
         ranked = [name for name in self.ranking() if not self._is_last(name)]
         if ranked:
-            limit = _FAR_BEHIND * max(self.rounds[ranked[0]])
-            for name in [name for name in self._droppable() if min(self.rounds[name], default=0.0) > limit]:
+            limit = _FAR_BEHIND * max(self.ratios[ranked[0]])
+            for name in [name for name in self._droppable() if min(self.ratios[name], default=0.0) > limit]:
                 self.leave(name)
 
     def _droppable(self) -> list[str]:
-        return [name for name in self.running if name not in self._protected]
+        return [name for name in self.running if name != self._untuned]
 
     def ranking(self) -> list[str]:
         """Return the running candidates that were measured, the fastest first."""
         measured = [name for name in self.running if self.rounds[name]]
-        return sorted(measured, key=lambda name: (self._is_last(name), statistics.median(self.rounds[name])))
+        return sorted(measured, key=lambda name: (self._is_last(name), statistics.median(self.ratios[name])))
 
 
 def choose(entries: Sequence[Entry], untuned: Entry) -> Entry:
-    """Return the winner: the fastest entry that may win and whose range is below that of the untuned config."""
-    faster = [entry for entry in entries if entry.may_win and entry.spread.is_below(untuned.spread)]
+    """Return the winner: the fastest entry that may win and is proven to be faster than the untuned config."""
+    proven = [entry for entry in entries if entry.may_win and entry.is_faster_than(untuned.spread)]
+    # the few rounds of a dropped candidate may look fast by chance, but those that stayed were faster in them
+    faster = [entry for entry in proven if not entry.dropped] or proven
     if not faster:
         return untuned
-    limit = _SAME * min(entry.spread.median for entry in faster)
-    near = [entry for entry in faster if entry.spread.median <= limit]
-    return min(near, key=lambda entry: (entry.num_changes, entry.spread.median))
+    limit = _SAME * min(entry.ratios.median for entry in faster)
+    near = [entry for entry in faster if entry.ratios.median <= limit]
+    return min(near, key=lambda entry: (entry.num_changes, entry.ratios.median))
 
 
 def steps_of_round(step_s: float, steps_per_call: int, round_s: float) -> int:

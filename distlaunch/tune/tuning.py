@@ -104,6 +104,7 @@ class Row:
         failed: why it has failed; empty if it has not.
         dropped: whether it was dropped before the last rounds, because it was slower or has other losses.
         rounds: the duration of a step in each round, in seconds.
+        ratios: the same durations, divided by that of the untuned config in the same round.
         judgement: the comparison with the untuned config; None if it was not compared.
         causes: why its losses differ, as far as that is known.
     """
@@ -112,6 +113,7 @@ class Row:
     failed: str = ""
     dropped: bool = False
     rounds: list[float] = field(default_factory=list[float])
+    ratios: list[float] = field(default_factory=list[float])
     judgement: Judgement | None = None
     memory_bytes: int = 0
     causes: list[str] = field(default_factory=list[str])
@@ -119,6 +121,11 @@ class Row:
     @property
     def spread(self) -> Spread | None:
         return Spread.of(self.rounds) if self.rounds else None
+
+    @property
+    def ratio(self) -> float | None:
+        """The duration of a step as a ratio to that of the untuned config; None if nothing was measured."""
+        return statistics.median(self.ratios) if self.ratios else None
 
     @property
     def is_equal(self) -> bool:
@@ -158,6 +165,14 @@ class TuneResult:
     def may_win(self, row: Row) -> bool:
         """Return True if the numbers of a candidate allow it to win."""
         return self.allows_16_bit if row.candidate.is_16_bit else row.is_equal
+
+    def entry(self, row: Row) -> Entry | None:
+        """Return a candidate's entry in the choice of the winner; None if it was not measured or has failed."""
+        if row.spread is None or row.failed:
+            return None
+        may_win = not self.not_a_number and len(row.rounds) >= _FEWEST_ROUNDS and self.may_win(row)
+        spreads = row.spread, Spread.of(row.ratios)
+        return Entry(row.candidate.name, *spreads, may_win, row.candidate.num_changes, row.dropped)
 
     @property
     def untuned(self) -> Row | None:
@@ -254,7 +269,7 @@ class _Tuning:
         self._trained: Reference | None = None
         self._reference: Record | None = None
         self._untuned: Record | None = None
-        self._race = Race(self._measure, self._drop, self._differs, time.monotonic, (UNTUNED,))
+        self._race = Race(self._measure, self._drop, self._differs, time.monotonic, UNTUNED)
 
     def __enter__(self) -> _Tuning:
         return self
@@ -411,9 +426,9 @@ class _Tuning:
                 make up for it, its settings have no lane of their own.
         """
         lists = [self._settings_of(candidate) for candidate in best]
-        spreads = [self._rows[candidate.name].spread for candidate in best]
-        step_s = [spread.median for spread in spreads if spread is not None]
-        if len(step_s) > 1 and step_s[1] > _MOST_GAIN * step_s[0]:
+        found_ratios = [self._rows[candidate.name].ratio for candidate in best]
+        ratios = [ratio for ratio in found_ratios if ratio is not None]
+        if len(ratios) > 1 and ratios[1] > _MOST_GAIN * ratios[0]:
             lists = [list(itertools.chain.from_iterable(lists))]
         combined = self._combinations(best)
         known = {each.identity for each in combined}
@@ -429,10 +444,10 @@ class _Tuning:
                 if row.candidate.label != candidate.label or not row.candidate.changes or not self._result.may_win(row):
                     continue
                 change, parent = row.candidate.changes[-1], self._rows.get(row.candidate.parent.name)
-                if parent is None or parent.spread is None or row.spread is None or change.names & taken:
+                if parent is None or parent.ratio is None or row.ratio is None or change.names & taken:
                     continue
                 # of two values of the same setting, the first one is taken
-                if row.spread.median <= _HELPS * parent.spread.median:
+                if row.ratio <= _HELPS * parent.ratio:
                     combined, taken = combined.with_change(change), taken | change.names
             found.append(combined)
         return self._wanted(found)
@@ -555,7 +570,7 @@ class _Tuning:
             row.causes = known_causes(row.candidate.config, own, facts, has_sparse_gradients=has_sparse)
         self._note_memory(name)
         self._race.enter(name)
-        row.rounds = self._race.rounds[name]
+        row.rounds, row.ratios = self._race.rounds[name], self._race.ratios[name]
 
     def _note_memory(self, name: str) -> None:
         reports = self._running[name].memory()
@@ -624,16 +639,6 @@ class _Tuning:
         own = self._result.untuned
         if own is None or own.spread is None:
             return
-        can_compare = not self._result.not_a_number
-        entries = [
-            Entry(
-                row.candidate.name,
-                row.spread,
-                can_compare and len(row.rounds) >= _FEWEST_ROUNDS and self._result.may_win(row),
-                row.candidate.num_changes,
-            )
-            for row in self._result.rows
-            if row.spread is not None and not row.failed and row is not own
-        ]
-        untuned_entry = Entry(own.candidate.name, own.spread, may_win=True, num_changes=0)
+        entries = [entry for row in self._result.rows if row is not own and (entry := self._result.entry(row))]
+        untuned_entry = Entry(own.candidate.name, own.spread, Spread.of(own.ratios), may_win=True, num_changes=0)
         self._result.winner = self._rows[race.choose(entries, untuned_entry).name]

@@ -21,9 +21,7 @@ _WIDTH = 110  # columns
 
 def table_lines(result: TuneResult) -> list[str]:
     """Return the lines of the table, of what was not tried and why, and the conclusion."""
-    measured = sorted(
-        (row for row in result.rows if row.spread), key=lambda row: row.spread.median if row.spread else 0
-    )
+    measured = sorted((row for row in result.rows if row.spread), key=lambda row: row.ratio or 0)
     lines = columns(_HEAD, [_cells(row, result) for row in measured], right=_RIGHT) if measured else []
     for row in result.rows:
         if row.failed:
@@ -99,8 +97,8 @@ def conclusion(result: TuneResult) -> list[str]:
     if result.not_a_number:
         return _wrap(f"Nothing was compared: even on one device, values are not numbers {result.not_a_number}.")
     if winner is own:
-        measured = [row for row in result.rows if row is not own and row.spread and not row.failed]
-        faster = [row for row in measured if row.spread and row.spread.is_below(own.spread)]
+        measured = [(row, result.entry(row)) for row in result.rows if row is not own]
+        faster = [row for row, entry in measured if entry is not None and entry.is_faster_than(own.spread)]
         unsure = [_name(row.candidate, result) for row in faster if result.may_win(row)]
         if unsure:
             return _wrap(f"Measured in too few rounds to be sure, but faster so far: {'; '.join(unsure)}.")
@@ -108,8 +106,9 @@ def conclusion(result: TuneResult) -> list[str]:
         if any(row.candidate.is_16_bit for row in faster):
             but = " 16-bit precision is faster, but changes the numbers; --allow-16-bit accepts that."
         return _wrap(f"No candidate with the same losses is faster than the untuned config, beyond noise.{but}")
-    ratio = winner.spread.median / own.spread.median
-    lines = _wrap(f"* {_name(winner.candidate, result)} is the fastest: a step takes {ratio:.2f} of the untuned time.")
+    lines = _wrap(
+        f"* {_name(winner.candidate, result)} is the fastest: a step takes {winner.ratio:.2f} of the untuned time."
+    )
     if winner.candidate.is_16_bit:
         lines += _wrap("Its losses differ as the table shows, since it computes in 16 bits.")
     for key, value in settings_of(winner.candidate).items():

@@ -204,12 +204,15 @@ class FakeMachine:
 
     def __init__(self, durations: Mapping[str, float | list[float | None]], *, differing: tuple[str, ...] = ()) -> None:
         self.now, self.order, self.dropped = 0.0, list[str](), dict[str, int]()
-        self._durations = durations
+        self._durations = dict(durations)
         self.race = Race(
-            self.measure, self.dropped.__setitem__, lambda name: name in differing, lambda: self.now, (UNTUNED,)
+            self.measure, self.dropped.__setitem__, lambda name: name in differing, lambda: self.now, UNTUNED
         )
         for name in durations:
             self.race.enter(name)
+
+    def set(self, name: str, durations: list[float | None]) -> None:
+        self._durations[name] = durations
 
     def measure(self, name: str) -> float | None:
         self.now += 1
@@ -265,8 +268,27 @@ def test_a_candidate_that_fails_leaves_the_race() -> None:
     assert alone.order == [UNTUNED], "more rounds would compare it with nothing"
 
 
-def entry(name: str, low: float, high: float, *, may_win: bool = True, changes: int = 1) -> Entry:
-    return Entry(name, Spread((low + high) / 2, low, high), may_win, changes)
+@pytest.mark.parametrize("from_round", [1, 2, 5])
+def test_a_machine_that_becomes_slower_slows_all_candidates_equally(from_round: int) -> None:
+    def rounds(quiet: float, number: int = 40) -> list[float | None]:
+        return [quiet * (1.0 if each < from_round else 1.3) for each in range(number)]
+
+    machine = FakeMachine({UNTUNED: rounds(10.0), "a": rounds(5.2), "b": rounds(5.0), "c": rounds(5.5)})
+    machine.race.halve(1, until=1e9)
+    machine.race.run(10, until=1e9)
+    machine.race.enter("late")  # all its rounds are slow
+    machine.set("late", rounds(4.8)[from_round:])
+    machine.race.run(10, until=1e9)
+    assert machine.race.ranking() == ["late", "b", UNTUNED]
+    assert machine.race.ratios["late"] == pytest.approx([0.48] * 10)
+    assert machine.race.ratios["b"] == pytest.approx([0.5] * len(machine.race.rounds["b"]))
+
+
+def entry(
+    name: str, low: float, high: float, *, may_win: bool = True, changes: int = 1, dropped: bool = False
+) -> Entry:
+    spread = Spread((low + high) / 2, low, high)
+    return Entry(name, spread, Spread(spread.median / 11, low / 11, high / 11), may_win, changes, dropped)
 
 
 OWN = entry(UNTUNED, 10, 12, changes=0)
@@ -281,6 +303,9 @@ OWN = entry(UNTUNED, 10, 12, changes=0)
         ([entry("faster, other losses", 5, 6, may_win=False), entry("fast", 7, 8)], "fast"),
         ([entry("other losses", 5, 6, may_win=False)], UNTUNED),
         ([entry("many", 5, 6, changes=3), entry("few", 5.1, 6.1)], "few"),
+        ([entry("faster, but dropped", 5, 6, dropped=True), entry("fast", 7, 8)], "fast"),
+        ([entry("dropped", 5, 6, dropped=True), entry("overlaps", 7, 10.5)], "dropped"),
+        ([dataclasses.replace(entry("in quiet rounds", 5, 6), ratios=Spread(1.0, 0.9, 1.1))], UNTUNED),
         ([entry("wide but best", 1, 10.5), entry("narrow", 7, 9)], "narrow"),
     ],
 )
@@ -375,10 +400,10 @@ def result(**given: object) -> TuneResult:
     off = untuned(own).with_change(Change("oneDNN off", environ={ONEDNN: "0"}))
     half = untuned(own).with_change(Change("bf16", {("precision",): "mixed_bfloat16"}, is_16_bit=True))
     rows = [
-        Row(untuned(own), rounds=[0.010, 0.012, 0.011], judgement=EQUAL, memory_bytes=10**9),
-        Row(fast, rounds=[0.005, 0.006, 0.0055], judgement=EQUAL, memory_bytes=10**8),
-        Row(xla, rounds=[0.001], judgement=OTHER, causes=["because"]),
-        Row(half, rounds=[0.002], judgement=OTHER),
+        Row(untuned(own), rounds=[0.010, 0.012, 0.011], ratios=[1.0, 1.0, 1.0], judgement=EQUAL, memory_bytes=10**9),
+        Row(fast, rounds=[0.005, 0.006, 0.0055], ratios=[0.49, 0.45, 0.47], judgement=EQUAL, memory_bytes=10**8),
+        Row(xla, rounds=[0.001], ratios=[0.1], judgement=OTHER, causes=["because"]),
+        Row(half, rounds=[0.002], ratios=[0.2], judgement=OTHER),
         Row(off, failed="worker:0 failed: ValueError: no"),
     ]
     found = TuneResult("one_device", rows, [NotTried("dtensor, batch 2", "no time")], rows[1], batch=24.0)
@@ -396,13 +421,13 @@ def test_the_table_names_the_winner_and_what_was_not_tried() -> None:
     assert "  - because" in text
     assert "untuned (one_device), oneDNN off: failed, and dropped: worker:0 failed: ValueError: no" in text
     assert "dtensor, batch 2: no time" in text
-    assert "* jax, batch 1 is the fastest: a step takes 0.50 of the untuned time." in text
+    assert "* jax, batch 1 is the fastest: a step takes 0.47 of the untuned time." in text
     assert "strategy: {kind: jax, mesh: {batch: 1}}" in text
 
 
 def test_no_difference_beyond_noise() -> None:
     found = result()
-    found.rows[1].rounds = [0.0115]
+    found.rows[1].rounds, found.rows[1].ratios = [0.0115], [1.05]
     text = " ".join(table_lines(dataclasses.replace(found, winner=found.rows[0])))
     assert "No candidate with the same losses is faster than the untuned config, beyond noise." in text
     assert "--allow-16-bit" in text
@@ -423,7 +448,10 @@ def test_a_candidate_with_too_few_rounds_is_no_winner_but_named(allows: bool) ->
 def test_a_winner_with_variables_prints_them() -> None:
     found = result()
     off = Row(
-        untuned(config()).with_change(Change("oneDNN off", environ={ONEDNN: "0"})), rounds=[0.001] * 3, judgement=EQUAL
+        untuned(config()).with_change(Change("oneDNN off", environ={ONEDNN: "0"})),
+        rounds=[0.001] * 3,
+        ratios=[0.1] * 3,
+        judgement=EQUAL,
     )
     text = "\n".join(table_lines(dataclasses.replace(found, rows=[*found.rows[:4], off], winner=off)))
     assert f"export {ONEDNN}=0" in text
