@@ -28,7 +28,7 @@ _LONGER_CALL = 16
 """Number of steps per call that is tried besides `auto` and 1."""
 _DEVICES_OF_WORKER = (1, 2)
 """Numbers of devices of each worker that are tried without GPUs."""
-_KEPT_OF_CLUSTER = ("start_timeout_s", "stop_timeout_s", "stall_timeout_s", "isolate")
+_KEPT_OF_CLUSTER = ("start_timeout_s", "stop_timeout_s", "stall_timeout_s", "isolate", "evaluator")
 """Keys of `cluster:` that stay under another strategy."""
 SIXTEEN_BITS = "mixed_bfloat16"
 _NO_FACTS = ModelFacts()
@@ -103,9 +103,17 @@ class Candidate:
             found["strategy",] = dict(self.strategy)
             # keys of the old cluster, such as `ps`, may not fit the new strategy
             old = self.base.cluster.model_dump(exclude=set(_KEPT_OF_CLUSTER))
-            new = Cluster.model_validate(self.cluster or {}).model_dump()
+            cluster = Cluster.model_validate(self.cluster or {})
+            new = {**cluster.model_dump(), "ports": self._ports_for(cluster)}
             found |= {("cluster", name): new[name] for name, value in old.items() if value != new[name]}
         return found | {key: value for change in self.changes for key, value in change.keys.items()}
+
+    def _ports_for(self, cluster: Cluster) -> list[int] | str:
+        """Return the user's ports that the tasks of another cluster take; `auto` if they need none or more ports."""
+        assert self.strategy is not None, "the user's own cluster keeps its ports"
+        ports = self.base.cluster.ports
+        number = sum(MODELS[self.strategy["kind"]].model_validate(self.strategy).processes(cluster).values())
+        return "auto" if ports == "auto" or not 0 < number <= len(ports) else ports[:number]
 
     @property
     def steps_per_call(self) -> int | str:

@@ -141,6 +141,12 @@ def test_a_candidate_changes_only_its_own_keys() -> None:
         ("compile", "jit_compile"): True,
     }
     assert untuned(own).config == own
+    own = config(strategy={"kind": "multi_worker_mirrored"},
+                 cluster={"workers": 3, "ports": [4001, 4002, 4003], "evaluator": True})  # fmt: skip
+    for workers, ports in ((2, [4001, 4002]), (4, "auto"), (1, "auto")):
+        kind = "multi_worker_mirrored" if workers > 1 else "one_device"
+        cluster = Candidate(own, kind, {"kind": kind}, {"workers": workers}).config.cluster
+        assert (cluster.workers, cluster.ports, cluster.evaluator) == (workers, ports, True)
     trial = untuned(config(precision="mixed_bfloat16")).trial_config
     assert (trial.precision, trial.validation, trial.cluster.stall_timeout_s) == ("mixed_bfloat16", None, None)
 
