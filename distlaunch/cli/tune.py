@@ -73,6 +73,6 @@ def command(
     else:
         click.echo("\n".join(["", *shown.table_lines(result)]))
     if write is not None and result.winner is not None and result.interrupted is None:
-        write_winner(config, write, choice, result, shown.export_lines(result.winner.candidate))
+        write_winner(config, write, choice.context.machine.environ, result, shown.export_lines(result.winner.candidate))
         echo(f"wrote {write}")
     return int(result.exit_code) if result.exit_code else int(ExitCode.DONE)

@@ -15,8 +15,7 @@ from distlaunch.config.read.load import dump_config, load_config
 from distlaunch.config.read.text import folder_of, is_stream, read_text
 from distlaunch.config.read.tree import Key
 from distlaunch.config.read.yaml_nodes import parse
-from distlaunch.config.run import RunConfig
-from distlaunch.jobs.choose_run import Choice
+from distlaunch.config.run import RunConfig, as_run_name
 from distlaunch.tune.candidates import Candidate
 from distlaunch.tune.tuning import TuneResult
 
@@ -36,17 +35,20 @@ def check_target(file: str, source: str) -> None:
         raise UsageError(f"--write: got {file}, but its directory does not exist; create it first")
 
 
-def write_winner(source: str, target: str, choice: Choice, result: TuneResult, exports: Sequence[str]) -> None:
+def write_winner(
+    source: str, target: str, environ: Mapping[str, str], result: TuneResult, exports: Sequence[str]
+) -> None:
     """Write a copy of the config with the keys of the winner.
 
     Args:
         source: the user's config file.
+        environ: the environment with which the config was read.
         exports: commands that set the winner's environment variables, for which there are no keys.
     """
     assert result.winner is not None, "something was measured"
     candidate = result.winner.candidate
-    environ = choice.context.machine.environ
-    text = None if is_stream(Path(source)) else changed_text(read_text(Path(source)), candidate.keys, source)
+    own_text = None if is_stream(Path(source)) else read_text(Path(source))
+    text = None if own_text is None else changed_text(own_text, candidate.keys, source)
     is_changed = result.winner is not result.untuned
     comments = [f"# tuned by distlaunch: {candidate.name if is_changed else 'nothing faster was found'}"]
     if exports:
@@ -55,7 +57,11 @@ def write_winner(source: str, target: str, choice: Choice, result: TuneResult, e
     if text is None or not _reads_as(text, candidate, Path(target), environ):
         # the text cannot be kept, for example because of another folder, overrides, or YAML that cannot be edited
         comments.append("# complete config with all defaults")
-        text = dump_config(candidate.config)
+        config = candidate.config
+        if config.name == as_run_name(Path(source).stem) and not (own_text and _has_name(own_text, source)):
+            # without this, the copy would continue the runs of the old file, whose name is only its default
+            config = config.model_copy(update={"name": None})
+        text = dump_config(config)
     try:
         write_given_file(Path(target), "\n".join(comments) + "\n" + text)
     except OSError as error:
@@ -72,6 +78,11 @@ def _reads_as(text: str, candidate: Candidate, target: Path, environ: Mapping[st
         return False
     finally:
         probe.unlink(missing_ok=True)
+
+
+def _has_name(text: str, name: str) -> bool:
+    root = parse(text, name)
+    return isinstance(root, yaml.MappingNode) and any(key.value == "name" for key, _ in root.value)
 
 
 def _comparable(config: RunConfig) -> dict[str, Any]:

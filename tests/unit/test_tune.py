@@ -25,7 +25,7 @@ from distlaunch.tune.lanes import Lane, Starts
 from distlaunch.tune.race import Entry, Race, Spread, choose, steps_of_round
 from distlaunch.tune.site import Site
 from distlaunch.tune.tuning import Row, TuneResult
-from distlaunch.tune.write import changed_text
+from distlaunch.tune.write import changed_text, write_winner
 from distlaunch.ui.tune import as_json, table_lines
 
 PLAIN = {
@@ -524,6 +524,21 @@ def test_the_changed_file_of_a_real_config_is_read_as_the_candidate(name: str, t
     (tmp_path / file.name).write_text(found)
     assert load_config(tmp_path / file.name, (), {}).config == candidate.config
     assert found.count("#") == file.read_text().count("#")
+
+
+@pytest.mark.parametrize(
+    ("first_line", "overrides", "name"),
+    [("# mine\n", ("seed=1",), "tuned"), ("name: mine\n", ("seed=1",), "mine"), ("# mine\n", ("name=b",), "b")],
+)
+def test_a_complete_copy_has_a_name_of_its_own(
+    first_line: str, overrides: tuple[str, ...], name: str, tmp_path: Path
+) -> None:
+    source, target = tmp_path / "mine.yaml", tmp_path / "tuned.yaml"
+    source.write_text(TEXT.replace("# mine\n", first_line))
+    row = Row(untuned(load_config(source, (*overrides, "train.epochs=3"), {}).config))
+    write_winner(str(source), str(target), {}, TuneResult(rows=[row], winner=row), [])
+    assert "# complete config with all defaults" in target.read_text()
+    assert load_config(target, (), {}).config.name == name
 
 
 # refusals
