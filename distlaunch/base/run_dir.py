@@ -89,6 +89,16 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
         raise
 
 
+def link_or_copy(source: str, target: str) -> None:
+    """Link a file, or copy it, since some disks do not support links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        import shutil  # imported here: it takes 2 ms, which agents would wait for
+
+        shutil.copyfile(source, target)
+
+
 def write_given_file(path: Path, text: str) -> bool:
     """Write a file that the user has named: atomically if it is a regular file, directly into a device or pipe.
 

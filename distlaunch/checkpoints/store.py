@@ -21,7 +21,7 @@ from typing import Any
 from distlaunch.base.errors import CheckpointError
 from distlaunch.base.folders import make_folder
 from distlaunch.base.regular_files import NotRegularError, read_regular
-from distlaunch.base.run_dir import BEST, BestName, checkpoint_name, steps_of
+from distlaunch.base.run_dir import BEST, BestName, checkpoint_name, link_or_copy, steps_of
 from distlaunch.checkpoints.format import STATE_FILE
 from distlaunch.checkpoints.meta import OtherFormatError, Progress, meta_text, read_meta
 from distlaunch.checkpoints.state_files import FileDamagedError, StateFile, read_files, write_file
@@ -148,7 +148,7 @@ class CheckpointStore:
         temporary = self.directory / f".{BEST}.{os.getpid()}.tmp"
         try:
             # links need no space, and stay valid when `_prune` deletes the checkpoint
-            shutil.copytree(path, temporary, copy_function=_link_or_copy)
+            shutil.copytree(path, temporary, copy_function=link_or_copy)
             self._put_in_place(temporary, self.directory / BEST)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -305,14 +305,6 @@ class CheckpointStore:
         for path in self.directory.glob(".*.tmp"):
             if not shared or shared not in path.name:
                 shutil.rmtree(path, ignore_errors=True)
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    """Link a file, or copy it, since some network disks do not support links."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def _write_synced(path: Path, data: bytes) -> None:

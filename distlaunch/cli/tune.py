@@ -75,4 +75,6 @@ def command(
     if write is not None and result.winner is not None and result.interrupted is None:
         write_winner(config, write, choice.context.machine.environ, result, shown.export_lines(result.winner.candidate))
         echo(f"wrote {write}")
+    elif write is not None:
+        echo(f"--write: {write} was not written, since the search did not reach its end; run the command again")
     return int(result.exit_code) if result.exit_code else int(ExitCode.DONE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import shutil
 import signal
 import tempfile
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from distlaunch.base.call_length import BLOCK_STEPS, steps_in_call
 from distlaunch.base.errors import DistlaunchError
-from distlaunch.base.run_dir import RunDir, checkpoint_name
+from distlaunch.base.run_dir import RunDir, checkpoint_name, link_or_copy
 from distlaunch.base.run_files.trial_records import MemoryReport, Record, RoundOrder, RoundResult, TrialOrder
 from distlaunch.config.run import RunConfig
 from distlaunch.engines.context import LaunchContext
@@ -178,7 +177,7 @@ class Contestant:
 
     @staticmethod
     def run_dir(reference: RunDir, num_steps: int) -> RunDir:
-        """Return a new run directory with two checkpoints of the reference, without copying their data.
+        """Return a new run directory with two checkpoints of the reference, whose files are linked if possible.
 
         Args:
             num_steps: number of recorded steps. The checkpoints are those before and after these steps.
@@ -187,7 +186,7 @@ class Contestant:
         run = RunDir.claim(Path(tempfile.mkdtemp(prefix="distlaunch-tune-")), "candidate")
         for step in (0, num_steps):
             name = checkpoint_name(step)
-            shutil.copytree(reference.checkpoints / name, run.checkpoints / name, copy_function=os.link)
+            shutil.copytree(reference.checkpoints / name, run.checkpoints / name, copy_function=link_or_copy)
         return run
 
     def is_prepared(self) -> bool:

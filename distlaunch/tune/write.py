@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from distlaunch.tune.tuning import TuneResult
 def check_target(file: str, source: str) -> None:
     """Raise UsageError if a file cannot be written, before anything is measured.
 
+    A regular file is replaced, so that its folder must be writable.
+
     Args:
         source: the user's config file, which is never overwritten.
     """
@@ -33,6 +37,14 @@ def check_target(file: str, source: str) -> None:
         raise UsageError(f"--write: got {file}, which is a directory; expected a file name")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"--write: got {file}, but its directory does not exist; create it first")
+    if path.exists() and not path.is_file():
+        return  # a device or a pipe
+    folder = Path(os.path.realpath(path)).parent
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        hint = "name a file in a directory to which you can write"
+        raise UsageError(f"--write: got {file}, but {folder} cannot be written to ({error.strerror}); {hint}") from None
 
 
 def write_winner(

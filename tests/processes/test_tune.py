@@ -158,7 +158,7 @@ def test_errors_of_the_config_have_their_lines(project: Path) -> None:
 
 @pytest.mark.slow  # in CI the same for verify
 def test_ctrl_c_shows_the_table_so_far_and_leaves_nothing(project: Path) -> None:
-    process = start("tune", "mine.yaml", "--seconds", "300", cwd=project)
+    process = start("tune", "mine.yaml", "--seconds", "300", "--write", "tuned.yaml", cwd=project)
     assert process.stderr is not None
     for line in process.stderr:
         # the untuned config has been measured, and others have begun
@@ -170,4 +170,5 @@ def test_ctrl_c_shows_the_table_so_far_and_leaves_nothing(project: Path) -> None
     assert "Traceback" not in out + err
     assert "one_device" in out
     assert "the search was interrupted" in out
+    assert "--write: tuned.yaml was not written, since the search did not reach its end" in err
     assert {path.name for path in project.iterdir()} <= {"mine.py", "mine.yaml", "__pycache__"}

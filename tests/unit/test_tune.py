@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,12 +17,14 @@ from click.testing import CliRunner
 from distlaunch.base.call_length import steps_in_call
 from distlaunch.base.errors import UsageError
 from distlaunch.base.judge import Judgement
+from distlaunch.base.run_dir import RunDir, checkpoint_name
 from distlaunch.base.run_files.trial_records import ModelFacts, Record, RoundOrder, RoundResult, Series
 from distlaunch.cli.main import cli
 from distlaunch.cluster.hardware import ONEDNN, POOL_SIZES, Hardware
 from distlaunch.config.read.load import load_config, load_mapping
 from distlaunch.config.run import RunConfig
 from distlaunch.tune.candidates import UNTUNED, Candidate, Change, NotTried, settings, strategies, untuned
+from distlaunch.tune.contestant import Contestant
 from distlaunch.tune.equality import judge_candidate, known_causes
 from distlaunch.tune.lanes import Lane, Starts
 from distlaunch.tune.race import Entry, Race, Spread, choose, steps_of_round
@@ -357,6 +362,21 @@ def test_orders_and_results_of_rounds_in_files(tmp_path: Path) -> None:
     assert RoundResult.read(path) == RoundResult(3, 0.25)
 
 
+def test_checkpoints_of_a_candidate_on_a_disk_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    reference = RunDir(tmp_path / "reference")
+    for step in (0, 10):
+        folder = reference.checkpoints / checkpoint_name(step)
+        folder.mkdir(parents=True)
+        (folder / "state").write_bytes(b"weights")
+    run = Contestant.run_dir(reference, 10)
+    assert [path.read_bytes() for path in run.checkpoints.glob("*/state")] == [b"weights"] * 2
+
+
 # equality
 
 
@@ -565,7 +585,7 @@ def test_what_cannot_be_tuned_is_refused(settings_of: list[str], expected: str, 
     assert expected in str(found.exception)
 
 
-@pytest.mark.parametrize("target", ["no/new.yaml", ".", "mine.yaml"])
+@pytest.mark.parametrize("target", ["no/new.yaml", ".", "mine.yaml", "/proc/new.yaml"])
 def test_a_file_that_cannot_be_written_is_refused_before_measuring(target: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(TEXT)
     found = CliRunner().invoke(cli, ["tune", str(tmp_path / "mine.yaml"), "--write", str(tmp_path / target)])
