@@ -20,8 +20,7 @@ NUMBERS = np.arange(8, dtype="float32").reshape(4, 2)
 
 def on_mesh(function: Callable[[Any], Any], value: np.ndarray, first: str) -> np.ndarray:
     """Return the result of a function on two devices, whose first axis is laid out as `first`."""
-    from tensorflow.experimental import dtensor
-
+    dtensor: Any = tf.experimental.dtensor
     mesh = dtensor.create_mesh([("batch", 2)], devices=["CPU:0", "CPU:1"])
     layout = dtensor.Layout([first, *["unsharded"] * (value.ndim - 1)], mesh)
     placed = dtensor.relayout(dtensor.copy_to_mesh(value, dtensor.Layout.replicated(mesh, value.ndim)), layout)
