@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,9 +35,14 @@ def describe_code(folder: Path, environ: Mapping[str, str] = os.environ) -> dict
 
 
 def is_unreadable(folder: Path) -> bool:
-    """Return whether a folder is in a repository that git cannot read, for example since another user owns it."""
-    has_repository = any((each / ".git").exists() for each in (folder, *folder.absolute().parents))
-    return has_repository and git_output(folder, "rev-parse", "--git-dir") is None
+    """Return whether a folder is in a repository that git cannot read, for example since another user owns it.
+
+    False if git is not installed.
+    """
+    marks = ((each / ".git") for each in (folder, *folder.absolute().parents))
+    # a file in submodules and worktrees
+    has_repository = any(mark.is_file() or (mark / "HEAD").exists() for mark in marks)
+    return has_repository and shutil.which("git") is not None and git_output(folder, "rev-parse", "--git-dir") is None
 
 
 def git_output(folder: Path, *words: str, timeout_s: float | None = None) -> bytes | None:

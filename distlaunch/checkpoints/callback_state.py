@@ -241,7 +241,9 @@ def _can_be_kept(value: Any) -> bool:
 
 
 def _checksum(array: np.ndarray) -> str:
-    content = hashlib.blake2b(array.tobytes(), digest_size=16).hexdigest()
+    flat = np.ascontiguousarray(array).reshape(-1)
+    # the bytes themselves, since a copy of a large array would take its memory again
+    content = hashlib.blake2b(flat.view(np.uint8).data if flat.nbytes else b"", digest_size=16).hexdigest()
     return f"{array.dtype.str}{array.shape}{content}"
 
 

@@ -41,7 +41,7 @@ def with_model_of_checkpoint(
         ConfigError: the code of the checkpoint's model is not found.
     """
     saved = run.checkpoint_config(checkpoint)
-    given = [key for key in map(_key_of, overrides) if ".".join(map(str, key)).startswith(OF_THE_WEIGHTS)]
+    given = [key for key in map(_key_of, overrides) if _concerns_model(key)]
     changed = [] if saved is None else _changes(run, config.to_public(), saved, given)
     if saved is None or not changed:
         return config
@@ -73,6 +73,12 @@ def _changes(run: RunDir, now: Any, saved: Any, given: Sequence[_Key]) -> list[s
         for key, line in found
         if ".".join(key).startswith(OF_THE_WEIGHTS) and not any(key[: len(each)] == each[: len(key)] for each in given)
     ]
+
+
+def _concerns_model(key: _Key) -> bool:
+    text = ".".join(map(str, key))
+    # a section as a whole, such as `model`, has keys that count
+    return text.startswith(OF_THE_WEIGHTS) or any(each.startswith(f"{text}.") for each in OF_THE_WEIGHTS)
 
 
 def _key_of(override: str) -> _Key:

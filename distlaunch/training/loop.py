@@ -32,6 +32,7 @@ from distlaunch.data.batches import Source
 from distlaunch.data.examples.example_times import not_for_training
 from distlaunch.data.source import Split
 from distlaunch.patches.keras_alone import call_methods_within
+from distlaunch.patches.keras_private import layers_of
 from distlaunch.strategies.adapted_layers import adapted_values, changed_layers
 from distlaunch.strategies.coordination import Vote
 from distlaunch.strategies.final_weights import (
@@ -127,6 +128,7 @@ class TrainingLoop:
         self._validation_source: Source | None = None
         self._next_steps = 0
         self._has_checked_monitors = self._has_checked_first_epoch = False
+        self._has_refused_to_freeze = False
         self._watches_batches: bool | None = None
         """Whether a callback of any task may stop training after a batch; None until this is known."""
         self._ends_after_step = False
@@ -331,33 +333,43 @@ class TrainingLoop:
 
     def _call_hook(self, name: str, *arguments: Any) -> None:
         """Call a hook of the callbacks."""
-        may_freeze = name in ("train_begin", "epoch_begin", "epoch_end") and bool(self._config.train.callbacks)
-        trained = _trainable_paths(self._model) if may_freeze else {}
+        watched = bool(self._config.train.callbacks) and name in ("train_begin", "epoch_begin", "epoch_end")
+        flags = _trainable_flags(self._model) if watched else []
+        trained = _trainable_paths(self._model) if watched else {}
         # a callback may write files for minutes, like ModelCheckpoint, and the task is given time to finish
         with self._hooks.saving(), self._program.gathered() if name in self._gathering_hooks else nullcontext():
             getattr(self._callback_list, f"on_{name}")(*arguments)
-        if may_freeze:
-            self._check_trainable(trained, _trainable_paths(self._model), f"on_{name}")
+        now = _trainable_paths(self._model) if watched else {}
+        if now.keys() != trained.keys():
+            different = [path for key, path in {**trained, **now}.items() if not (key in trained and key in now)]
+            self._refuse_to_freeze(different, flags, f"on_{name}")
 
-    def _check_trainable(self, before: dict[int, str], after: dict[int, str], hook: str) -> None:
-        """Say that a callback has frozen or unfrozen weights in vain.
+    def _refuse_to_freeze(self, changed: list[str], flags: list[tuple[Any, bool]], hook: str) -> None:
+        """Undo that a callback has frozen or unfrozen weights, which traced steps would train as before.
 
-        Keras's `fit` does not say so: there, the change takes effect with the next call of `compile` and `fit`.
+        Keras's `fit` ignores such a change silently, but it would count in the first epoch after a resume.
+
+        Args:
+            changed: paths of the weights.
+            flags: result of `_trainable_flags` before the hook.
 
         Raises:
-            ConfigError: on a mesh, where a step has a fixed list of weights.
+            ConfigError: on a mesh, in on_train_begin, which Keras's `fit` would not ignore.
         """
-        changed = [path for key, path in {**before, **after}.items() if not (key in before and key in after)]
-        if not changed:
+        done = f"in {hook}, a callback has changed `trainable` of {listed(changed, 2)}"
+        if hook == "on_train_begin":
+            if self._config.strategy.is_functional:
+                message = f"{done}, but a mesh has its weights by then; set `trainable` in the model's function"
+                raise ConfigError(Problem(("train", "callbacks"), message))
             return
-        message = (
-            f"in {hook}, a callback has changed `trainable` of {listed(changed, 2)}, but a run trains the same weights "
-            f"until its end; instead, end the run after fewer epochs, set `trainable` in the model's function, and "
-            f"resume with more epochs"
-        )
-        if self._config.strategy.is_functional:
-            raise ConfigError(Problem(("train", "callbacks"), message))
-        self._warn(message)
+        for part, flag in flags:
+            part.trainable = flag
+        if not self._has_refused_to_freeze:
+            self._has_refused_to_freeze = True
+            self._warn(
+                f"{done}, which has no effect, because a run trains the same weights until its end; instead, end the "
+                "run after fewer epochs, set `trainable` in the model's function, and resume with more epochs"
+            )
 
     # one epoch
 
@@ -477,8 +489,10 @@ class TrainingLoop:
                 self._check.after_step(self._progress, logs)
                 self._call_hook("train_batch_end", first + result.steps - 1, logs)
                 is_asked_to_end = self._any_watches_batches() and self._is_asked_to_end()
-            here = self._progress.step_in_epoch
-            if here and (result.ended if steps is None else here == steps):
+            here, ends = self._progress.step_in_epoch, result.vote.finish or is_asked_to_end
+            if ends:
+                self._model.stop_training = True  # in all tasks, also for a checkpoint before the end of the epoch
+            if here and (ends or (result.ended if steps is None else here == steps)):
                 # saved with a checkpoint of this step, because a resume from it has no step left to compute the logs
                 self._progress = replace(self._progress, pending_logs=scalars(logs))
             if result.vote.stop:
@@ -488,7 +502,7 @@ class TrainingLoop:
                 # `logs` is empty if this attempt resumed after the last step of the data
                 logs = logs or result.logs
                 break
-            if result.vote.finish or is_asked_to_end:
+            if ends:
                 break
             self._save_if_due(Moment.STEP, chief_asks=result.vote.save)
         return logs
@@ -612,6 +626,11 @@ class TrainingLoop:
 
 def _trainable_paths(model: keras.Model) -> dict[int, str]:
     return {id(variable): variable.path for variable in model.trainable_variables}
+
+
+def _trainable_flags(model: keras.Model) -> list[tuple[Any, bool]]:
+    """Return the layers and weights with their attribute `trainable`, each after those that set it, too."""
+    return [(part, part.trainable) for part in (*layers_of(model), *model.weights)]
 
 
 def _weights_differ(before: State, now: State) -> bool:

@@ -178,26 +178,40 @@ def test_a_callback_ends_training_at_once_and_loses_nothing(
 
 
 class Freezes(keras.callbacks.Callback):
-    def on_epoch_begin(self, epoch, logs=None):
+    def __init__(self, hook: str) -> None:
+        super().__init__()
+        setattr(self, hook, self.freeze)
+
+    def freeze(self, *_: Any) -> None:
         self.model.layers[-1].trainable = False
 
 
 @pytest.mark.parametrize("strategy", [{}, {"kind": "dtensor", "mesh": {"batch": 1}}], ids=["one_device", "mesh"])
 def test_a_callback_that_freezes_weights_in_vain_is_told(tmp_path: Path, strategy: dict[str, Any]) -> None:
-    config, _, train = prepare("mlp sgd, uneven", epochs=1, callbacks=[{"name": "CSVLogger"}])
-    model = build_model(config, OneDevice(), train.first_rows(2))
-    program, events = OneDevice().program(make_steps(config, model)), list[Event]()
-    hooks = LoopHooks(events.append, lambda: False, store=CheckpointStore(tmp_path), is_chief=True)
+    config, _, train = prepare("mlp sgd, uneven", epochs=2, callbacks=[{"name": "CSVLogger"}])
     # the loop is the same for all strategies
     changed = {"strategy": strategy} if strategy else {}
     on = RunConfig.model_validate({**config.model_dump(exclude_unset=True), **changed})
-    loop = TrainingLoop(on, model, program, train, None, [Freezes()], hooks)
-    told = "in on_epoch_begin, a callback has changed `trainable` of .*/kernel, .*/bias, but"
-    if strategy:
-        with pytest.raises(ConfigError, match=told):
-            loop.run(Progress())
-        return
-    loop.run(Progress())
+    events = list[Event]()
+
+    def loop(hook: str) -> tuple[TrainingLoop, keras.Model]:
+        model = build_model(config, OneDevice(), train.first_rows(2))
+        hooks = LoopHooks(events.append, lambda: False, store=CheckpointStore(tmp_path / hook), is_chief=True)
+        program = OneDevice().program(make_steps(config, model))
+        return TrainingLoop(on, model, program, train, None, [Freezes(hook)], hooks), model
+
+    training, model = loop("on_epoch_begin")
+    training.run(Progress())
     warnings = [event.message for event in events if isinstance(event, Notice) and event.level == "warning"]
+    told = "in on_epoch_begin, a callback has changed `trainable` of .*/kernel, .*/bias, which has no effect"
     assert len(warnings) == 1
     assert re.search(told, warnings[0])
+    assert model.layers[-1].trainable
+    training, model = loop("on_train_begin")
+    if strategy:
+        with pytest.raises(ConfigError, match=r"in on_train_begin, .* but a mesh has its weights by then"):
+            training.run(Progress())
+        return
+    before = model.layers[-1].kernel.numpy()
+    training.run(Progress())  # not traced yet, as in `fit`
+    np.testing.assert_array_equal(model.layers[-1].kernel.numpy(), before)

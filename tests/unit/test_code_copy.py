@@ -82,6 +82,7 @@ def test_more_files_than_code_has_are_not_cut_off(project: Path, monkeypatch: py
 
 def test_a_repository_that_git_cannot_read_is_not_sent_whole(project: Path) -> None:
     (project / ".git").mkdir()
+    (project / ".git" / "HEAD").touch()
     (project / "secret.yaml").touch()
     code = CodeFiles(project, [])
     with pytest.raises(UsageError, match=r"git cannot read the repository of .*project"):

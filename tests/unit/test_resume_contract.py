@@ -452,6 +452,8 @@ def test_a_checkpoint_is_used_with_the_model_that_it_was_trained_with() -> None:
     assert used(None) == used(2 * STEP) == (3, None, [])
     assert used("best", "model.args.units=5", "precision=float32") == (5, "float32", [])
     assert used("best", "model.args.units=5")[:2] == (5, "mixed_bfloat16")
+    whole = "model={function: 'mine.py:model', args: {units: 7}}"
+    assert used("best", whole)[:2] == (7, "mixed_bfloat16")
     run.attempt_config(0).unlink()
     units, _, [warning] = used("best")
     assert units == 3
