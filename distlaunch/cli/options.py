@@ -39,7 +39,7 @@ class PageFile(click.Path):
     """A file to write."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if Path(value).is_dir():
+        if value and Path(value).is_dir():  # empty if the option has no value
             self.fail(f"got the folder {value!r}; expected a file{_if_run(value)}", param, ctx)
         return super().convert(value, param, ctx)
 

@@ -21,7 +21,7 @@ PATCH = Patch(
     until="Keras keeps one global generator per process, and creates it before a step is traced.",
 )
 
-_PATH = "global_seed_generator/seed_generator_state"
+GENERATOR = "global_seed_generator/seed_generator_state"
 """Path of the generator's variable in checkpoints; Keras's own has a number that depends on the other generators."""
 _shared: dict[str, keras.random.SeedGenerator] = {}
 
@@ -35,7 +35,7 @@ def share_generator(model: keras.Model) -> None:
     PATCH.check()
     _install()
     _shared["generator"] = generator = _GET.get()()
-    put_path(generator.state, _PATH)
+    put_path(generator.state, GENERATOR)
     tracker, generators = private(model, "_tracker"), private(model, "_seed_generators")
     if any(known is generator for known in generators):
         return

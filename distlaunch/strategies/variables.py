@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from distlaunch.patches.keras_global_seed import GENERATOR
 from distlaunch.patches.keras_private import compiled_loss, compiled_metrics, optimized, value_of
 from distlaunch.patches.tensorflow_late import is_a, tf
 from distlaunch.strategies.adapted_layers import adapted_state, restore_adapted, restore_constants
@@ -191,6 +192,11 @@ def untracked_state(model: keras.Model) -> State:
     """Return copies of the values of `untracked_variables`, and `adapted_state`."""
     values = {name: host_value(variable) for name, variable in untracked_variables(model).items()}
     return {**values, **adapted_state(model)}
+
+
+def placed_variables(model: keras.Model) -> dict[str, Any]:
+    """Return `state_variables` without Keras's global generator, which every model has, whether it draws or not."""
+    return {name: each for name, each in state_variables(model).items() if name != f"{WEIGHTS}/{GENERATOR}"}
 
 
 @contextmanager

@@ -56,8 +56,8 @@ from distlaunch.strategies.variables import (
     logs_to_host,
     metric_results,
     optimizers_of,
+    placed_variables,
     slot_variables,
-    state_variables,
 )
 
 COMBINES_SUMS = "DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"
@@ -345,7 +345,7 @@ class DTensorProgram(MeshProgram):
         tf.function(lambda: set_final_weights(self._model), autograph=False)()
 
     def placement(self) -> list[dict[str, Any]]:
-        return [value_of(variable).placed(name) for name, variable in state_variables(self._model).items()]
+        return [value_of(variable).placed(name) for name, variable in placed_variables(self._model).items()]
 
     def _whole_value(self, variable: Any) -> np.ndarray:
         value: MeshVariable = value_of(variable)

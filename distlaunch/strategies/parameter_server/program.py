@@ -56,6 +56,7 @@ from distlaunch.strategies.variables import (
     metric_variables,
     named_metrics,
     optimizers_of,
+    placed_variables,
     restore_variables,
     state_variables,
     untracked_state,
@@ -321,7 +322,7 @@ class CoordinatorProgram(Program):
             set_final_weights(self._model)
 
     def placement(self) -> list[dict[str, Any]]:
-        return placement_of(state_variables(self._model))
+        return placement_of(placed_variables(self._model))
 
     def snapshot(self) -> State:
         state = {name: host_value(variable) for name, variable in state_variables(self._model).items()}
