@@ -5,20 +5,21 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import keras
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.folders import make_folder
+from distlaunch.base.plural import listed
 from distlaunch.base.run_dir import RunDir
 from distlaunch.checkpoints.callback_state import place_of, remember_config
 from distlaunch.config.read.scalars import RUN_DIR
 from distlaunch.config.references.keras_names import canonical, missing_package
 from distlaunch.config.run import Callback as CallbackConfig
 from distlaunch.data.function_references import load_function
-from distlaunch.patches.keras_private import counts_batches, learning_rate_of
+from distlaunch.patches.keras_private import counts_batches, layers_of, learning_rate_of
 from distlaunch.strategies.variables import host_value
 
 _WRITERS = ("CSVLogger", "ModelCheckpoint", "RemoteMonitor", "TensorBoard")  # several tasks would write the same file
@@ -274,6 +275,60 @@ class _RateCheck(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._check()
+
+
+class TrainableWatch:
+    """Undoes that callbacks freeze or unfreeze weights, which traced steps would train as before.
+
+    Keras's `fit` ignores such a change silently, but it would count in the first epoch after a resume.
+
+    Args:
+        report: called with the message for the user, once.
+        on_mesh: whether steps have a fixed list of weights before they are traced.
+    """
+
+    _HOOKS = ("train_begin", "epoch_begin", "epoch_end")
+
+    def __init__(self, model: keras.Model, report: Callable[[str], None], *, on_mesh: bool) -> None:
+        self._model, self._report, self._on_mesh = model, report, on_mesh
+        self._has_reported = False
+
+    @contextmanager
+    def around(self, hook: str) -> Iterator[None]:
+        """Return a context in which the callbacks' hook is called.
+
+        Raises:
+            ConfigError: on a mesh, weights have changed in `train_begin`, where Keras's `fit` would not ignore it.
+        """
+        if hook not in self._HOOKS:
+            yield
+            return
+        # each after those that set it, too
+        flags = [(part, part.trainable) for part in (*layers_of(self._model), *self._model.weights)]
+        before = self._trained()
+        yield
+        after = self._trained()
+        changed = [path for key, path in {**before, **after}.items() if not (key in before and key in after)]
+        if changed:
+            self._undo(f"in on_{hook}, a callback has changed `trainable` of {listed(changed, 2)}", hook, flags)
+
+    def _trained(self) -> dict[int, str]:
+        return {id(variable): variable.path for variable in self._model.trainable_variables}
+
+    def _undo(self, done: str, hook: str, flags: list[tuple[Any, bool]]) -> None:
+        if hook == "train_begin":
+            if self._on_mesh:
+                message = f"{done}, but a mesh has its weights by then; set `trainable` in the model's function"
+                raise ConfigError(Problem(("train", "callbacks"), message))
+            return
+        for part, flag in flags:
+            part.trainable = flag
+        if not self._has_reported:
+            self._has_reported = True
+            self._report(
+                f"{done}, which has no effect, because a run trains the same weights until its end; instead, end the "
+                "run after fewer epochs, set `trainable` in the model's function, and resume with more epochs"
+            )
 
 
 class RateWatch:

@@ -32,7 +32,6 @@ from distlaunch.data.batches import Source
 from distlaunch.data.examples.example_times import not_for_training
 from distlaunch.data.source import Split
 from distlaunch.patches.keras_alone import call_methods_within
-from distlaunch.patches.keras_private import layers_of
 from distlaunch.strategies.adapted_layers import adapted_values, changed_layers
 from distlaunch.strategies.coordination import Vote
 from distlaunch.strategies.final_weights import (
@@ -48,6 +47,7 @@ from distlaunch.strategies.variables import WEIGHTS, overrides_method
 from distlaunch.training.callbacks import (
     EPOCH_HOOKS,
     RateWatch,
+    TrainableWatch,
     continue_log,
     missing_monitor,
     run_alone,
@@ -128,7 +128,7 @@ class TrainingLoop:
         self._validation_source: Source | None = None
         self._next_steps = 0
         self._has_checked_monitors = self._has_checked_first_epoch = False
-        self._has_refused_to_freeze = False
+        self._trainable = TrainableWatch(model, self._warn, on_mesh=config.strategy.is_functional)
         self._watches_batches: bool | None = None
         """Whether a callback of any task may stop training after a batch; None until this is known."""
         self._ends_after_step = False
@@ -333,43 +333,13 @@ class TrainingLoop:
 
     def _call_hook(self, name: str, *arguments: Any) -> None:
         """Call a hook of the callbacks."""
-        watched = bool(self._config.train.callbacks) and name in ("train_begin", "epoch_begin", "epoch_end")
-        flags = _trainable_flags(self._model) if watched else []
-        trained = _trainable_paths(self._model) if watched else {}
         # a callback may write files for minutes, like ModelCheckpoint, and the task is given time to finish
-        with self._hooks.saving(), self._program.gathered() if name in self._gathering_hooks else nullcontext():
+        with (
+            self._hooks.saving(),
+            self._program.gathered() if name in self._gathering_hooks else nullcontext(),
+            self._trainable.around(name) if self._config.train.callbacks else nullcontext(),
+        ):
             getattr(self._callback_list, f"on_{name}")(*arguments)
-        now = _trainable_paths(self._model) if watched else {}
-        if now.keys() != trained.keys():
-            different = [path for key, path in {**trained, **now}.items() if not (key in trained and key in now)]
-            self._refuse_to_freeze(different, flags, f"on_{name}")
-
-    def _refuse_to_freeze(self, changed: list[str], flags: list[tuple[Any, bool]], hook: str) -> None:
-        """Undo that a callback has frozen or unfrozen weights, which traced steps would train as before.
-
-        Keras's `fit` ignores such a change silently, but it would count in the first epoch after a resume.
-
-        Args:
-            changed: paths of the weights.
-            flags: result of `_trainable_flags` before the hook.
-
-        Raises:
-            ConfigError: on a mesh, in on_train_begin, which Keras's `fit` would not ignore.
-        """
-        done = f"in {hook}, a callback has changed `trainable` of {listed(changed, 2)}"
-        if hook == "on_train_begin":
-            if self._config.strategy.is_functional:
-                message = f"{done}, but a mesh has its weights by then; set `trainable` in the model's function"
-                raise ConfigError(Problem(("train", "callbacks"), message))
-            return
-        for part, flag in flags:
-            part.trainable = flag
-        if not self._has_refused_to_freeze:
-            self._has_refused_to_freeze = True
-            self._warn(
-                f"{done}, which has no effect, because a run trains the same weights until its end; instead, end the "
-                "run after fewer epochs, set `trainable` in the model's function, and resume with more epochs"
-            )
 
     # one epoch
 
@@ -622,15 +592,6 @@ class TrainingLoop:
     def _reports_same_values(self) -> bool:
         """Return whether training and validation report the same values; overridden steps may report others."""
         return not any(overrides_method(self._model, name) for name in ("train_step", "test_step"))
-
-
-def _trainable_paths(model: keras.Model) -> dict[int, str]:
-    return {id(variable): variable.path for variable in model.trainable_variables}
-
-
-def _trainable_flags(model: keras.Model) -> list[tuple[Any, bool]]:
-    """Return the layers and weights with their attribute `trainable`, each after those that set it, too."""
-    return [(part, part.trainable) for part in (*layers_of(model), *model.weights)]
 
 
 def _weights_differ(before: State, now: State) -> bool:

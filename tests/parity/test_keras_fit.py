@@ -154,7 +154,10 @@ class Ends(keras.callbacks.Callback):
 def test_a_callback_ends_training_at_once_and_loses_nothing(
     tmp_path: Path, at: str, steps_per_call: int, step: int
 ) -> None:
-    """As in `fit`, also after a stop before the epoch's validation; what was trained is kept if a callback fails."""
+    """Training ends at the step at which `fit` ends, also with a resume before the validation, and is on disk.
+
+    The callback fails at the end of training.
+    """
     config, splits, train = prepare("mlp sgd, uneven", steps_per_call=steps_per_call, callbacks=[{"name": "CSVLogger"}])
     validation = make_split(splits.validation, config.data, seed=0, training=False)
     store = CheckpointStore(tmp_path)

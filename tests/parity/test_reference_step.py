@@ -126,7 +126,7 @@ def test_a_step_is_that_of_fit(name: str) -> None:
 
 
 class UpdatesTwice(keras.Model):
-    """As the critic of a WGAN; the second update begins at the weights of the first, which a penalty reads, too."""
+    """A model whose step makes two updates; the second one, and a penalty, read the weights after the first."""
 
     def __init__(self) -> None:
         super().__init__()
