@@ -21,7 +21,6 @@ class BestEpoch(SavePolicy):
 
     Args:
         section: config section; None to keep no best checkpoint.
-
     """
 
     asks_chief_only = True

@@ -16,11 +16,10 @@ from distlaunch.cluster.machine import Machine
 from distlaunch.config.differences import OF_THE_WEIGHTS, changes
 from distlaunch.config.read.load import load_resolved
 from distlaunch.config.read.load_run import load_run
-from distlaunch.config.read.overrides import split
+from distlaunch.config.read.overrides import key_of
+from distlaunch.config.read.tree import Key
 from distlaunch.config.references.moved import is_moved
 from distlaunch.config.run import RunConfig
-
-_Key = tuple[str | int, ...]
 
 
 def with_model_of_checkpoint(
@@ -41,7 +40,7 @@ def with_model_of_checkpoint(
         ConfigError: the code of the checkpoint's model is not found.
     """
     saved = run.checkpoint_config(checkpoint)
-    given = [key for key in map(_key_of, overrides) if _concerns_model(key)]
+    given = [key for key in map(key_of, overrides) if _concerns_model(key)]
     changed = [] if saved is None else _changes(run, config.to_public(), saved, given)
     if saved is None or not changed:
         return config
@@ -55,7 +54,7 @@ def with_model_of_checkpoint(
         with contextlib.suppress(ConfigError, OSError):
             if _changes(run, load_resolved(file).to_public(), saved, []):
                 continue
-            own = [text for text in overrides if _key_of(text) in given]
+            own = [text for text in overrides if key_of(text) in given]
             note(f"the model is built with the settings of {which}: {', '.join(changed)}")
             break
     else:
@@ -65,7 +64,7 @@ def with_model_of_checkpoint(
     return config.with_model_of(load_run(run, own, machine, file).config)
 
 
-def _changes(run: RunDir, now: Any, saved: Any, given: Sequence[_Key]) -> list[str]:
+def _changes(run: RunDir, now: Any, saved: Any, given: Sequence[Key]) -> list[str]:
     """Return lines such as `model.args.act: "softmax" -> "relu"` about keys that are not overridden."""
     found = changes(now, saved, lambda one, other: is_moved(one, other, run) or is_moved(other, one, run))
     return [
@@ -75,14 +74,7 @@ def _changes(run: RunDir, now: Any, saved: Any, given: Sequence[_Key]) -> list[s
     ]
 
 
-def _concerns_model(key: _Key) -> bool:
+def _concerns_model(key: Key) -> bool:
     text = ".".join(map(str, key))
     # a section as a whole, such as `model`, has keys that count
     return text.startswith(OF_THE_WEIGHTS) or any(each.startswith(f"{text}.") for each in OF_THE_WEIGHTS)
-
-
-def _key_of(override: str) -> _Key:
-    try:
-        return split(override)[0]
-    except ValueError:  # reported when the config is loaded
-        return ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from distlaunch.base.errors import ConfigError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.machine import Machine
 from distlaunch.config.read.load import LoadedConfig, load_config, load_stored
-from distlaunch.config.read.overrides import split
+from distlaunch.config.read.overrides import key_of
 from distlaunch.config.read.scalars import escape
 from distlaunch.config.references.argument_paths import with_argument_paths
 from distlaunch.config.references.moved import find_moved, shown_path
@@ -48,10 +47,7 @@ def load_run(run: RunDir, overrides: Sequence[str], machine: Machine, file: Path
     path = Path(shown_path(file or run.config))
     loaded = load_stored(path, environ)
     moved = find_moved(loaded.config, run)
-    given = set[tuple[str | int, ...]]()
-    for text in overrides:
-        with contextlib.suppress(ValueError):
-            given.add(split(text)[0])
+    given = {key for key in map(key_of, overrides) if key}
     if missing := [each for each in moved.problems if not any(each.key[: len(key)] == key for key in given)]:
         raise ConfigError(missing)
     if overrides:

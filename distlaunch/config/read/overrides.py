@@ -41,6 +41,14 @@ def apply(root: Node, overrides: tuple[str, ...], environ: Mapping[str, str]) ->
     return problems
 
 
+def key_of(text: str) -> Key:
+    """Return the key of an override; empty for a text that is not KEY=VALUE, which `apply` reports."""
+    try:
+        return split(text)[0]
+    except ValueError:
+        return ()
+
+
 def split(text: str) -> tuple[Key, str]:
     """Split an override: `a.b[0]=x` -> (("a", "b", 0), "x").
 

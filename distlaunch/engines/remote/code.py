@@ -103,7 +103,7 @@ class CodeFiles:
             UsageError: git cannot say which files are code, there are too many files, they are too large to be code,
                 or code of the config is outside of the folder.
         """
-        if not any(self._candidates[0]) and is_unreadable(self._folder):
+        if not self._candidates[0] and is_unreadable(self._folder):
             raise UsageError(f"engine.sync: code: git cannot read the repository of {self._folder}, and so cannot say "
                              "which files to send; `git status` there says why")  # fmt: skip
         if len(self._names) > _MAX_FILES:
@@ -145,9 +145,8 @@ def _is_run(folder: Path) -> bool:
 
 def _git_files(folder: Path) -> tuple[list[str], list[str]]:
     """Return the files that git tracks or would add; none outside a repository."""
-    return _listed_by_git(folder, "--cached", "--recurse-submodules"), _listed_by_git(
-        folder, "--others", "--exclude-standard"
-    )
+    tracked = _listed_by_git(folder, "--cached", "--recurse-submodules")
+    return tracked, _listed_by_git(folder, "--others", "--exclude-standard")
 
 
 def _listed_by_git(folder: Path, *options: str) -> list[str]:
