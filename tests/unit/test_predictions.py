@@ -90,9 +90,23 @@ def test_a_replica_without_examples_adds_no_rows(num_processes: int) -> None:
     np.testing.assert_array_equal(found, np.repeat(ONE[:1], 3, axis=0))
 
 
-def test_rows_without_a_place_among_those_of_other_replicas_are_refused() -> None:
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_rows_without_a_place_among_those_of_other_replicas_are_refused(num_processes: int) -> None:
     with pytest.raises(ConfigError, match=r"does not follow from the number of examples \(1 for 2 and 1 for 1\)"):
-        predict_on_two_replicas(ONE, lambda x: tf.reduce_sum(x, axis=0, keepdims=True), num_processes=1)
+        predict_on_two_replicas(ONE, lambda x: tf.reduce_sum(x, axis=0, keepdims=True), num_processes)
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_rows_of_other_shapes_are_refused(num_processes: int) -> None:
+    """The processes find out before they add up arrays of other shapes, which would hang."""
+
+    def of_other_width(x: tf.Tensor) -> tf.Tensor:
+        return tf.repeat(x, 2 + tf.distribute.get_replica_context().replica_id_in_sync_group, axis=1)
+
+    with pytest.raises(ConfigError, match=r"the replicas differ in shape \(\(2,\) and \(3,\)\)"):
+        predict_on_two_replicas(ONE[:, :1], of_other_width, num_processes)
+    found = predict_on_two_replicas(ONE[:1, :1], of_other_width, num_processes)
+    np.testing.assert_array_equal(found, [[0.0, 0.0]], err_msg="a stand-in row of another shape is left out")
 
 
 def predict_on_two_replicas(x: np.ndarray, function: Callable[[Any], Any], num_processes: int) -> Any:
