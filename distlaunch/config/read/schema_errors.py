@@ -169,7 +169,8 @@ def unknown_key(key: Key, data: dict[str, Any]) -> str:
     if not hint:
         home = _homes().get(name) or _homes().get(closest(name, _homes(), cutoff=0.85) or "")
         dotted = ".".join(map(str, key))  # the key may belong to another kind of the same section
-        meant = f"; did you mean {home}?" if home and home != dotted else ""
+        place = "" if home and "." in home else " at the top of the file"
+        meant = f"; did you mean {home}{place}?" if home and home != dotted else ""
         hint = meant or _of_other_kinds(key) or _as_argument(key, allowed, data) or "; remove it"
     return f"{_UNKNOWN}{hint} (allowed: {', '.join(allowed)})"
 
@@ -182,6 +183,8 @@ def _as_component(key: Key, allowed: list[str], data: dict[str, Any]) -> str:
     if "name" in section:
         return _as_argument(key, allowed, data)
     args = section[key[-1]]
+    if isinstance(args, str):  # such as `class: Adam`
+        return f"; write {{name: {args}}}"
     if args is not None and not is_dict(args):
         return ""
     return f"; write {{name: {key[-1]}{f', args: {_flow(args)}' if args else ''}}}"
