@@ -161,6 +161,8 @@ def _plain(row: Row, result: TuneResult) -> dict[str, Any]:
         "step_ms": round(spread.median * 1000, 4) if spread else None,
         "range_ms": [round(spread.low * 1000, 4), round(spread.high * 1000, 4)] if spread else None,
         "rounds_ms": [round(each * 1000, 4) for each in row.rounds],
+        "ratio": round(row.ratio, 4) if row.ratio is not None else None,
+        "round_ratios": [round(each, 4) for each in row.ratios],
         "examples_per_s": round(result.batch / spread.median, 1) if spread else None,
         "memory_bytes": row.memory_bytes or None,
         "losses": None if row.judgement is None else _losses(row, result),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,9 @@ def test_a_short_search_proves_its_winner(project: Path) -> None:
     assert rows.keys() == {"untuned", "one_device"}, "at least one candidate is measured in any budget"
     assert all(row["equal"] and len(row["rounds_ms"]) >= 3 and row["memory_bytes"] > 10**7 for row in rows.values())
     assert rows[found["winner"]]["step_ms"] <= rows["untuned"]["step_ms"]
+    assert rows["untuned"]["ratio"] == 1
+    assert rows["one_device"]["ratio"] == pytest.approx(statistics.median(rows["one_device"]["round_ratios"]), abs=1e-4)
+    assert len(rows["one_device"]["round_ratios"]) == len(rows["one_device"]["rounds_ms"])
     assert rows["one_device"]["examples_per_s"] == pytest.approx(24_000 / rows["one_device"]["step_ms"], rel=1e-2)
     text = (project / "tuned.yaml").read_text()
     kind = "one_device" if found["winner"] == "one_device" else "mirrored, replicas: 2"
