@@ -117,12 +117,18 @@ def _remove(runs: Sequence[KnownRun], *, asks: bool, dry_run: bool) -> int:
     """Remove runs, unless they are running; return the exit code."""
     from distlaunch.base.plural import count
     from distlaunch.base.run_dir import RunDir
+    from distlaunch.jobs.batch.job_states import job_states
     from distlaunch.runs.paths import display_path
     from distlaunch.runs.removal import folder_bytes, reason_to_keep, remove_run
     from distlaunch.ui import words
     from distlaunch.ui.plain import echo
 
-    reasons = {run.summary.path: reason_to_keep(RunDir(run.summary.path), run.summary.status) for run in runs}
+    folders = [RunDir(run.summary.path) for run in runs]
+    states = job_states([job for folder in folders if (job := folder.live_submission())])
+    reasons = {
+        run.summary.path: reason_to_keep(folder, run.summary.status, states)
+        for run, folder in zip(runs, folders, strict=True)
+    }
     sizes = {path: folder_bytes(Path(path)) for path, reason in reasons.items() if not reason}
     for path, reason in reasons.items():
         if reason:

@@ -103,7 +103,8 @@ def filter_runs(
 
     Args:
         statuses: the statuses to keep; empty for all.
-        names: patterns; the name of the run's folder or its path must match at least one of them. Empty for all names.
+        names: patterns, of which at least one must match the name of the run's folder, or, if the pattern has a `/`,
+            its path. `*` matches within one folder's name. Empty for all names.
         since: the earliest start, in seconds since 1970.
     """
     return [
@@ -116,9 +117,14 @@ def filter_runs(
 
 
 def _matches(run: RunSummary, pattern: str) -> bool:
-    """Return whether a pattern fits the name of a run, or its path as it is shown."""
-    shown = (Path(run.path).name, display_path(run.path), run.path)
-    return any(fnmatch.fnmatchcase(each, pattern) for each in shown)
+    """Return whether a pattern fits the name of a run's folder, or its path if the pattern is one."""
+    if "/" not in pattern:
+        return fnmatch.fnmatchcase(Path(run.path).name, pattern)
+    wanted = Path(pattern).parts
+    for parts in (Path(display_path(run.path)).parts, Path(run.path).parts):
+        if len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted)):
+            return True
+    return False
 
 
 def parse_since(text: str, now: float | None = None) -> float:

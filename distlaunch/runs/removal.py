@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from distlaunch.base.errors import RunBusyError, UsageError
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_files.submission import JobState, Submission
 from distlaunch.runs.report import PENDING, RUNNING, SUBMITTED
 
 
-def reason_to_keep(run: RunDir, status: str) -> str:
+def reason_to_keep(run: RunDir, status: str, states: Mapping[Submission, JobState]) -> str:
     """Return why a run must not be removed, or an empty string.
 
     Args:
         status: see `RunSummary`.
+        states: the states of the submitted jobs whose queues answer.
     """
     if run.path.is_symlink():
         return "it is a link; remove it with `rm`"
@@ -22,6 +25,11 @@ def reason_to_keep(run: RunDir, status: str) -> str:
         return f"it is {status}"
     if run.is_busy() or any(run.reader_is_busy(number) for number in run.attempts()):
         return "a process works on it"
+    job = run.live_submission()
+    if job is not None and job not in states:
+        return (
+            f"its job {job.job} may run again, and the queue does not answer here; if it has ended, remove it with `rm`"
+        )
     return ""
 
 

@@ -18,6 +18,7 @@ from distlaunch.base.event_files import append_events
 from distlaunch.base.events import EpochEnded, NumbersChecked, TrainingStarted
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_lock import lock_run
+from distlaunch.base.run_files.submission import Submission
 from distlaunch.cli.main import cli
 from distlaunch.runs.find import open_run, parse_since
 from distlaunch.runs.known import KnownRun, with_settings
@@ -67,7 +68,12 @@ class Terminal(io.StringIO):
         (("--name", "lr-*"), "lr-low lr-high"),
         (("--name", "lr-*", "--name", "old", "--status", "stopped"), "lr-high"),
         (("--name", "runs/lr-low"), "lr-low"),
+        (("--name", "runs/*-low"), "lr-low"),
+        (("--name", "./runs/lr-*"), "lr-low lr-high"),
         (("--name", "none"), ""),
+        (("--name", "r*"), ""),  # the name of the folder around them
+        (("--name", "*/*"), "old lr-low lr-high"),
+        (("--name", "*/*/*"), ""),
         (("--since", "2026-09-21"), "lr-low lr-high"),
         (("--since", "9999d"), "old lr-low lr-high"),
         (("--sort", "val_loss"), "lr-high old lr-low"),
@@ -204,6 +210,18 @@ def test_running_runs_are_never_removed(folder: Path) -> None:
     assert done.stdout.splitlines() == ["removed  runs/lr-low", "removed  runs/lr-high"]
     assert sorted(path.name for path in (folder / "runs").iterdir()) == ["old"]
     assert (elsewhere / "events.jsonl").exists()
+
+
+def test_a_run_whose_job_may_be_requeued_is_kept() -> None:
+    """No scheduler is here that could say whether the stopped job waits in its queue."""
+    run = RunDir("runs/lr-high")
+    run.write_submission(Submission("slurm", "17", 0.0))
+    run.batch_exit.write_text("4", encoding="utf-8")
+    done = runs("--remove", "--name", "lr-high", "--yes")
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert "kept     runs/lr-high: its job 17 may run again, and the queue does not answer here;" in done.stderr
+    run.batch_exit.write_text("0", encoding="utf-8")
+    assert runs("--remove", "--name", "lr-high", "--yes").stdout == "removed  runs/lr-high\n"
 
 
 def test_a_name_stands_for_a_run_in_runs() -> None:
