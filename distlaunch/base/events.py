@@ -47,6 +47,14 @@ def _types_of(cls: type[Event]) -> dict[str, Any]:
     return {each.name: hints[each.name] for each in dataclasses.fields(cls)}
 
 
+def _with_numbers(value: Any, kind: Any) -> Any:
+    """Return a field's value with the numbers that JSON does not have, which are written as strings."""
+    if is_dict(value):
+        return {name: strict_json.number(each) for name, each in value.items()} if kind == Logs else value
+    is_number = kind is float or float in typing.get_args(kind)
+    return strict_json.number(value) if is_number else value
+
+
 @dataclass(frozen=True, kw_only=True)
 class Event:
     """Base of all events.
@@ -88,11 +96,9 @@ class Event:
         try:
             data = json.loads(line)
             cls = Event.kinds[data.pop("event")]
-            if is_dict(logs := data.get("logs")):
-                data["logs"] = {name: strict_json.number(value) for name, value in logs.items()}
             # a later version may have written more fields
             wanted = _types_of(cls)
-            known = {name: value for name, value in data.items() if name in wanted}
+            known = {name: _with_numbers(value, wanted[name]) for name, value in data.items() if name in wanted}
             if wrong := next((name for name, value in known.items() if not fits(value, wanted[name])), None):
                 raise ValueError(f"{wrong} has another type")
             event = cls(**known)

@@ -64,6 +64,12 @@ def shifted(x: Any, y: Any) -> Any:
     return x + 1, y
 
 
+def infinite(y_true: Any, y_pred: Any) -> Any:
+    """Return infinity, as the signal-to-noise ratio of equal images does."""
+    del y_true
+    return ops.full_like(y_pred[:, 0], float("inf"))
+
+
 def model(kind: str = "mlp", fault: str = "", in_run: bool = True, synchronized: bool = True) -> keras.Model:
     if distlaunch.task().is_check:
         print(Path("/proc/self/cmdline").read_bytes())
@@ -75,7 +81,7 @@ def model(kind: str = "mlp", fault: str = "", in_run: bool = True, synchronized:
     optimizer = keras.optimizers.RMSprop(rate) if fault == "optimizer" else keras.optimizers.Adam(rate)
     made.compile(
         optimizer=optimizer, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy", Hits(2.0 if fault == "metric" else 1.0, name="hits")],
+        metrics=["accuracy", Hits(2.0 if fault == "metric" else 1.0, name="hits"), infinite],
     )  # fmt: skip
     _plant(made, fault)
     return made

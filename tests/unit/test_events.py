@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from distlaunch.base.event_files import EventWriter, read_events
-from distlaunch.base.events import EpochEnded, Notice
+from distlaunch.base.events import EpochEnded, Notice, NumbersChecked
 
 
 def test_half_a_line_does_not_swallow_the_next_writers_event(tmp_path: Path) -> None:
@@ -31,6 +31,18 @@ def test_numbers_that_json_does_not_have_are_named(tmp_path: Path) -> None:
     [event] = read_events(path)
     assert isinstance(event, EpochEnded)
     assert repr(event.logs) == repr(logs)
+
+
+def test_numbers_that_json_does_not_have_in_any_field(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    writer = EventWriter(path, attempt=0, task="worker:0")
+    writer.write(EpochEnded(epoch=0, step=1, seconds=1.0, logs={}, learning_rate=math.nan))
+    writer.write(NumbersChecked(status="differs", message="loss", deviation=math.inf))
+    ended, checked = read_events(path)
+    assert isinstance(ended, EpochEnded)
+    assert isinstance(checked, NumbersChecked)
+    assert math.isnan(ended.learning_rate or 0.0)
+    assert checked.deviation == math.inf
 
 
 def test_lines_of_other_versions_are_read(tmp_path: Path) -> None:

@@ -557,7 +557,8 @@ class Checker:
 
     def _logs(self, ours: Logs, theirs: Logs, noise: list[Logs], rows: int) -> tuple[float, tuple[str, ...]]:
         """Return the largest deviation of a log, and descriptions of those that differ."""
-        shared = {name: theirs[name] for name in ours if name in theirs}
+        # a metric that is infinite or NaN on one device too, such as the signal-to-noise ratio of equal images, is equal
+        shared = {name: theirs[name] for name in ours if name in theirs and not _both_not_finite(ours, theirs, name)}
         missing = sorted(set(theirs) ^ set(ours))
         found = [f"the names of the logs ({listed(missing, 4)})"] if missing else []
         own = Series([{name: ours[name] for name in shared}], weights={})
@@ -702,6 +703,10 @@ def _relative(value: float, expected: float) -> float:
     if math.isnan(value) and math.isnan(expected):
         return 0.0
     return abs(value - expected) / max(abs(expected), 1e-2)
+
+
+def _both_not_finite(ours: Logs, theirs: Logs, name: str) -> bool:
+    return not math.isfinite(ours[name]) and str(float(ours[name])) == str(float(theirs[name]))
 
 
 def _deviation(
