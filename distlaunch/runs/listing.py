@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from distlaunch.base.errors import UsageError
 from distlaunch.base.event_files import parse_events, read_events, read_outline, read_times
 from distlaunch.base.events import EpochEnded, Event, Logs, NumbersChecked, StepsDone, TrainingStarted
-from distlaunch.base.metric_names import falls
+from distlaunch.base.metric_names import LEARNING_RATE, falls
 from distlaunch.base.protocol import RUN_MODES
 from distlaunch.base.regular_files import open_regular
 from distlaunch.base.run_dir import RunDir
@@ -218,7 +218,7 @@ def best_values(events: Iterable[Event]) -> dict[str, BestValue]:
     best: dict[str, BestValue] = {}
     for number in sorted(epochs):
         for name, value in epochs[number].logs.items():
-            if not math.isfinite(value):
+            if not math.isfinite(value) or name == LEARNING_RATE:
                 continue
             known = best.get(name)
             if known is None or (value < known.value if falls(name) else value > known.value):

@@ -12,7 +12,7 @@ from typing import Any
 from rich.text import Text
 
 from distlaunch.base import strict_json
-from distlaunch.base.metric_names import falls
+from distlaunch.base.metric_names import LEARNING_RATE, falls
 from distlaunch.base.plural import count
 from distlaunch.base.run_dir import RunDir
 from distlaunch.runs.known import KnownRun
@@ -209,7 +209,8 @@ def _most_telling(cells: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _metrics(runs: Sequence[KnownRun]) -> list[str]:
-    return list(dict.fromkeys(name for run in runs for name in (*run.summary.best, *_last(run))))
+    names = dict.fromkeys(name for run in runs for name in (*run.summary.best, *_last(run)))
+    return [name for name in names if name != LEARNING_RATE]
 
 
 def _last(run: KnownRun) -> dict[str, float]:

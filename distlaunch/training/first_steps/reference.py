@@ -557,7 +557,7 @@ class Checker:
 
     def _logs(self, ours: Logs, theirs: Logs, noise: list[Logs], rows: int) -> tuple[float, tuple[str, ...]]:
         """Return the largest deviation of a log, and descriptions of those that differ."""
-        # a metric that is infinite or NaN on one device too, such as the signal-to-noise ratio of equal images, is equal
+        # a metric may be infinite on one device too, such as the signal-to-noise ratio of equal images
         shared = {name: theirs[name] for name in ours if name in theirs and not _both_not_finite(ours, theirs, name)}
         missing = sorted(set(theirs) ^ set(ours))
         found = [f"the names of the logs ({listed(missing, 4)})"] if missing else []
