@@ -48,7 +48,11 @@ def test_all_but_hidden_files_and_runs_are_code(project: Path) -> None:
 def test_of_a_repository_it_is_what_git_knows(project: Path) -> None:
     subprocess.run(["git", "init", "-q"], cwd=project, check=True)
     (project / ".gitignore").write_text("notes.txt\nruns\n")
-    assert json.loads(CodeFiles(project, []).listing()).keys() == {"package/model.py", ".gitignore", ".hidden"}
+    code = CodeFiles(project, [])
+    assert json.loads(code.listing()).keys() == {"package/model.py"}
+    assert code.left_out == [".hidden"]
+    subprocess.run(["git", "add", ".hidden"], cwd=project, check=True)
+    assert json.loads(CodeFiles(project, []).listing()).keys() == {"package/model.py", ".hidden"}
 
 
 def test_code_of_submodules_and_below_links_is_code(project: Path, tmp_path: Path) -> None:
@@ -140,13 +144,14 @@ def test_files_that_look_like_secrets_stay_here(project: Path) -> None:
     subprocess.run(["git", "init", "-q"], cwd=project, check=True)
     (project / "tracked.pem").write_text("x")
     subprocess.run(["git", "add", "tracked.pem"], cwd=project, check=True)
-    for name in (".env.local", "id_rsa", "package/host.key", "identity.py"):
+    for name in (".env.local", "id_rsa", "package/host.key", "identity.py", ".aws/credentials", ".aws/config"):
+        (project / name).parent.mkdir(exist_ok=True)
         (project / name).write_text("x")
     code = CodeFiles(project, [])
     sent = json.loads(code.listing()).keys()
     assert {"tracked.pem", "identity.py"} <= sent
-    assert code.left_out == [".env.local", "id_rsa", "package/host.key"]
-    assert not set(code.left_out) & sent
+    assert code.left_out == [".aws/", ".env.local", ".hidden", "id_rsa", "package/host.key"]
+    assert sent.isdisjoint([*code.left_out, ".aws/credentials", ".aws/config"])
     more = CodeFiles(project, [], ["id_rsa"])
     assert "id_rsa" in json.loads(more.listing())
     assert "id_rsa" not in more.left_out

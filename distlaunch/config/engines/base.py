@@ -92,11 +92,11 @@ class RemoteSection(EngineSection):
     """The working directory of tasks on the hosts; null: the same path as here."""
     sync: Literal["none", "code"] = "none"
     """The way that the code of this folder gets to the hosts. `none`: the hosts must already have the same code, which
-    is checked. `code`: files that git tracks or would add, or all files except hidden ones if there is no git
-    repository, are sent to hosts that do not have them. Runs are not sent, and neither are untracked files that look
-    like secrets (`.env*`, `id_*`, `*.pem`, `*.key`)."""
+    is checked. `code`: files that git tracks or would add, or all files if there is no git repository, are sent to
+    hosts that do not have them. Runs are not sent, and neither are untracked files that are hidden or look like
+    secrets."""
     sync_files: Annotated[list[str], Words("a list of files, such as [.env]")] = Field(default_factory=list)
-    """Files of this folder that `sync: code` also sends, although they look like secrets."""
+    """Files of this folder that `sync: code` also sends, although they are hidden or look like secrets."""
     host_timeout_s: Annotated[float, Field(ge=3, le=1_000_000, allow_inf_nan=False)] = 15.0
     """Time without a message from a host after which it counts as lost."""
 

@@ -20,15 +20,15 @@ _MAX_FILES = 10_000
 """Limit on the number of files, and of folders that are searched."""
 _MAX_BYTES = 500_000_000
 _SKIPPED_FOLDERS = ("node_modules", "site-packages", "__pycache__", "runs")
-_SECRET_NAMES = (".env*", "id_*", "*.pem", "*.key")
-"""Names of files that usually hold keys and passwords."""
+_SECRET_NAMES = ("id_*", "*.pem", "*.key", "*.p12", "*.pfx", "credentials", "credentials.json")
+"""Names of files, other than hidden ones, that usually hold keys and passwords."""
 
 
 class CodeFiles:
     """The files of a folder that are sent to hosts.
 
-    In a git repository, these are the files that git tracks or would add. Elsewhere, these are all files except hidden
-    files and virtual environments. Runs are skipped, and also files that look like secrets unless git tracks them.
+    In a git repository, these are the files that git tracks or would add. Elsewhere, these are all files except virtual
+    environments. Runs are skipped, and unless git tracks them, also hidden files and files that look like secrets.
 
     Args:
         files: Python files that the config names, perhaps outside the folder.
@@ -50,7 +50,7 @@ class CodeFiles:
     @functools.cached_property
     def _names(self) -> list[str]:
         tracked, others = self._candidates
-        sent = [*tracked, *(name for name in others if not _looks_secret(name))]
+        sent = [*tracked, *(name for name in others if not _kept_here(name))]
         sent += [name for link in tracked for name in self._names_below_link(link, tracked)]
         found = [name for name in sent if (self._folder / name).is_file() and not self._belongs_to_run(name)]
         return sorted({*found, *self._named, *self._more})
@@ -65,12 +65,14 @@ class CodeFiles:
 
     @functools.cached_property
     def left_out(self) -> list[str]:
-        """Return the names of files that look like secrets and are not sent."""
-        return [
-            name
+        """Return the hidden files and folders, and the files that look like secrets, that are not sent."""
+        names = [
+            kept
             for name in self._candidates[1]
-            if _looks_secret(name) and not self._belongs_to_run(name) and name not in self._more
+            if (kept := _kept_here(name)) and not self._belongs_to_run(name) and name not in self._more
         ]
+        # no task reads this one, so it is not worth a message
+        return [kept for kept in dict.fromkeys(names) if Path(kept).name != ".gitignore"]
 
     def _belongs_to_run(self, name: str) -> bool:
         """Return True if a file is in the directory of a run."""
@@ -133,8 +135,16 @@ class CodeFiles:
             yield from send_file(self._folder / name, name, keeps_mode=True)
 
 
-def _looks_secret(name: str) -> bool:
-    return any(fnmatch.fnmatch(Path(name).name, pattern) for pattern in _SECRET_NAMES)
+def _kept_here(name: str) -> str:
+    """Return the part of a path because of which a file is not sent: a hidden folder, or the whole path of a file.
+
+    Empty for a file that is neither hidden nor looks like a secret.
+    """
+    parts = Path(name).parts
+    for number, part in enumerate(parts, 1):
+        if part.startswith("."):
+            return name if number == len(parts) else f"{Path(*parts[:number])}/"
+    return name if any(fnmatch.fnmatch(parts[-1], pattern) for pattern in _SECRET_NAMES) else ""
 
 
 @functools.cache

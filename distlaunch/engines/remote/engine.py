@@ -188,7 +188,8 @@ class RemoteEngine:
         sync = self._settings.sync == "code"
         if sync and code.left_out:
             names = listed(code.left_out)
-            fleet.not_sent = f"not sent because they look like secrets: {names}; list them in engine.sync_files"
+            hint = "engine.sync_files can name files to send nevertheless"
+            fleet.not_sent = f"not sent because they are hidden or look like secrets: {names}; {hint}"
         check_hosts(links, folders, lease_s, code, [*self._data.values()], {} if had_failure else missing, sync=sync)
         # hosts that have failed come last, so that spare hosts are used first
         return sorted(links, key=lambda link: fleet.failures.count(link.name))
