@@ -83,7 +83,7 @@ class FileResult:
 
 def _check(config: str, overrides: tuple[str, ...]) -> FileResult:
     from distlaunch.cluster.machine import Machine
-    from distlaunch.config.checks.machine import machine_problems
+    from distlaunch.config.checks.machine import machine_problems, missing_trackers
     from distlaunch.config.checks.unused import unused_settings
     from distlaunch.config.read.load import load_config
 
@@ -93,9 +93,14 @@ def _check(config: str, overrides: tuple[str, ...]) -> FileResult:
         loaded = load_config(config, overrides, num_gpus=num_gpus)
     except ConfigError as error:
         return FileResult(config, "", error.problems, [])
-    problems = loaded.located(machine_problems(loaded.config)) or _planning_problems(config, overrides, machine)
-    warnings = loaded.located(unused_settings(loaded.config, machine))
-    return FileResult(config, _summary(loaded.config, num_gpus), problems, warnings)
+    problems, summary = loaded.located(machine_problems(loaded.config)), _summary(loaded.config, num_gpus)
+    # a batch job is submitted from a machine that has none of its hosts
+    if reason := loaded.config.engine.why_no_hosts(machine.environ):
+        summary += f"; its hosts were not checked: {reason}"
+    else:
+        problems = problems or _planning_problems(config, overrides, machine)
+    warnings = [*unused_settings(loaded.config, machine), *missing_trackers(loaded.config.tracking)]
+    return FileResult(config, summary, problems, loaded.located(warnings))
 
 
 def _planning_problems(config: str, overrides: tuple[str, ...], machine: Machine) -> list[Problem]:

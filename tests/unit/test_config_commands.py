@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,8 @@ try:
 finally:
     print("HEAVY", [name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
 """
+
+WORKERS = "strategy multi_worker_mirrored, 16 workers, 16 replicas, global batch 64"
 
 
 @pytest.fixture
@@ -70,6 +74,37 @@ def test_validate(folder: Path) -> None:
         validate, ["good.yaml", "--set", "strategy.kind=mirrored", "--set", "strategy.replicas=2"]
     )
     assert found.stdout == "good.yaml: ok (strategy mirrored, 2 replicas, global batch 64)\n"
+
+
+@pytest.mark.parametrize(
+    ("engine", "problem"),
+    [
+        ("{kind: slurm, nodes: 2, workers_per_node: 8}", ""),
+        ("{kind: ssh, hosts: [a, b]}", ""),
+        ("{kind: ssh, hosts: [a slots=8, b]}", ""),
+        ("{kind: ssh, hosts: [a slots=8, b slots=7]}", "16 workers need 16 slots, but the hosts have 15 (a: 8, b: 7)"),
+    ],
+)
+def test_hosts_that_are_not_here_are_not_counted(
+    engine: str, problem: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    more = f"strategy: {{kind: multi_worker_mirrored}}\ncluster: {{workers: 16}}\nengine: {engine}\n"
+    Path("hosts.yaml").write_text(BASE + more)
+    found = CliRunner().invoke(validate, ["hosts.yaml"])
+    assert (found.exit_code, problem in found.stderr) == (2 if problem else 0, True)
+    where = "; its hosts were not checked: this command does not run in a Slurm allocation" if "slurm" in engine else ""
+    assert found.stdout == ("" if problem else f"hosts.yaml: ok ({WORKERS}{where})\n")
+
+
+@pytest.mark.skipif(find_spec("trackio") is not None, reason="trackio is installed")
+def test_a_tracker_that_is_not_installed_is_a_warning(folder: Path) -> None:
+    """`train` warns too, and trains."""
+    Path("tracked.yaml").write_text(f"{BASE}tracking: [trackio]\n")
+    found = CliRunner().invoke(validate, ["tracked.yaml"])
+    assert (found.exit_code, found.stdout) == (0, "tracked.yaml: ok (strategy one_device, global batch 64)\n")
+    assert "warning: tracked.yaml:6: tracking[0]: trackio is not installed" in found.stderr
 
 
 def test_validate_as_json(folder: Path) -> None:

@@ -20,7 +20,6 @@ def machine_problems(config: RunConfig) -> list[Problem]:
         *runs_dir_problems(config),
         *config.engine.machine_problems(),
         *missing_packages(config.train.callbacks),
-        *missing_trackers(config.tracking),
     ]
 
 

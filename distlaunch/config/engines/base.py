@@ -51,6 +51,10 @@ class EngineSection(Section):
         """Return the section of the engine that evaluates, predicts with or exports a model trained by this one."""
         return self
 
+    def why_no_hosts(self, environ: Mapping[str, str]) -> str:
+        """Return why a process in this environment can have no hosts of the engine; empty if it can."""
+        return ""
+
     def is_secondary_task(self, environ: Mapping[str, str]) -> bool:
         """Return True if the scheduler has started this command several times and another process does the work."""
         return False

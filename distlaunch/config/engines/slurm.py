@@ -126,6 +126,9 @@ class Slurm(RemoteSection):
         # outside an allocation, as on a login node, use this machine
         return self if "SLURM_JOB_ID" in environ else Local(kind="local", warm_start=self.warm_start)
 
+    def why_no_hosts(self, environ: Mapping[str, str]) -> str:
+        return "" if "SLURM_JOB_ID" in environ else "this command does not run in a Slurm allocation"
+
     def is_secondary_task(self, environ: Mapping[str, str]) -> bool:
         return is_one_of_many(environ)
 

@@ -130,7 +130,7 @@ class RemoteEngine:
 
     def _planned(self, needs: Needs) -> RemoteAllocation:
         """Return the part of the allocation that is known without connecting to a host."""
-        chosen = self._place(needs, [(host.label, host.slots or 1) for host in self._hosts])
+        chosen = self._planned_places(needs)
         numbers = list(needs.ports) if needs.ports != "auto" else [PICKED_LATER] * needs.num_addresses
         hosts = {host.label: host for host in self._hosts}
         addresses = [at(hosts[name].name, number) for name, number in zip(chosen, numbers, strict=False)]
@@ -140,6 +140,14 @@ class RemoteEngine:
             for name, address in zip(chosen, addresses, strict=True)
         ]
         return RemoteAllocation(tuple(places), {}, {}, lambda name: None, self.kind)
+
+    def _planned_places(self, needs: Needs) -> list[str]:
+        """Return the name of the host of each process. Hosts of unknown size have enough slots."""
+        known = [host.slots for host in self._hosts if host.slots]
+        num_unknown = len(self._hosts) - len(known)
+        missing = needs.jobs.get("worker", 0) - sum(known)
+        slots = max(1, -(-missing // num_unknown)) if num_unknown else 0
+        return self._place(needs, [(host.label, host.slots or slots) for host in self._hosts])
 
     def _check_program(self) -> None:
         if shutil.which(self._program) is None:

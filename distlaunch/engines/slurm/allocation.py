@@ -31,9 +31,9 @@ _TIMEOUT_S = 60.0
 def slurm_engine(settings: Slurm, machine: Machine, files: HostFiles) -> RemoteEngine:
     """Return the engine of the nodes of the allocation. Raise UsageError if there is no allocation."""
     environ = machine.environ
-    if "SLURM_JOB_ID" not in environ:
+    if reason := settings.why_no_hosts(environ):
         raise UsageError(
-            "engine.kind: slurm: this command does not run in a Slurm allocation; "
+            f"engine.kind: slurm: {reason}; "
             "start it with `sbatch` or `salloc`; to train, you can also use `distlaunch submit`"
         )
     if "SLURM_JOB_NODELIST" not in environ:
