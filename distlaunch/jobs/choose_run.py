@@ -320,10 +320,15 @@ def _config_for_missing_outputs(choice: Choice) -> Choice:
 
 
 def config_for_use(config: RunConfig, machine: Machine) -> RunConfig:
-    """Return the config for evaluating, predicting with or exporting the model of a run."""
-    if config.strategy.has_coordinator:  # one device can use the same checkpoint without servers
+    """Return the config for evaluating, predicting with or exporting the model of a run.
+
+    One device can use the same checkpoint without parameter servers, and without the hosts of the run.
+    """
+    engine = config.engine.for_one_device(machine.environ)
+    is_without_hosts = engine.is_here and not config.engine.is_here
+    if config.strategy.has_coordinator or (is_without_hosts and config.strategy.processes(config.cluster)):
         config = config.model_copy(update={"strategy": config.strategy.on_one_device(), "cluster": Cluster()})
-    return config.model_copy(update={"engine": config.engine.for_one_device(machine.environ)})
+    return config.model_copy(update={"engine": engine})
 
 
 def _load(

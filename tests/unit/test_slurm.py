@@ -11,6 +11,7 @@ from distlaunch.base.errors import UsageError
 from distlaunch.cluster.hosts import Host
 from distlaunch.cluster.machine import Machine
 from distlaunch.config.engines.slurm import Slurm, is_in_allocation, is_one_of_many
+from distlaunch.config.run import RunConfig
 from distlaunch.engines.base import HostFiles
 from distlaunch.engines.slurm.allocation import (
     node_counts,
@@ -19,6 +20,7 @@ from distlaunch.engines.slurm.allocation import (
     slurm_engine,
     srun_agent_command,
 )
+from distlaunch.jobs.choose_run import config_for_use
 
 
 @pytest.mark.parametrize(
@@ -117,3 +119,19 @@ def test_a_node_gets_the_workers_that_were_requested(
 def test_without_an_allocation_it_says_what_to_do() -> None:
     with pytest.raises(UsageError, match="does not run in a Slurm allocation; start it with `sbatch` or `salloc`"):
         slurm_engine(Slurm(kind="slurm"), Machine({}), HostFiles())
+
+
+@pytest.mark.parametrize(
+    ("environ", "where"),
+    [({}, ("local", "one_device", 1)), ({"SLURM_JOB_ID": "7"}, ("slurm", "multi_worker_mirrored", 16))],
+)
+def test_a_login_node_evaluates_on_one_device(environ: dict[str, str], where: tuple[str, str, int]) -> None:
+    raw: dict[str, Any] = {
+        "model": {"function": "m:f"},
+        "data": {"function": "m:d", "global_batch": 64},
+        "strategy": {"kind": "multi_worker_mirrored"},
+        "cluster": {"workers": 16},
+        "engine": {"kind": "slurm"},
+    }
+    found = config_for_use(RunConfig.model_validate(raw), Machine(environ))
+    assert (found.engine.kind, found.strategy.kind, found.cluster.num_workers) == where
