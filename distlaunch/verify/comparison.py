@@ -106,7 +106,9 @@ def verify(
     machine = machine.without_variables(REMOVED_ENV)
     if Path(request.target).is_dir():
         raise UsageError(f"{request.target} is a directory; expected a config file")
-    choice = choose(JobRequest(request.target, (*request.overrides, "resume=never"), makes_run_dir=False), machine)
+    # strategies are compared on this machine, whichever hosts the config has
+    overrides = (*request.overrides, "engine.kind=local", "resume=never")
+    choice = choose(JobRequest(request.target, overrides, makes_run_dir=False), machine)
     isolate_if_configured(choice.config, choice.context)
     if choice.config.data.sharding == "function":
         message = "data.sharding: got 'function': each worker trains on its own examples, in batches that one device"

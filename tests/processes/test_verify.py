@@ -19,6 +19,7 @@ compile:
   optimizer: {name: SGD, args: {learning_rate: 0.1, momentum: 0.9}}
   loss: {name: SparseCategoricalCrossentropy, args: {from_logits: true}}
   metrics: [accuracy]
+engine: {kind: slurm}  # trials need no allocation, but run on this machine
 """
 
 
