@@ -76,6 +76,6 @@ def attempt_warnings(
         for name, fraction in waited_fractions.items()
         if fraction >= MIN_WAITED_FRACTION
     ]
-    if verdict.status in ("done", "stopped"):
+    if verdict.status in ("done", "stopped", "interrupted"):
         warnings += [f"{name} did not exit in time and was killed" for name in verdict.late]
     return tuple(warnings)

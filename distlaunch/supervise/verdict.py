@@ -51,7 +51,7 @@ def conclude(history: Sequence[Fact], now: float, rules: Rules) -> Verdict:
     if state.signals and state.signals[0].number == signal.SIGINT and why is Cause.INTERRUPT:
         if _all_done(state, rules):
             return Verdict("done", ExitCode.DONE, Cause.NOTHING, late=late)
-        return Verdict("interrupted", ExitCode.PREEMPTED, why, late=late)
+        return _interrupted(state, why, late)
     if why is Cause.FAILURE:
         if _chief_closed_first(state, rules):
             return _verdict_after_close(state, rules, late)
@@ -97,6 +97,12 @@ def _failed_after_end(state: RunState, good: tuple[int, ...]) -> tuple[str, ...]
     return tuple(end.task for end in ends if end.at < _stopped_at(end.task, state))
 
 
+def _interrupted(state: RunState, why: Cause, late: tuple[str, ...]) -> Verdict:
+    # a second Ctrl-C, or one after SIGTERM, asks for a kill
+    asked_once = len(state.signals) == 1
+    return Verdict("interrupted", ExitCode.PREEMPTED, why, late=late if asked_once else ())
+
+
 def _stopped(state: RunState, rules: Rules, why: Cause, late: tuple[str, ...]) -> Verdict:
     # optional tasks may have ended long ago
     ends = [end.at for end in state.exits.values() if end.task not in rules.optional]
@@ -104,7 +110,7 @@ def _stopped(state: RunState, rules: Rules, why: Cause, late: tuple[str, ...]) -
     if _all_done(state, rules):
         return Verdict("done", ExitCode.DONE, Cause.NOTHING, late=late)
     if any(fact.number == signal.SIGINT for fact in state.signals):
-        return Verdict("interrupted", ExitCode.PREEMPTED, why, late=late)
+        return _interrupted(state, why, late)
     if rules.needs_finish and rules.chief in state.closed:
         return _verdict_after_close(state, rules, late)
     trained = state.training_at is not None and state.training_at <= asked_at

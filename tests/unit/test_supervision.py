@@ -322,6 +322,14 @@ def test_conclude(case: str) -> None:
     assert (verdict.status, verdict.exit_code, verdict.culprit) == (status, code, culprit)
 
 
+@pytest.mark.parametrize(("again", "late"), [([], (B,)), ([Signal(11, INT)], ())])
+def test_who_does_not_stop_after_ctrl_c_is_named(again: list[Fact], late: tuple[str, ...]) -> None:
+    """Not if a second Ctrl-C asked for it."""
+    killed = [Sent(40, KILL), Exited(40.1, B, -9)]
+    verdict = conclude([*TRAINING, Signal(10, INT), *again, Exited(11, A, 4), *killed], 41, RULES)
+    assert (verdict.status, verdict.exit_code, verdict.late) == ("interrupted", ExitCode.PREEMPTED, late)
+
+
 def test_an_evaluator_that_ended_early_is_not_when_all_were_asked_to_stop() -> None:
     rules = dataclasses.replace(RULES, optional=frozenset({"evaluator:0"}))
     early: list[Fact] = [Spawned(0, "evaluator:0"), Exited(1, "evaluator:0", 3), GivenUp(1, "evaluator:0")]
