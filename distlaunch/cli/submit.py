@@ -75,6 +75,8 @@ def command(target: str, overrides: tuple[str, ...], name: str | None, resume: b
     as_json, quiet = given["as_json"], given["quiet"]
     if as_json and given["wait"]:
         raise UsageError("--json cannot follow the job; leave out --wait, and use `logs -f` to follow the job")
+    if as_json and given["dry_run"]:
+        raise UsageError("--dry-run prints the script as it is; leave out --json")
     options = _overrides(given)
     with _naming_options(options):
         request = JobRequest(

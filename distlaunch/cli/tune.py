@@ -67,11 +67,12 @@ def command(
     if result.failed is not None:
         QuietView().report(result.failed)
         echo("(this log has been deleted; `distlaunch verify CONFIG --keep DIR` keeps the logs of such a trial)")
-        return int(result.exit_code)
     if as_json:
         click.echo(shown.as_json(result))
-    else:
+    elif result.failed is None:
         click.echo("\n".join(["", *shown.table_lines(result)]))
+    if result.failed is not None:
+        return int(result.exit_code)
     if write is not None and result.winner is not None and result.interrupted is None:
         write_winner(config, write, choice.context.machine.environ, result, shown.export_lines(result.winner.candidate))
         echo(f"wrote {write}")

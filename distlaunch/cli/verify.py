@@ -90,8 +90,8 @@ def command(
         QuietView().report(result.failed)
         if keep is None:
             echo("(this log has been deleted; use --keep DIR to keep the logs of all trials)")
-    elif as_json:
+    if as_json:
         click.echo(shown.as_json(result))
-    elif result.rows or result.interrupted is None:
+    elif result.failed is None and (result.rows or result.interrupted is None):
         click.echo("\n".join(["", *shown.table_lines(result)]))
     return int(result.exit_code) if result.exit_code else int(ExitCode.DONE)

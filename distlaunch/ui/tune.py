@@ -13,6 +13,7 @@ from distlaunch.tune.candidates import UNTUNED, Candidate
 from distlaunch.tune.tuning import Row, TuneResult
 from distlaunch.ui.tables import columns
 from distlaunch.ui.words import size
+from distlaunch.verify.comparison import failure_text
 
 _HEAD = ("candidate", "ms per step", "range", "rounds", "examples/s", "memory", "losses")
 _RIGHT = frozenset(range(1, 6))
@@ -144,6 +145,7 @@ def as_json(result: TuneResult) -> str:
         "winner": winner.candidate.name if winner else None,
         "is_faster": winner is not None and winner is not result.untuned,
         "rows": [_plain(row, result) for row in result.rows],
+        "failed": failure_text(result.failed) if result.failed else None,
         "not_tried": [{"candidate": each.name, "reason": each.reason} for each in result.not_tried],
         "hosts": list(result.hosts),
         "interrupted": result.interrupted is not None,

@@ -13,7 +13,7 @@ from distlaunch.base.plural import listed
 from distlaunch.base.run_files.trial_records import Record
 from distlaunch.ui.tables import columns
 from distlaunch.ui.words import duration
-from distlaunch.verify.comparison import DIFFERS, DOCUMENTED, FAILED, Row, VerifyResult
+from distlaunch.verify.comparison import DIFFERS, DOCUMENTED, FAILED, Row, VerifyResult, failure_text
 from distlaunch.verify.explain import random_data
 
 _HEAD = ("strategy", "replicas", "processes", "deviates at", "loss", "gradients", "weights", "seconds", "verdict")
@@ -50,6 +50,7 @@ def as_json(result: VerifyResult) -> str:
         "equal": result.exit_code == ExitCode.DONE,
         "noise": noise,
         "rows": [_plain(row) for row in result.rows],
+        "failed": failure_text(result.failed) if result.failed else None,
     }
     return json.dumps(facts, indent=2, allow_nan=False)
 

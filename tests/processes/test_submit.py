@@ -149,6 +149,9 @@ def test_without_its_queue_a_run_says_less(folder: Path, monkeypatch: pytest.Mon
 
 
 def test_a_dry_run_writes_nothing(folder: Path) -> None:
+    refused = call("submit", "job.yaml", "--dry-run", "--json")
+    assert refused.stdout == ""
+    assert "--dry-run prints the script as it is; leave out --json" in str(refused.exception)
     before = sorted(folder.rglob("*"))
     done = submit("job.yaml", "--dry-run", "--time", "4:00:00")
     assert (done.exit_code, done.stderr) == (0, "")

@@ -157,6 +157,8 @@ def test_errors_of_the_config_have_their_lines(project: Path) -> None:
     assert (code, out) == (3, "")
     assert "Traceback" not in err
     assert "verify failed: ValueError" in err
+    code, out, _ = run("tune", "mine.yaml", "--json", cwd=project, limit_s=300)
+    assert (code, json.loads(out)["failed"].startswith("worker:0 ValueError")) == (3, True)
     assert "this log has been deleted" in err
 
 
