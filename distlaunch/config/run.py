@@ -211,7 +211,10 @@ class Compile(Section):
 
 
 _RECORDING_CALLBACKS = frozenset(
-    {"BackupAndRestore", "CSVLogger", "ModelCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard"}
+    {
+        *("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint"),
+        *("ProgbarLogger", "RemoteMonitor", "TensorBoard"),
+    }
 )
 """Callbacks of Keras that only record the training."""
 

@@ -47,7 +47,10 @@ def build_callbacks(configs: list[CallbackConfig], *, is_chief: bool, run: RunDi
 
 
 def _only_on_chief(config: CallbackConfig) -> bool:
-    return config.tasks == "chief" or (config.tasks == "auto" and canonical("callbacks", config.name) in _WRITERS)
+    name = canonical("callbacks", config.name)
+    # on JAX, this one coordinates all processes itself, and waits for each of them
+    is_writer = name in _WRITERS or (name == "OrbaxCheckpoint" and keras.config.backend() != "jax")
+    return config.tasks == "chief" or (config.tasks == "auto" and is_writer)
 
 
 def hints_on_tasks(
