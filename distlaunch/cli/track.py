@@ -29,6 +29,7 @@ def command(run: str, trackers: tuple[str, ...]) -> int:
     from distlaunch.config.read.load import load_resolved
     from distlaunch.jobs.tracking import track_now
     from distlaunch.runs.find import open_run
+    from distlaunch.runs.tracking.outcome import Outcome
     from distlaunch.runs.tracking.trackers import is_installed
     from distlaunch.ui.plain import echo, echo_error
 
@@ -39,10 +40,11 @@ def command(run: str, trackers: tuple[str, ...]) -> int:
     for name in names:
         if not is_installed(name):
             raise UsageError(f"{name} is not installed; pip install 'distlaunch[{name}]'")
-    problems = list(track_now(found, names, os.environ))
+    results = track_now(found, names, os.environ)
+    problems = [each.problem for each in results if each.problem]
     for problem in problems:
         echo_error(f"error: {problem}")
-    sent = [name for name in names if not any(f"tracking: {name} " in problem for problem in problems)]
-    if sent:
-        echo(f"sent to {', '.join(sent)}")
+    for outcome, words in ((Outcome.SENT, "sent to"), (Outcome.NOTHING_NEW, "nothing new to send to")):
+        if reached := [each.name for each in results if each.outcome is outcome]:
+            echo(f"{words} {', '.join(reached)}")
     return ExitCode.FAILED if problems else ExitCode.DONE

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from distlaunch.base.protocol import SAFE_MODULE
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import TrackerName
 from distlaunch.runs.paths import display_path
+from distlaunch.runs.tracking.outcome import Outcome
 from distlaunch.runs.tracking.trackers import is_installed
 
 _DEADLINE_S = 15.0
@@ -31,6 +32,19 @@ class _Started:
     name: TrackerName
     process: subprocess.Popen[bytes]
     log: Path
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """How sending a run to a tracker ended: with an outcome or a problem.
+
+    Attributes:
+        problem: a message for the user; empty if the tracker has all values.
+    """
+
+    name: TrackerName
+    outcome: Outcome | None
+    problem: str = ""
 
 
 @contextlib.contextmanager
@@ -57,15 +71,16 @@ def tracking(
     try:
         yield
     finally:
-        for problem in _finish(run, started, _DEADLINE_S, ends_early):
-            warn(problem)
+        for each in _finish(run, started, _DEADLINE_S, ends_early):
+            if each.problem:
+                warn(each.problem)
         # if nothing was started, no tracker has a run, and without this folder the run directory can be discarded
         if not run.exists():
             shutil.rmtree(run.path / "tracking", ignore_errors=True)
 
 
-def track_now(run: RunDir, names: Sequence[TrackerName], environ: Mapping[str, str]) -> Iterable[str]:
-    """Send the values of a run that trackers lack, and wait until this is done. Yield a message for each failure."""
+def track_now(run: RunDir, names: Sequence[TrackerName], environ: Mapping[str, str]) -> list[Tracked]:
+    """Send the values of a run that trackers lack, and wait until this is done."""
     return _finish(run, [_start(name, run, environ) for name in names], None)
 
 
@@ -84,27 +99,32 @@ def _start(name: TrackerName, run: RunDir, environ: Mapping[str, str]) -> _Start
 
 def _finish(
     run: RunDir, started: Sequence[_Started], deadline_s: float | None, ends_early: Callable[[], bool] = lambda: False
-) -> Iterable[str]:
-    """Let the processes send the remaining values, and return a message for each process that failed."""
+) -> list[Tracked]:
+    """Let the processes send the remaining values, and wait for them."""
     ends = None if deadline_s is None else time.monotonic() + deadline_s
     for each in started:
         assert each.process.stdin is not None, "it is a pipe"
         # a process that has failed has closed its end
         with contextlib.suppress(OSError):
             each.process.stdin.close()
-    problems: list[str] = []
-    for each in started:
-        code = _wait(each.process, ends, ends_early)
-        if code is None:
-            each.process.kill()
-            each.process.wait()
-            when = "before the wait for it was ended" if ends_early() else f"within {deadline_s:g} s"
-            problems.append(f"tracking: {each.name} did not get all values {when}; {_later(run, each.name)}")
-            continue
-        if code:
-            why = f"{_last_line(each.log)} ({display_path(each.log)})"
-            problems.append(f"tracking: {each.name} failed: {why}; {_later(run, each.name)}")
-    return problems
+    return [_result(run, each, ends, deadline_s, ends_early) for each in started]
+
+
+def _result(
+    run: RunDir, started: _Started, ends: float | None, deadline_s: float | None, ends_early: Callable[[], bool]
+) -> Tracked:
+    """Wait for a process."""
+    name = started.name
+    code = _wait(started.process, ends, ends_early)
+    if code is None:
+        started.process.kill()
+        started.process.wait()
+        when = "before the wait for it was ended" if ends_early() else f"within {deadline_s:g} s"
+        return Tracked(name, None, f"tracking: {name} did not get all values {when}; {_later(run, name)}")
+    if code in set(Outcome):
+        return Tracked(name, Outcome(code))
+    why = f"{_last_line(started.log)} ({display_path(started.log)})"
+    return Tracked(name, None, f"tracking: {name} failed: {why}; {_later(run, name)}")
 
 
 def _wait(process: subprocess.Popen[bytes], ends: float | None, ends_early: Callable[[], bool]) -> int | None:

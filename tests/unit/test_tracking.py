@@ -33,15 +33,25 @@ ROWS = 23 + 3
 STAND_IN = """
 import json, os, sys, time
 
+def write(*lines):
+    with open(os.environ["SENT"], "a") as file:
+        file.writelines(json.dumps(line) + "\\n" for line in lines)
+
 class Run:
-    def __init__(self, id): self.id = id
+    # like the real package, `log` only queues rows, and `finish` stores them
+    def __init__(self, id):
+        self.id, self.queued = id, []
+        with open(os.environ["SENT"]) as file:
+            stored = [row for row in map(json.loads, file) if row["id"] == id and "row" in row]
+        self.starting_step = 1 + max((row["row"] for row in stored), default=-1)
     def define_metric(self, name, **options): pass
-    def log(self, values, step):
-        with open(os.environ["SENT"], "a") as file:
-            file.write(json.dumps({"id": self.id, "row": step, **values}) + "\\n")
+    def log(self, values, step): self.queued.append({"id": self.id, "row": step, **values})
     def finish(self, exit_code):
-        with open(os.environ["SENT"], "a") as file:
-            file.write(json.dumps({"id": self.id, "ended": exit_code}) + "\\n")
+        if os.environ.get("HOW") == "is slow":
+            write(*self.queued[:10])
+            open("uploading", "w").close()
+            time.sleep(1000)
+        write(*self.queued, {"id": self.id, "ended": exit_code})
 
 def init(*, id, config, name, **options):
     how = os.environ.get("HOW")
@@ -49,8 +59,7 @@ def init(*, id, config, name, **options):
         raise RuntimeError("the server is gone")
     if how == "hangs":
         time.sleep(1000)
-    with open(os.environ["SENT"], "a") as file:
-        file.write(json.dumps({"id": id, "config": config, "name": name}) + "\\n")
+    write({"id": id, "config": config, "name": name})
     return Run(id)
 """
 
@@ -145,6 +154,48 @@ def test_a_tracker_that_fails_is_a_warning_and_can_be_sent_later(run: RunDir) ->
     assert len(sent()) == 2 + ROWS
 
 
+def command(run: RunDir, monkeypatch: pytest.MonkeyPatch, *words: str, **more: str) -> str:
+    """Return the output of `distlaunch track RUN`."""
+    for name, value in environment(**more).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.syspath_prepend("packages")
+    result = CliRunner().invoke(cli, ["track", str(run.path), *words])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_values_that_were_only_queued_are_sent_later(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distlaunch.jobs.tracking._DEADLINE_S", 600.0)
+    (warning,) = track(run, Path("uploading").exists, HOW="is slow")
+    assert "`distlaunch track runs/job wandb` sends the rest" in warning
+    assert command(run, monkeypatch) == "sent to wandb\n"
+    assert [row["row"] for row in sent() if "row" in row] == [*range(ROWS)]
+    assert len({row["id"] for row in sent()}) == 1
+    assert sent()[-1]["ended"] == 0
+    assert command(run, monkeypatch) == "nothing new to send to wandb\n"
+
+
+def test_another_target_gets_a_run_of_its_own(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert track(run) == []
+    other = {"WANDB_PROJECT": "other", "WANDB_BASE_URL": "https://me:secret@host/?key=secret"}
+    assert command(run, monkeypatch, **other) == "sent to wandb\n"
+    first, second = dict.fromkeys(row["id"] for row in sent())
+    assert [sum(row["id"] == id for row in sent()) for id in (first, second)] == [2 + ROWS, 2 + ROWS]
+    assert command(run, monkeypatch, **other) == "nothing new to send to wandb\n"
+    for name in other:
+        monkeypatch.delenv(name)
+    assert command(run, monkeypatch) == "nothing new to send to wandb\n"
+    assert "secret" not in (run.path / "tracking" / "wandb.json").read_text(encoding="utf-8")
+
+
+def test_the_end_of_a_run_is_sent_without_new_values(run: RunDir) -> None:
+    assert track(run) == []
+    start = TrainingStarted(**START, first_epoch=3, first_step=30)
+    record(run.events, 2, "worker:0", start, RunEnded(status="failed", step=30, epochs_done=3, seconds=9.0))
+    assert track(run) == []
+    assert [line["ended"] for line in sent() if "ended" in line] == [0, 1]
+
+
 def test_a_tracker_that_hangs_is_left(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distlaunch.jobs.tracking._DEADLINE_S", 0.5)
     (warning,) = track(run, HOW="hangs")
@@ -170,13 +221,9 @@ def test_a_folder_that_cannot_be_written_is_a_warning(run: RunDir) -> None:
 
 
 def test_the_command_sends_what_is_missing(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in environment().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.syspath_prepend("packages")
-    result = CliRunner().invoke(cli, ["track", "runs/job"])
-    assert (result.exit_code, result.output) == (0, "sent to wandb\n")
+    assert command(run, monkeypatch) == "sent to wandb\n"
     assert len(sent()) == 2 + ROWS
-    assert CliRunner().invoke(cli, ["track", "runs/job", "wandb"]).exit_code == 0
+    assert command(run, monkeypatch, "wandb") == "nothing new to send to wandb\n"
     assert len(sent()) == 2 + ROWS
     unknown = CliRunner().invoke(cli, ["track", "runs/job", "neptune"])
     assert unknown.exit_code == 2

@@ -12,20 +12,21 @@ import select
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, cast
 
-from distlaunch.base import strict_json
 from distlaunch.base.event_files import EventReader
 from distlaunch.base.events import EpochEnded, Event, RunEnded, StepsDone, StepsTimed, TrainingStarted
 from distlaunch.base.file_locks import lock
 from distlaunch.base.priority import yield_to_training
 from distlaunch.base.regular_files import read_json
-from distlaunch.base.run_dir import RunDir, write_atomically
+from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import TrackerName
 from distlaunch.runs.bottleneck import resources
 from distlaunch.runs.settings import read_settings
-from distlaunch.runs.tracking.trackers import Row, Tracker, open_tracker
+from distlaunch.runs.tracking.outcome import Outcome
+from distlaunch.runs.tracking.record import Stored, StoredRecord
+from distlaunch.runs.tracking.trackers import Row, Tracker, open_tracker, target_of
 
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0
 _LARGEST_SHARE = 0.005
@@ -39,16 +40,17 @@ class Follower:
     """Sends each value of a run once, over all attempts and processes.
 
     Steps that were sent are not sent again when they are trained again. Their values are the same after a restart, but
-    not after a resume with other settings. The state in `tracking/NAME.json` records which steps were sent.
+    not after a resume with other settings. `StoredRecord` has the steps whose values the tracker has stored.
     """
 
     def __init__(self, name: TrackerName, run: RunDir) -> None:
         self._name: TrackerName = name
         self._run = run
         self._reader = EventReader(run.events)
-        self._state_file = run.path / "tracking" / f"{name}.json"
-        self._sent = _read_state(self._state_file)
-        self._sent_before = dict(self._sent)
+        self._record = StoredRecord(run, name, target_of(name))
+        self._stored = self._record.read()
+        self._sent = self._stored
+        """What the tracker will have stored when it has stored all values that were sent."""
         self._tracker: Tracker | None = None
         self._started: float | None = None
         self._status, self._ended = "", 0.0
@@ -63,7 +65,8 @@ class Follower:
         if self._tracker is None:
             self._tracker = self._open()
         self._tracker.log(rows)
-        self._record(self._sent)
+        if self._tracker.stores_at_once:
+            self._write(self._sent)
 
     def _row_of(self, event: Event) -> Row | None:
         """Return the values of an event that are to be sent, and take them as sent."""
@@ -76,12 +79,12 @@ class Follower:
                 self._speed = _speed_of(event)
             case StepsDone():
                 speed, self._speed = self._speed, {}
-                if event.step > self._sent["step"]:
-                    self._sent["step"] = event.step
+                if event.step > self._sent.step:
+                    self._sent = replace(self._sent, step=event.step)
                     values = {_BATCH + name: value for name, value in event.logs.items()}
                     return self._new_row(event.step, event.time, values | speed)
-            case EpochEnded() if event.step > self._sent["epoch_step"]:
-                self._sent["epoch_step"] = event.step
+            case EpochEnded() if event.step > self._sent.epoch_step:
+                self._sent = replace(self._sent, epoch_step=event.step)
                 rate = {} if event.learning_rate is None else {"learning_rate": event.learning_rate}
                 return self._new_row(event.step, event.time, {"epoch": event.epoch + 1.0, **rate, **event.logs})
             case RunEnded():
@@ -91,34 +94,36 @@ class Follower:
         return None
 
     def _new_row(self, step: int, time: float, values: Mapping[str, float]) -> Row:
-        self._sent["rows"] += 1
-        return Row(self._sent["rows"] - 1, step, time, values)
+        self._sent = replace(self._sent, rows=self._sent.rows + 1)
+        return Row(self._sent.rows - 1, step, time, values)
 
     def _open(self) -> Tracker:
         tracker = open_tracker(
-            self._name, self._run.path, self._run.name, str(self._sent["id"]), _config_of(self._run),
+            self._name, self._run.path, self._run.name, self._stored.id, _config_of(self._run),
             started=self._started or 0.0,
         )  # fmt: skip
-        # record only the run's id, since no value has been sent yet
-        self._sent_before["id"] = self._sent["id"] = tracker.id
-        self._record(self._sent_before)
+        self._sent = replace(self._sent, id=tracker.id)
+        self._write(replace(self._stored, id=tracker.id))
         return tracker
 
-    def finish(self) -> None:
-        """Send the remaining values, and close the run in the tracker."""
+    def finish(self) -> bool:
+        """Send the remaining values, and close the run in the tracker.
+
+        Returns:
+            False if the tracker had everything before.
+        """
         self.send_new()
         if self._tracker is None:
-            return
-        try:
-            self._tracker.finish(self._status, self._ended)
-        except Exception:
-            # what the tracker has not stored is sent again by the next process
-            if self._tracker.skips_known:
-                self._record(self._sent_before)
-            raise
+            if not self._stored.id or self._stored.ended == self._ended:
+                return False
+            self._tracker = self._open()
+        self._tracker.finish(self._status, self._ended)
+        self._write(replace(self._sent, ended=self._ended))
+        return True
 
-    def _record(self, sent: Mapping[str, Any]) -> None:
-        write_atomically(self._state_file, strict_json.dumps(sent))
+    def _write(self, stored: Stored) -> None:
+        self._stored = stored
+        self._record.write(stored)
 
 
 def _speed_of(event: StepsTimed) -> dict[str, float]:
@@ -132,13 +137,6 @@ def _speed_of(event: StepsTimed) -> dict[str, float]:
         found["busy_cores"] = event.cpu_s / event.seconds
     found |= resources(event)
     return {_SPEED + name: value for name, value in found.items()}
-
-
-def _read_state(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {"id": "", "step": -1, "epoch_step": -1, "rows": 0}
-    with contextlib.suppress(OSError, ValueError):
-        found.update(read_json(file))
-    return found
 
 
 def _config_of(run: RunDir) -> dict[str, Any]:
@@ -163,7 +161,7 @@ def main() -> None:
             follower.send_new()
             busy_s = time.process_time() - began
             pause_s = min(max(_SHORTEST_PAUSE_S, busy_s / _LARGEST_SHARE), _LONGEST_PAUSE_S)
-        follower.finish()
+        sys.exit(Outcome.SENT if follower.finish() else Outcome.NOTHING_NEW)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
+from urllib.parse import urlsplit, urlunsplit
 
 from distlaunch.config.run import TrackerName
 
@@ -53,14 +54,14 @@ class Tracker(Protocol):
 
     Attributes:
         id: identifies the run in the tracker, so that a later process can continue it.
-        skips_known: whether `log` leaves out values that the tracker has already.
+        stores_at_once: True if the values are stored when `log` returns, False if only when `finish` returns.
     """
 
     id: str
-    skips_known: ClassVar[bool]
+    stores_at_once: ClassVar[bool]
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Add the values of steps. A step may have several rows."""
+        """Add the values of steps, except those that the tracker has already. A step may have several rows."""
         ...
 
     def finish(self, status: str, ended: float) -> None:
@@ -71,6 +72,27 @@ class Tracker(Protocol):
             ended: time at which the run ended, in seconds since 1970; without meaning if it has not ended.
         """
         ...
+
+
+def target_of(name: TrackerName) -> str:
+    """Return the server and the project to which a tracker sends runs, without passwords.
+
+    They are the environment variables that name them; the text is empty if none is set.
+    """
+    set_variables = {variable: os.environ.get(variable, "") for variable in _TRACKERS[name].target_variables}
+    return " ".join(
+        f"{variable}={_without_secrets(value)}"
+        for variable, value in set_variables.items()
+        if value not in ("", PROJECT)
+    )
+
+
+def _without_secrets(address: str) -> str:
+    """Return an address without the parts that may have a password; return other texts unchanged."""
+    parts = urlsplit(address)
+    if not parts.netloc:
+        return address
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
 
 
 def open_tracker(
@@ -85,14 +107,14 @@ def open_tracker(
         config: plain values by name.
         started: time at which the run started, in seconds since 1970.
     """
-    made = {"wandb": _Wandb, "mlflow": _MLflow, "trackio": _Trackio, "tensorboard": _TensorBoard}[name]
     # numbers stay numbers, since trackers sort and plot runs by them
     short = {key: value[:_LONGEST_VALUE] if isinstance(value, str) else value for key, value in config.items()}
-    return made(folder, run, id, short, started)
+    return _TRACKERS[name](folder, run, id, short, started)
 
 
 class _Wandb:
-    skips_known: ClassVar[bool] = False
+    stores_at_once: ClassVar[bool] = False
+    target_variables: ClassVar[Sequence[str]] = ("WANDB_BASE_URL", "WANDB_ENTITY", "WANDB_PROJECT")
 
     def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, Any], started: float) -> None:
         del started
@@ -108,8 +130,10 @@ class _Wandb:
 
     def log(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            # wandb gives a row the current time, unless it has this value
-            self._run.log({**row.values, "step": row.step, "_timestamp": row.time}, step=row.number)
+            # a process that was killed may have sent more than it has recorded
+            if row.number >= self._run.starting_step:
+                # wandb gives a row the current time, unless it has this value
+                self._run.log({**row.values, "step": row.step, "_timestamp": row.time}, step=row.number)
 
     def finish(self, status: str, ended: float) -> None:
         del ended
@@ -117,7 +141,8 @@ class _Wandb:
 
 
 class _MLflow:
-    skips_known: ClassVar[bool] = True
+    stores_at_once: ClassVar[bool] = True
+    target_variables: ClassVar[Sequence[str]] = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")
 
     def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, Any], started: float) -> None:
         mlflow: Any = importlib.import_module("mlflow")
@@ -167,7 +192,10 @@ def _milliseconds(seconds: float) -> int:
 
 
 class _Trackio:
-    skips_known: ClassVar[bool] = True
+    stores_at_once: ClassVar[bool] = False
+    target_variables: ClassVar[Sequence[str]] = (
+        "TRACKIO_SERVER_URL", "TRACKIO_SPACE_ID", "TRACKIO_DIR", "TRACKIO_PROJECT",
+    )  # fmt: skip
 
     def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, Any], started: float) -> None:
         del folder, started
@@ -206,7 +234,8 @@ class _Trackio:
 
 
 class _TensorBoard:
-    skips_known: ClassVar[bool] = False
+    stores_at_once: ClassVar[bool] = True
+    target_variables: ClassVar[Sequence[str]] = ()
 
     def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, Any], started: float) -> None:
         del run, config, started
@@ -225,7 +254,13 @@ class _TensorBoard:
                 value=[value(tag=name, simple_value=each) for name, each in row.values.items()]
             )
             self._writer.add_event(self._event_pb2.Event(wall_time=row.time, step=row.step, summary=summary))
+        self._writer.flush()
 
     def finish(self, status: str, ended: float) -> None:
         del status, ended
         self._writer.close()
+
+
+_TRACKERS: dict[TrackerName, type[_Wandb | _MLflow | _Trackio | _TensorBoard]] = {
+    "wandb": _Wandb, "mlflow": _MLflow, "trackio": _Trackio, "tensorboard": _TensorBoard,
+}  # fmt: skip

@@ -1,0 +1,13 @@
+"""The exit codes of the process that sends a run to a tracker."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Outcome(IntEnum):
+    """How the process ended, if it did not fail."""
+
+    SENT = 0
+    NOTHING_NEW = 10
+    """The tracker had everything before."""
