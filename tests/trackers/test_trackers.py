@@ -154,6 +154,21 @@ def test_the_end_of_an_epoch_that_only_the_next_attempt_reached(name: Any, run: 
     assert (runs, steps(points, "batch/loss"), steps(points, "val_loss")) == (1, [3, 6, 10], [10])
 
 
+@pytest.mark.parametrize("name", READERS)
+def test_unusual_names(name: Any, run: RunDir) -> None:
+    """Names of metrics have any characters, and so have keys of layouts, which are patterns of paths."""
+    pytest.importorskip(name)
+    layout = '{"(query|key|value)/kernel": [model], ".*bias": [model], ".+bias": [model]}'
+    run.config.write_text(f"strategy: {{kind: jax, layout: {layout}}}", encoding="utf-8")
+    unusual = ["recall@10", "acc(%)", "acc[%]", "/kernel/", "größe", "x" * 300]
+    record(run.events, 1, "worker:0", ended(5, 1.0, **dict.fromkeys(unusual, 0.5)))
+    with tracking(run, [name], {**os.environ, **variables(run.path)}, pytest.fail):
+        pass
+    _, points = READERS[name](run.path)
+    names = {key for key, step in points if step == 60}
+    assert len(names - {"step"}) == len({"epoch", "loss", "val_loss", *unusual}), names
+
+
 def test_values_are_exact(run: RunDir) -> None:
     pytest.importorskip("mlflow")
     track_twice(run, "mlflow")

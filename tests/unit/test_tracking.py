@@ -18,7 +18,9 @@ from distlaunch.base.events import EpochEnded, RunEnded, StepsDone, TrainingStar
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cli.main import cli
 from distlaunch.config.checks.machine import missing_trackers
+from distlaunch.config.run import TrackerName
 from distlaunch.jobs.tracking import tracking
+from distlaunch.runs.tracking.mlflow_names import MLflowNames
 from tests.recorded_run import START, done, ended, make_run, record, timed
 
 CONFIG = """
@@ -63,6 +65,45 @@ def init(*, id, config, name, **options):
     return Run(id)
 """
 
+MLFLOW = r"""
+import collections, json, os, posixpath, re, sys, types
+
+Metric = collections.namedtuple("Metric", "key value timestamp step")
+Param = collections.namedtuple("Param", "key value")
+sys.modules["mlflow.entities"] = sys.modules[__name__]
+set_tracking_uri = lambda uri: None
+
+def write(*lines):
+    with open(os.environ["SENT"], "a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+def read(key):
+    with open(os.environ["SENT"]) as file:
+        return [line for line in map(json.loads, file) if key in line]
+
+class MlflowClient:
+    def get_experiment_by_name(self, name): return types.SimpleNamespace(experiment_id="0")
+    def create_run(self, experiment, start_time, tags, run_name):
+        write({"created": run_name, **tags})
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id=run_name))
+    def update_run(self, id, status): pass
+    def set_terminated(self, id, status, end_time): write({"ended": status})
+    def get_run(self, id):
+        kept = {kind: {line[kind]: line["value"] for line in read(kind)} for kind in ("metric", "param")}
+        return types.SimpleNamespace(data=types.SimpleNamespace(metrics=kept["metric"], params=kept["param"]))
+    def get_metric_history(self, id, name):
+        return [types.SimpleNamespace(step=line["step"]) for line in read("metric") if line["metric"] == name]
+    def log_batch(self, id, metrics=(), params=()):
+        if os.environ.get("HOW") == "is killed":
+            os.kill(os.getpid(), 9)
+        assert len(metrics) <= 1000 and len(params) <= 100
+        for key in [each.key for each in (*metrics, *params)]:  # the rules of the real package
+            if not re.match(r"^[/\w.\- :]*$", key) or posixpath.normpath(key) != key or key[0] in "./":
+                raise ValueError(f"invalid name: {key}")
+        write(*({"param": each.key, "value": each.value} for each in params))
+        write(*({"metric": each.key, "value": each.value, "step": each.step} for each in metrics))
+"""
+
 
 def make_job(folder: Path) -> RunDir:
     """Write a run with a config, below the current directory."""
@@ -79,6 +120,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     run.write_json(run.environment, {"git": {"commit": "abc123"}})
     (tmp_path / "packages").mkdir()
     (tmp_path / "packages" / "wandb.py").write_text(STAND_IN)
+    (tmp_path / "packages" / "mlflow.py").write_text(MLFLOW)
     return run
 
 
@@ -87,22 +129,24 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "SENT": str(Path("sent").absolute()), **more}
 
 
-def track(run: RunDir, ends_early: Callable[[], bool] = lambda: False, **more: str) -> list[str]:
+def track(
+    run: RunDir, ends_early: Callable[[], bool] = lambda: False, name: TrackerName = "wandb", **more: str
+) -> list[str]:
     """Track a run that has ended, and return the warnings."""
     said: list[str] = []
-    with tracking(run, ["wandb"], environment(**more), said.append, ends_early):
+    with tracking(run, [name], environment(**more), said.append, ends_early):
         pass
-    return [line for line in said if "wandb" in line]
+    return [line for line in said if name in line]
 
 
-def sent() -> list[dict[str, object]]:
+def sent() -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path("sent").read_text().splitlines()]
 
 
 def test_a_run_is_sent_once_over_two_launchers(run: RunDir) -> None:
     assert track(run) == []
     opened, *rows, closed = sent()
-    assert (opened["name"], opened["config"]["git_commit"]) == ("job", "abc123")  # pyright: ignore
+    assert (opened["name"], opened["config"]["git_commit"]) == ("job", "abc123")
     assert closed["ended"] == 0
     # step 23 was sent before it was trained again
     assert [row["step"] for row in rows if "batch/loss" in row] == [*range(1, 21), 23, 25, 30]
@@ -194,6 +238,53 @@ def test_the_end_of_a_run_is_sent_without_new_values(run: RunDir) -> None:
     record(run.events, 2, "worker:0", start, RunEnded(status="failed", step=30, epochs_done=3, seconds=9.0))
     assert track(run) == []
     assert [line["ended"] for line in sent() if "ended" in line] == [0, 1]
+
+
+LAYOUT = """
+strategy: {kind: jax, layout: {"(query|key|value)/kernel": [model], ".*bias": [model], ".+bias": [model]}}
+"""
+
+
+def test_mlflow_gets_values_and_settings_of_any_name(run: RunDir) -> None:
+    run.config.write_text(CONFIG + LAYOUT)
+    logs = {"recall@10": 0.5, "recall_10": 0.25}
+    record(run.events, 1, "worker:0", StepsDone(epoch=4, step=41, step_in_epoch=1, steps=1, seconds=1.0, logs=logs))
+    assert track(run, name="mlflow") == []
+    values = {line["metric"]: line["value"] for line in sent() if "recall" in line.get("metric", "")}
+    assert values == {"batch/recall_10": 0.25, "batch/recall_10_dffdb922": 0.5}
+    params = [line["param"] for line in sent() if "param" in line]
+    assert len(set(params)) == len(params)
+    assert {"strategy.layout._query_key_value_/kernel", "strategy.layout.._bias"} < set(params)
+
+
+@pytest.mark.parametrize(
+    ("name", "accepted"),
+    [
+        ("val_f1 score:a-b/c.d", "val_f1 score:a-b/c.d"), ("acc(%)", "acc___"), ("größe", "größe"), ("a\nb", "a_b"),
+        ("/a//b/", "_/a/_/b/_"), ("../a/.", ".._/a/._"), ("", "_"), ("x" * 300, "x" * 250),
+    ],
+)  # fmt: skip
+def test_names_in_mlflow(name: str, accepted: str) -> None:
+    assert MLflowNames().accept([name])[name] == accepted
+
+
+def test_names_in_mlflow_stay_different() -> None:
+    names = MLflowNames()
+    pairs = ["a@b", "a_b", "a(b", "x" * 300, "x" * 301]
+    accepted = {name: names.accept(pairs)[name] for name in pairs}
+    assert len(set(accepted.values())) == len(pairs)
+    assert accepted["a_b"] == "a_b"
+    assert {**names.accept(["a)b"])}.items() > accepted.items(), "a name stays the same"
+
+
+def test_a_process_that_is_killed_leaves_no_second_run_in_mlflow(run: RunDir) -> None:
+    run.config.write_text(f"{CONFIG}notes: {{{', '.join(f'key{number}: 1' for number in range(250))}}}")
+    (warning,) = track(run, name="mlflow", HOW="is killed")
+    assert "mlflow failed" in warning
+    assert track(run, name="mlflow") == []
+    assert [line.get("mlflow.source.git.commit") for line in sent() if "created" in line] == ["abc123"]
+    assert sum("notes.key" in line.get("param", "") for line in sent()) == 250
+    assert sent()[-1] == {"ended": "FINISHED"}
 
 
 def test_a_tracker_that_hangs_is_left(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

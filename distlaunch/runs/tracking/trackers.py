@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Protocol
 from urllib.parse import urlsplit, urlunsplit
 
 from distlaunch.config.run import TrackerName
+from distlaunch.runs.tracking.mlflow_names import MLflowNames
 
 PROJECT = "distlaunch"
 """Name of the project or experiment, unless the tracker's environment variable gives another name."""
@@ -27,6 +28,8 @@ _LONGEST_VALUE = 500
 """Maximum number of characters of a text in the config."""
 _MLFLOW_BATCH = 1000
 """Maximum number of values in a batch; MLflow refuses more."""
+_MLFLOW_PARAMS = 100
+"""Maximum number of parameters in a batch; MLflow refuses more."""
 
 
 def is_installed(name: TrackerName) -> bool:
@@ -149,7 +152,10 @@ class _MLflow:
         if not os.environ.get("MLFLOW_TRACKING_URI"):
             mlflow.set_tracking_uri(f"sqlite:///{folder / 'tracking' / 'mlflow.db'}")
         self._client = mlflow.MlflowClient()
-        self._metric = importlib.import_module("mlflow.entities").Metric
+        self._entities: Any = importlib.import_module("mlflow.entities")
+        self._names = MLflowNames()
+        self._config: Mapping[str, Any] = config
+        """The config, until it is sent. The caller first records the new run's id, so that this cannot prevent it."""
         self.id = id
         self._sent: dict[str, int] = {}
         """The last step of each value in MLflow: a process that was killed may have sent more than it has recorded."""
@@ -157,12 +163,10 @@ class _MLflow:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
             experiment = self._client.get_experiment_by_name(name)
             number = experiment.experiment_id if experiment else self._client.create_experiment(name)
-            self.id = self._client.create_run(number, _milliseconds(started), run_name=run).info.run_id
-            for key, value in config.items():
-                # MLflow has texts only, and refuses long ones
-                self._client.log_param(self.id, key, str(value)[:_LONGEST_VALUE])
-            if commit := config.get("git_commit"):
-                self._client.set_tag(self.id, "mlflow.source.git.commit", commit)
+            commit = config.get("git_commit")
+            tags = {"mlflow.source.git.commit": commit} if commit else {}
+            created = self._client.create_run(number, _milliseconds(started), tags=tags, run_name=run)
+            self.id = created.info.run_id
         else:
             self._client.update_run(self.id, status="RUNNING")
             self._sent = {
@@ -171,15 +175,33 @@ class _MLflow:
             }
 
     def log(self, rows: Sequence[Row]) -> None:
+        self._send_config()
+        names = self._names.accept(name for row in rows for name in row.values)
         new = [
-            self._metric(name, value, _milliseconds(row.time), row.step)
+            self._entities.Metric(names[name], value, _milliseconds(row.time), row.step)
             for row in rows
             for name, value in row.values.items()
-            if row.step > self._sent.get(name, -1)
+            if row.step > self._sent.get(names[name], -1)
         ]
         # send many values in each call, since each call is a transaction of the database
         for begin in range(0, len(new), _MLFLOW_BATCH):
             self._client.log_batch(self.id, new[begin : begin + _MLFLOW_BATCH])
+
+    def _send_config(self) -> None:
+        """Send the parameters that the run lacks: a process may have been killed before it had sent all of them."""
+        if not self._config:
+            return
+        known = self._client.get_run(self.id).data.params
+        names = MLflowNames().accept(self._config)
+        # MLflow has texts only, and refuses long ones
+        lacking = [
+            self._entities.Param(names[key], str(value)[:_LONGEST_VALUE])
+            for key, value in self._config.items()
+            if names[key] not in known
+        ]
+        for begin in range(0, len(lacking), _MLFLOW_PARAMS):
+            self._client.log_batch(self.id, params=lacking[begin : begin + _MLFLOW_PARAMS])
+        self._config = {}
 
     def finish(self, status: str, ended: float) -> None:
         if status:
