@@ -287,6 +287,24 @@ def test_a_process_that_is_killed_leaves_no_second_run_in_mlflow(run: RunDir) ->
     assert sent()[-1] == {"ended": "FINISHED"}
 
 
+@pytest.mark.parametrize(("name", "ends"), [("wandb", [1, 0]), ("mlflow", ["KILLED", "FINISHED"])])
+def test_a_run_whose_launcher_was_killed_has_not_finished(name: TrackerName, ends: list[object], run: RunDir) -> None:
+    lines = run.events.read_text(encoding="utf-8").splitlines(keepends=True)
+    run.events.write_text("".join(line for line in lines if "RunEnded" not in line), encoding="utf-8")
+    assert track(run, name=name) == []
+    start = TrainingStarted(**START, first_epoch=3, first_step=30)
+    record(run.events, 2, "worker:0", start, RunEnded(status="done", step=30, epochs_done=3, seconds=9.0))
+    assert track(run, name=name) == []
+    assert [line["ended"] for line in sent() if "ended" in line] == ends
+
+
+def test_values_of_a_running_run(run: RunDir) -> None:
+    record(run.events, 2, "worker:0", TrainingStarted(**START, first_epoch=3, first_step=30), done(35, 2.0))
+    with run.lock():
+        assert track(run) == []
+    assert sent()[-1]["ended"] == 0
+
+
 def test_a_tracker_that_hangs_is_left(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distlaunch.jobs.tracking._DEADLINE_S", 0.5)
     (warning,) = track(run, HOW="hangs")

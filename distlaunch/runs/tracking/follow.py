@@ -23,6 +23,7 @@ from distlaunch.base.regular_files import read_json
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import TrackerName
 from distlaunch.runs.bottleneck import resources
+from distlaunch.runs.report import KILLED
 from distlaunch.runs.settings import read_settings
 from distlaunch.runs.tracking.outcome import Outcome
 from distlaunch.runs.tracking.record import Stored, StoredRecord
@@ -54,6 +55,7 @@ class Follower:
         self._tracker: Tracker | None = None
         self._started: float | None = None
         self._status, self._ended = "", 0.0
+        self._last_at = 0.0
         self._speed: dict[str, float] = {}
         """Values of the newest StepsTimed event. They are sent with the next step, so that none is sent twice."""
 
@@ -72,6 +74,7 @@ class Follower:
         """Return the values of an event that are to be sent, and take them as sent."""
         if self._started is None:
             self._started = event.time
+        self._last_at = event.time
         match event:
             case TrainingStarted():
                 self._status, self._speed = "", {}
@@ -113,6 +116,9 @@ class Follower:
             False if the tracker had everything before.
         """
         self.send_new()
+        if not self._status and not self._run.is_busy():
+            # the launcher has recorded no end
+            self._status, self._ended = KILLED, self._last_at
         if self._tracker is None:
             if not self._stored.id or self._stored.ended == self._ended:
                 return False

@@ -71,7 +71,8 @@ class Tracker(Protocol):
         """Send the remaining values and close the run.
 
         Args:
-            status: a status of RunEnded, or an empty string for a run that has not ended.
+            status: a status of RunEnded, `killed` for a run that has ended without RunEnded, or an empty string for a
+                run that has not ended.
             ended: time at which the run ended, in seconds since 1970; without meaning if it has not ended.
         """
         ...
