@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -303,6 +304,35 @@ def test_values_of_a_running_run(run: RunDir) -> None:
     with run.lock():
         assert track(run) == []
     assert sent()[-1]["ended"] == 0
+
+
+def test_a_copy_is_another_run_in_the_tracker_and_a_moved_run_is_not(run: RunDir) -> None:
+    assert track(run) == []
+    shutil.copytree(run.path, "runs/fork")
+    fork = RunDir("runs/fork")
+    start = TrainingStarted(**START, first_epoch=3, first_step=30)
+    record(fork.events, 2, "worker:0", start, done(35, 2.0))
+    assert track(fork) == []
+    fork.path.rename("runs/moved")
+    Path("link").symlink_to("runs/moved")
+    for path, step in (("runs/moved", 40), ("link", 45)):
+        record(RunDir(path).events, 2, "worker:0", done(step, 1.0))
+        assert track(RunDir(path)) == []
+    record(run.events, 2, "worker:0", start, done(50, 2.0))
+    assert track(run) == []
+    original, copied = dict.fromkeys(row["id"] for row in sent())
+    numbers = {id: [row["row"] for row in sent() if row["id"] == id and "row" in row] for id in (original, copied)}
+    assert numbers == {original: [*range(ROWS + 1)], copied: [*range(ROWS + 3)]}
+
+
+@pytest.mark.parametrize(("server", "names"), [("", ["job"]), ("http://host", ["job", "fork"])])
+def test_a_copy_continues_only_the_database_in_its_folder(server: str, names: list[str], run: RunDir) -> None:
+    assert track(run, name="mlflow", MLFLOW_TRACKING_URI=server) == []
+    shutil.copytree(run.path, "runs/fork")
+    fork = RunDir("runs/fork")
+    record(fork.events, 2, "worker:0", TrainingStarted(**START, first_epoch=3, first_step=30), done(35, 2.0))
+    assert track(fork, name="mlflow", MLFLOW_TRACKING_URI=server) == []
+    assert [line["created"] for line in sent() if "created" in line] == names
 
 
 def test_a_tracker_that_hangs_is_left(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

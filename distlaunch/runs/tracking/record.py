@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from distlaunch.base import strict_json
@@ -11,6 +12,7 @@ from distlaunch.base.plain_types import is_dict
 from distlaunch.base.regular_files import read_json
 from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.config.run import TrackerName
+from distlaunch.runs.tracking.trackers import Target
 
 
 @dataclass(frozen=True)
@@ -33,29 +35,53 @@ class Stored:
 
 
 class StoredRecord:
-    """Reads and writes what one target of a tracker has stored of a run.
+    """Reads and writes what one target of a tracker has stored of a run. Each target has its own entry in the file."""
 
-    Args:
-        target: see `target_of` in `trackers.py`. Each target has its own run, and so its own entry in the file.
-    """
-
-    def __init__(self, run: RunDir, name: TrackerName, target: str) -> None:
-        self._file = run.path / "tracking" / f"{name}.json"
-        self._target = target
+    def __init__(self, run: RunDir, name: TrackerName, target: Target) -> None:
+        self._run, self._target = run, target
+        self._name: TrackerName = name
+        self._file = _file_of(run, name)
 
     def read(self) -> Stored:
         try:
-            return Stored(**self._targets()[self._target])
+            entry = {**_entries(self._file)[self._target.address]}
+            path = str(entry.pop("path"))
+            stored = Stored(**entry)
         except (KeyError, TypeError):
             return Stored()
+        return Stored() if self._is_copied(path, stored.id) else stored
 
     def write(self, stored: Stored) -> None:
-        targets = {**self._targets(), self._target: dataclasses.asdict(stored)}
-        write_atomically(self._file, strict_json.dumps({"targets": targets}))
+        entry = {**dataclasses.asdict(stored), "path": str(self._run.path)}
+        entries = {**_entries(self._file), self._target.address: entry}
+        write_atomically(self._file, strict_json.dumps({"targets": entries}))
 
-    def _targets(self) -> dict[str, Any]:
+    def _is_copied(self, path: str, id: str) -> bool:
+        """Return True if an entry belongs to another run directory, of which this one is a copy.
+
+        Args:
+            path: the run directory for which the entry was written. If it has no such entry, this one was moved.
+            id: the identifier in the entry.
+        """
+        if self._target.in_run_dir:
+            return False
+        original = _file_of(RunDir(path), self._name)
         try:
-            targets = read_json(self._file)["targets"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return {}
-        return targets if is_dict(targets) else {}
+            # one folder may have several paths
+            is_same = original.samefile(self._file)
+        except (OSError, ValueError):
+            return False
+        entry = _entries(original).get(self._target.address)
+        return not is_same and is_dict(entry) and entry.get("id") == id
+
+
+def _file_of(run: RunDir, name: TrackerName) -> Path:
+    return run.path / "tracking" / f"{name}.json"
+
+
+def _entries(file: Path) -> dict[str, Any]:
+    try:
+        entries = read_json(file)["targets"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return entries if is_dict(entries) else {}

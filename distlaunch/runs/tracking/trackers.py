@@ -78,16 +78,29 @@ class Tracker(Protocol):
         ...
 
 
-def target_of(name: TrackerName) -> str:
-    """Return the server and the project to which a tracker sends runs, without passwords.
+@dataclass(frozen=True)
+class Target:
+    """Where a tracker stores runs.
 
-    They are the environment variables that name them; the text is empty if none is set.
+    Attributes:
+        address: the environment variables that name the server and the project, without passwords; empty if none is
+            set.
+        in_run_dir: True if each run is stored in its own run directory, and so is copied and moved with it.
     """
-    set_variables = {variable: os.environ.get(variable, "") for variable in _TRACKERS[name].target_variables}
+
+    address: str
+    in_run_dir: bool = False
+
+
+def target_of(name: TrackerName) -> Target:
+    """Return where a tracker stores runs, according to its environment variables."""
+    return _TRACKERS[name].target()
+
+
+def _address(*variables: str) -> str:
+    values = {variable: os.environ.get(variable, "") for variable in variables}
     return " ".join(
-        f"{variable}={_without_secrets(value)}"
-        for variable, value in set_variables.items()
-        if value not in ("", PROJECT)
+        f"{variable}={_without_secrets(value)}" for variable, value in values.items() if value not in ("", PROJECT)
     )
 
 
@@ -118,7 +131,10 @@ def open_tracker(
 
 class _Wandb:
     stores_at_once: ClassVar[bool] = False
-    target_variables: ClassVar[Sequence[str]] = ("WANDB_BASE_URL", "WANDB_ENTITY", "WANDB_PROJECT")
+
+    @staticmethod
+    def target() -> Target:
+        return Target(_address("WANDB_BASE_URL", "WANDB_ENTITY", "WANDB_PROJECT"))
 
     def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, Any], started: float) -> None:
         del started
@@ -146,7 +162,11 @@ class _Wandb:
 
 class _MLflow:
     stores_at_once: ClassVar[bool] = True
-    target_variables: ClassVar[Sequence[str]] = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")
+
+    @staticmethod
+    def target() -> Target:
+        in_run_dir = not os.environ.get("MLFLOW_TRACKING_URI")
+        return Target(_address("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"), in_run_dir)
 
     def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, Any], started: float) -> None:
         mlflow: Any = importlib.import_module("mlflow")
@@ -216,9 +236,10 @@ def _milliseconds(seconds: float) -> int:
 
 class _Trackio:
     stores_at_once: ClassVar[bool] = False
-    target_variables: ClassVar[Sequence[str]] = (
-        "TRACKIO_SERVER_URL", "TRACKIO_SPACE_ID", "TRACKIO_DIR", "TRACKIO_PROJECT",
-    )  # fmt: skip
+
+    @staticmethod
+    def target() -> Target:
+        return Target(_address("TRACKIO_SERVER_URL", "TRACKIO_SPACE_ID", "TRACKIO_DIR", "TRACKIO_PROJECT"))
 
     def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, Any], started: float) -> None:
         del folder, started
@@ -258,7 +279,10 @@ class _Trackio:
 
 class _TensorBoard:
     stores_at_once: ClassVar[bool] = True
-    target_variables: ClassVar[Sequence[str]] = ()
+
+    @staticmethod
+    def target() -> Target:
+        return Target("", in_run_dir=True)
 
     def __init__(self, folder: Path, run: str, id: str, config: Mapping[str, Any], started: float) -> None:
         del run, config, started
