@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 
 from distlaunch.base.errors import reason_of
 from distlaunch.base.event_files import EventReader
-from distlaunch.base.events import Event, StepsTimed
+from distlaunch.base.events import Event, StepsTimed, TaskStarted
 from distlaunch.base.priority import yield_to_training
 from distlaunch.base.protocol import PROBLEM
 from distlaunch.base.run_dir import RunDir, write_given_file
@@ -72,12 +72,21 @@ class RunCollector(Collector):
     def _read(self) -> None:
         for event in self._events.read():
             self._add(event)
-        # the run's file has the times of the chief, and other tasks have files of their own
-        for files in self._run.tasks(max(self._facts.attempts, default=0)).values():
+        if not self._facts.attempts:
+            return
+        # the run's file has the host and times of the chief, and other tasks have files of their own
+        number = max(self._facts.attempts)
+        facts = self._facts.attempts[number]
+        for files in self._run.tasks(number).values():
             reader = self._of_tasks.setdefault(files.events, EventReader(files.events))
             for event in reader.read():
-                if isinstance(event, StepsTimed) and event.attempt in self._facts.attempts:
-                    self._facts.attempts[event.attempt].timed[event.task] = event
+                match event:
+                    case TaskStarted():
+                        facts.hosts[event.task] = event.host
+                    case StepsTimed():
+                        facts.timed[event.task] = event
+                    case _:
+                        pass
 
     def _add(self, event: Event) -> None:
         self._facts.add(event)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from distlaunch.base.events import (
     ExampleSkipped,
     NumbersChecked,
     StepsTimed,
+    TaskStarted,
     TrainingStarted,
 )
 from distlaunch.base.protocol import READ_MODES, RUN_MODES, SCRIPT_ENTRY
@@ -90,7 +91,7 @@ class RunReport:
         evaluations: results of `distlaunch evaluate`, in order.
         variables: the placement of variables, as in VariablesPlaced.
         mesh: the device mesh, as in VariablesPlaced.
-        timed: the step times of each task in the attempt that trained last.
+        timed: the step times of each task in the last attempt that was timed.
         hosts: the host of each task in that attempt.
         skipped: training examples that failed and were left out in any attempt.
         numbers: comparisons of the steps with one device.
@@ -165,6 +166,7 @@ def read_report(run: RunDir, job: JobState | None = None, events: Iterable[Event
         events: all events of the run; None to read them.
     """
     facts = RunFacts.of(read_all_events(run) if events is None else events)
+    timed = step_times(run, facts)
     attempts = tuple(attempt_report(run, number, facts) for number in run.attempts())
     saved = {
         # if a step was saved several times, keep the last
@@ -190,8 +192,8 @@ def read_report(run: RunDir, job: JobState | None = None, events: Iterable[Event
         export_failure=facts.export_failure,
         variables=facts.placed.variables if facts.placed else [],
         mesh=facts.placed.mesh if facts.placed else None,
-        timed=step_times(run, facts),
-        hosts=facts.attempts[facts.start.attempt].hosts if facts.start else {},
+        timed=timed,
+        hosts=_hosts(run, facts, timed),
         skipped=_skipped_examples(run, facts),
         numbers=tuple(facts.numbers),
         goodput=run_goodput(run),
@@ -338,6 +340,16 @@ def step_times(run: RunDir, facts: RunFacts) -> dict[str, StepsTimed]:
         if found := {**facts.attempts[number].timed, **{event.task: event for event in events}}:
             return found
     return {}
+
+
+def _hosts(run: RunDir, facts: RunFacts, timed: Mapping[str, StepsTimed]) -> dict[str, str]:
+    """Return the host of each task in the attempt in which the tasks were timed."""
+    if not timed:
+        return {}
+    number = next(iter(timed.values())).attempt
+    starts = (read_events_of(files.events, TaskStarted) for files in run.tasks(number).values())
+    chief = facts.attempts.get(number, AttemptFacts()).hosts
+    return {**chief, **{event.task: event.host for events in starts for event in events[-1:]}}
 
 
 def _skipped_examples(run: RunDir, facts: RunFacts) -> frozenset[str]:

@@ -18,6 +18,7 @@ from distlaunch.base.errors import UsageError
 from distlaunch.base.events import AttemptStarted, StepsTimed, TaskRestarted, TaskStarted, TrainingStarted
 from distlaunch.base.run_dir import RunDir
 from distlaunch.jobs.metrics import Metrics, offering_metrics
+from distlaunch.runs.metrics import RunCollector
 from tests.recorded_run import START, done, ended, make_run, record, timed
 
 HEADERS = {"Accept": "application/openmetrics-text; version=1.0.0"}
@@ -87,6 +88,17 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
     assert scraped["distlaunch_task_restarts_total", "worker:1"] == 1
     _, scraped = offer(run, Metrics.open("0", None), [])
     assert scraped["distlaunch_running", ""] == 0, "the launcher was killed"
+
+
+def test_each_task_has_its_host(tmp_path: Path) -> None:
+    run = make_run(RunDir(tmp_path / "run"))
+    start = TrainingStarted(**START, first_epoch=3, first_step=30)
+    record(run.events, 2, "worker:0", TaskStarted(host="a", pid=1), start, timed(10, 2.0, 640))
+    record(run.task(2, "worker:1").events, 2, "worker:1", TaskStarted(host="b", pid=1), timed(10, 4.0, 640))
+    samples = [sample for family in RunCollector(run).collect() for sample in family.samples]
+    assert {(each.labels["task"], each.labels["host"]) for each in samples if "host" in each.labels} == {
+        ("worker:0", "a"), ("worker:1", "b"),
+    }  # fmt: skip
 
 
 def test_places_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.cli.main import cli
 from distlaunch.runs.listing import summarize
 from distlaunch.ui.placement import bytes_per_task, placement_lines, task_lines
-from tests.recorded_run import record
+from tests.recorded_run import record, timed
 
 START: dict[str, Any] = {
     "strategy": "parameter_server", "loop": "fit", "replicas": 2, "tasks": 4, "global_batch": 64, "epochs": 2,
@@ -118,6 +119,13 @@ def report(*words: str) -> str:
     outcome = CliRunner().invoke(cli, ["report", *words], catch_exceptions=False)
     assert outcome.exit_code == 0
     return outcome.output
+
+
+def test_a_slow_task_is_named_with_its_host(run: RunDir) -> None:
+    for task, host, step_s in (("worker:0", "a", 0.1), ("worker:1", "b", 0.5)):
+        times = replace(timed(10, 2.0, 640), step_median_s=step_s, reads_ahead=False)
+        record(run.task(1, task).events, 1, task, TaskStarted(host=host, pid=1), times)
+    assert "worker:1 on b takes 5.0 times as long as the others" in report("runs/job")
 
 
 def test_report(run: RunDir, golden: Callable[[str, str], None]) -> None:
