@@ -23,7 +23,8 @@ _NAMES = ("wandb", "mlflow", "trackio", "tensorboard")  # importing them from th
 def command(run: str, trackers: tuple[str, ...]) -> int:
     """Send the values of a run to the given trackers, or to those in `tracking` of its config.
 
-    Sends only the values that a tracker does not have yet, such as those that the run could not send.
+    Sends only the values that a tracker does not have yet, such as those that the run could not send. While a run
+    sends its values to a tracker itself, this command sends nothing to that tracker.
     """
     from distlaunch.base.errors import UsageError
     from distlaunch.config.read.load import load_resolved
@@ -47,4 +48,7 @@ def command(run: str, trackers: tuple[str, ...]) -> int:
     for outcome, words in ((Outcome.SENT, "sent to"), (Outcome.NOTHING_NEW, "nothing new to send to")):
         if reached := [each.name for each in results if each.outcome is outcome]:
             echo(f"{words} {', '.join(reached)}")
+    for each in results:
+        if each.outcome is Outcome.BUSY:
+            echo(f"{each.name} already gets the values from another process, such as the run itself while it trains")
     return ExitCode.FAILED if problems else ExitCode.DONE

@@ -17,7 +17,7 @@ from distlaunch.base.protocol import SAFE_MODULE
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import TrackerName
 from distlaunch.runs.paths import display_path
-from distlaunch.runs.tracking.outcome import Outcome
+from distlaunch.runs.tracking.outcome import UNLESS_BUSY, Outcome
 from distlaunch.runs.tracking.trackers import is_installed
 
 _DEADLINE_S = 15.0
@@ -39,7 +39,7 @@ class Tracked:
     """How sending a run to a tracker ended: with an outcome or a problem.
 
     Attributes:
-        problem: a message for the user; empty if the tracker has all values.
+        problem: a message for the user; empty if the process did not fail.
     """
 
     name: TrackerName
@@ -80,16 +80,16 @@ def tracking(
 
 
 def track_now(run: RunDir, names: Sequence[TrackerName], environ: Mapping[str, str]) -> list[Tracked]:
-    """Send the values of a run that trackers lack, and wait until this is done."""
-    return _finish(run, [_start(name, run, environ) for name in names], None)
+    """Send the values of a run that trackers lack, unless another process does, and wait until this is done."""
+    return _finish(run, [_start(name, run, environ, UNLESS_BUSY) for name in names], None)
 
 
-def _start(name: TrackerName, run: RunDir, environ: Mapping[str, str]) -> _Started:
+def _start(name: TrackerName, run: RunDir, environ: Mapping[str, str], *options: str) -> _Started:
     log = run.path / "tracking" / f"{name}.log"
     log.parent.mkdir(mode=0o700, exist_ok=True)
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, *SAFE_MODULE, "distlaunch.runs.tracking.follow", name, str(run.path)],
+            [sys.executable, *SAFE_MODULE, "distlaunch.runs.tracking.follow", name, str(run.path), *options],
             stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, env=dict(environ),
             # Ctrl-C in the terminal stops the run, which then closes the trackers
             start_new_session=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -367,6 +368,16 @@ def test_the_command_sends_what_is_missing(run: RunDir, monkeypatch: pytest.Monk
     unknown = CliRunner().invoke(cli, ["track", "runs/job", "neptune"])
     assert unknown.exit_code == 2
     assert "'wandb', 'mlflow', 'trackio', 'tensorboard'" in unknown.output
+
+
+def test_the_command_does_not_wait_for_a_run_that_sends_its_values_itself(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run.path / "tracking").mkdir()
+    with (run.path / "tracking" / "wandb.lock").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert "wandb already gets the values from another process" in command(run, monkeypatch)
+    assert command(run, monkeypatch) == "sent to wandb\n"
 
 
 def test_a_tracker_without_its_package_is_an_error_of_the_config(monkeypatch: pytest.MonkeyPatch) -> None:

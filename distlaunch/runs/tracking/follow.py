@@ -1,4 +1,7 @@
-"""Follows a run's events and sends their values to a tracker: `python -m distlaunch.runs.tracking.follow NAME RUN`.
+"""Follows a run's events and sends their values to a tracker.
+
+`python -m distlaunch.runs.tracking.follow NAME RUN [--unless-busy]` ends with a code of `Outcome`. With `--unless-busy`
+it does not wait for another process that sends the run to the tracker.
 
 This separate process reads the events from the disk. So a tracker that is slow, fails or cannot be reached never delays
 or fails the run, and values that were not sent can be sent later. The process ends when its standard input ends.
@@ -25,7 +28,7 @@ from distlaunch.config.run import TrackerName
 from distlaunch.runs.bottleneck import resources
 from distlaunch.runs.report import KILLED
 from distlaunch.runs.settings import read_settings
-from distlaunch.runs.tracking.outcome import Outcome
+from distlaunch.runs.tracking.outcome import UNLESS_BUSY, Outcome
 from distlaunch.runs.tracking.record import Stored, StoredRecord
 from distlaunch.runs.tracking.trackers import Row, Tracker, open_tracker, target_of
 
@@ -154,11 +157,14 @@ def _config_of(run: RunDir) -> dict[str, Any]:
 
 
 def main() -> None:
-    name, run = cast("TrackerName", sys.argv[1]), RunDir(sys.argv[2])
+    name, run, waits = cast("TrackerName", sys.argv[1]), RunDir(sys.argv[2]), UNLESS_BUSY not in sys.argv
     yield_to_training()
     with (run.path / "tracking" / f"{name}.lock").open("wb") as file:
         # the process of a launcher that was killed may still be sending
-        lock(file.fileno(), fcntl.LOCK_EX)
+        try:
+            lock(file.fileno(), fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        except BlockingIOError:
+            sys.exit(Outcome.BUSY)
         follower = Follower(name, run)
         # standard input ends with the launcher, whatever ends it
         pause_s = _SHORTEST_PAUSE_S
