@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from distlaunch.base.events import StepsDone
+from distlaunch.base.events import StepsDone, TaskFailed
 from distlaunch.base.git import describe_code
 from distlaunch.base.report_page import write_page_in_child
 from distlaunch.base.run_dir import RunDir
@@ -48,6 +48,14 @@ def test_curves_are_those_of_the_events(run: RunDir) -> None:
     assert data["parameters"] == 4321
     failed, _ = data["attempts"]
     assert (failed["culprit"], failed["lines"]) == ("worker:1", ["the last words"])
+
+
+def test_an_attempt_that_fails_before_training_keeps_the_speed_of_earlier_ones(run: RunDir) -> None:
+    before = data_of(page(run))["speed"]
+    lost = TaskFailed(failed_task="worker:0", host="box", reason="ImportError", log="")
+    record(run.events, 2, "worker:0", lost)
+    run.write_json(run.attempt_plan(2), {"mode": "train"})
+    assert data_of(page(run))["speed"] == before
 
 
 def test_no_text_of_a_run_ends_the_script(run: RunDir) -> None:

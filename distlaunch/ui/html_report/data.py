@@ -181,7 +181,9 @@ def _speed(run: RunDir, report: RunReport, events: Sequence[Event]) -> dict[str,
     curves: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for number in [attempt.attempt for attempt in report.attempts if attempt.is_run]:
         of_attempt = [event for event in events if event.attempt == number]
-        started = next((event.first_step for event in of_attempt if isinstance(event, TrainingStarted)), 0)
+        started = next((event.first_step for event in of_attempt if isinstance(event, TrainingStarted)), None)
+        if started is None:
+            continue  # the attempt trained nothing, so it replaces no steps of earlier attempts
         found: dict[str, list[StepsTimed]] = {}
         # the run's file has the times of the chief, and other tasks have files of their own
         others = [event for files in run.tasks(number).values() for event in read_events_of(files.events, StepsTimed)]
