@@ -106,6 +106,19 @@ def test_a_config_shows_what_differs_from_the_defaults(run: RunDir, tmp_path: Pa
     assert lines["seed: 0"] is False
 
 
+@pytest.mark.parametrize(
+    ("text", "differing"),
+    [
+        ("data: {function: mine.py:data}\nstrategy: {kind: jax, mesh: {batch: 2}, layout: auto}\n", {"layout: auto"}),
+        ("data: {tfds: {name: mnist, data_dir: /data}}\n", {"data_dir: /data"}),
+    ],
+)
+def test_values_that_a_section_requires_do_not_differ(run: RunDir, text: str, differing: set[str]) -> None:
+    run.config.write_text(f"model: {{function: mine.py:model}}\n{text}")
+    lines = data_of(page(run))["config"]
+    assert {line["text"].strip() for line in lines if line["differs"]} == differing
+
+
 def test_a_run_that_failed_at_once_has_a_page(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "runs" / "early")
     run.path.mkdir(parents=True)

@@ -25,6 +25,7 @@ from distlaunch.base.events import (
 from distlaunch.base.plain_types import is_dict
 from distlaunch.base.regular_files import open_regular, read_json
 from distlaunch.base.run_dir import RunDir
+from distlaunch.config.base import Section
 from distlaunch.config.read.load import load_resolved
 from distlaunch.config.run import RunConfig
 from distlaunch.runs.bottleneck import resources
@@ -258,14 +259,20 @@ def _config(run: RunDir) -> list[dict[str, Any]]:
 
 def _defaults(config: RunConfig) -> dict[str, Any]:
     """Return the values of a config with the same model, data and strategy, in which all else has its default."""
+    data = config.data
     required: dict[str, Any] = {
-        "model": {"function": config.model.function},
-        "data": {name: value for name in ("name", "function") if (value := getattr(config.data, name, None))},
-        "strategy": {"kind": config.strategy.kind},
+        "model": _required(config.model),
+        "data": {"function": data.function, "tfds": None if data.tfds is None else _required(data.tfds)},
+        "strategy": _required(config.strategy),
     }
     with contextlib.suppress(ValueError):
         return RunConfig.model_validate(required).to_public()
     return {}
+
+
+def _required(section: Section) -> dict[str, Any]:
+    """Return the values of a section that have no default."""
+    return {name: getattr(section, name) for name, each in type(section).model_fields.items() if each.is_required()}
 
 
 def _lines(value: Mapping[str, Any], default: Mapping[str, Any], depth: int) -> Iterable[tuple[str, bool]]:
