@@ -299,6 +299,15 @@ class RunDir:
         path = self.checkpoints / Path(written).name
         return path if path.exists() else None
 
+    def kept_export(self, written: str) -> Path | None:
+        """Return the current path of an export, or None if it was deleted.
+
+        Args:
+            written: the path at which it was written. The run may have been moved since.
+        """
+        path = self.export / Path(written).name
+        return path if path.exists() else None
+
     def checkpoint_steps(self) -> list[int]:
         """Return the steps of the checkpoints, oldest first."""
         return steps_of(self.checkpoints)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from distlaunch.base.events import (
     ExampleSkipped,
     NumbersChecked,
     StepsTimed,
+    TaskFailed,
     TaskStarted,
     TrainingStarted,
 )
@@ -89,6 +91,7 @@ class RunReport:
         best: the checkpoint of the best epoch, which may not be in `checkpoints`.
         evaluator: results of the evaluator task, by step.
         evaluations: results of `distlaunch evaluate`, in order.
+        exports: the paths of the exports that still exist, by format.
         variables: the placement of variables, as in VariablesPlaced.
         mesh: the device mesh, as in VariablesPlaced.
         timed: the step times of each task in the last attempt that was timed.
@@ -188,7 +191,9 @@ def read_report(run: RunDir, job: JobState | None = None, events: Iterable[Event
         best=_best(run, facts, saved),
         evaluator=_sorted_events({event.step: event for event in _evaluator_events(run)}),
         evaluations=tuple(facts.evaluations),
-        exports=facts.exports,
+        exports={
+            kind: str(kept) for kind, path in facts.exports.items() if (kept := run.kept_export(path)) is not None
+        },
         export_failure=facts.export_failure,
         variables=facts.placed.variables if facts.placed else [],
         mesh=facts.placed.mesh if facts.placed else None,
@@ -243,9 +248,18 @@ def attempt_report(run: RunDir, number: int, facts: RunFacts) -> AttemptReport:
         culprit=failure.failed_task if failure else "config" if problems else "",
         host=failure.host if failure else "",
         reason=failure.reason if failure else problems,
-        log=failure.log if failure else "",
+        log=_log(run, number, failure) if failure else "",
         restarts=dict(attempt.restarts),
     )
+
+
+def _log(run: RunDir, number: int, failure: TaskFailed) -> str:
+    """Return the current path of a failed task's log. If it is not in the run, return the path that was recorded."""
+    if not failure.log:
+        return ""
+    # the run may have been moved or copied since
+    kept = run.task(number, failure.failed_task).path / Path(failure.log).name
+    return str(kept) if os.path.exists(kept) else failure.log
 
 
 def newest_training(run: RunDir) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -84,6 +85,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
         for task in ("chief:0", "evaluator:0"):
             run.task(attempt, task).path.mkdir(parents=True)
     (run.checkpoints / "step-00000200").mkdir(parents=True)
+    run.export.mkdir()
+    (run.export / "model.keras").touch()
     log = str(run.task(0, "ps:1").stderr_log)
     record(
         run.events, 0, "chief:0", TaskStarted(host="a", pid=1),
@@ -142,6 +145,19 @@ def test_report_as_json(run: RunDir) -> None:
     assert [each["step"] for each in told["checkpoints"]] == [200]
     assert told["variables"] == VARIABLES
     assert told["bytes_per_task"] == {"ps:0": 201216, "ps:1": 200708}
+
+
+def test_a_moved_run_names_its_files_where_they_are(run: RunDir, tmp_path: Path) -> None:
+    log = run.task(0, "ps:1").stderr_log
+    log.parent.mkdir()
+    log.write_text("the last words\n")
+    moved = RunDir(tmp_path / "elsewhere/job")
+    shutil.copytree(run.path, moved.path)
+    told = json.loads(report(str(moved.path), "--json"))
+    assert told["exports"] == {"keras": str(moved.export / "model.keras")}
+    assert told["attempts"][0]["log"] == str(moved.task(0, "ps:1").stderr_log)
+    (moved.export / "model.keras").unlink()
+    assert json.loads(report(str(moved.path), "--json"))["exports"] == {}
 
 
 def test_the_best_checkpoint_is_marked(run: RunDir) -> None:
