@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from distlaunch.base.events import StepsDone, TrainingStarted
+from distlaunch.base.events import EpochEnded, Event, StepsDone, TrainingStarted
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cli.main import cli
 from distlaunch.ui.html_report.page import page
@@ -160,3 +160,25 @@ def test_a_run_that_diverges_does_not_flatten_the_others(tmp_path: Path, monkeyp
     assert ["loss, validation", '2 values beyond 5 not shown; "show all" or the log scale show them'] in found["notes"]
     assert found["notesOfAll"] == []
     assert ["runs/wild", "20", "4.000e+30"] in dict(found["values"])["loss, validation"]
+
+
+def test_values_that_grow_within_each_epoch_are_shown(tmp_path: Path) -> None:
+    """Counts of 3 epochs, which begin near 0, beside small ones of the validation, and a loss that diverges."""
+    run = RunDir(tmp_path / "job")
+    run.path.mkdir()
+    run.config.write_text("")
+    events: list[Event] = [TrainingStarted(**START, first_epoch=0, first_step=0)]
+    for epoch in range(3):
+        losses = [0.5, 1e9, 1e30]
+        for step in range(1, 11):
+            logs = {"loss": losses[epoch], "tp": 3.0 if step == 1 else 4000.0 * step}
+            at = 10 * epoch + step
+            events.append(StepsDone(epoch=epoch, step=at, step_in_epoch=step, steps=1, seconds=0.1, logs=logs))
+        logs = {"loss": losses[epoch], "tp": 40_000.0, "val_tp": 30.0}
+        events.append(EpochEnded(epoch=epoch, step=10 * epoch + 10, seconds=1.0, logs=logs))
+    times = [timed(1, 1.0, 42.0), timed(2, 1.1, 6_000.0), timed(3, 1.2, 12_000.0)]
+    record(run.events, 0, "worker:0", *events, *times)
+    run.write_json(run.attempt_plan(0), {"mode": "train"})
+    found = look_at(page(run), tmp_path)
+    assert found["errors"] == []
+    assert found["notes"] == [["loss", '22 values beyond 5 not shown; "show all" or the log scale show them']]

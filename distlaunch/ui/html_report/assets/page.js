@@ -100,11 +100,17 @@
   const extremes = (values) => values.reduce(
     ([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
 
+  // the usual size of a curve's values: counts grow from nearly 0 within each epoch, so the first value alone may be tiny
+  function usualSize(y) {
+    const sizes = y.filter((value) => value).map(Math.abs);
+    const sorted = [...sizes].sort((one, other) => one - other);
+    return sizes.length ? Math.max(sizes[0], sorted[Math.floor(sizes.length / 4)]) : Infinity;
+  }
+
   // the size above which values are not shown at first: a run that diverges would flatten all other curves, and its own
-  function cutoff(lines) {
-    const sizes = lines.map((y) => y.filter((value) => value !== null).map(Math.abs));
-    const [, largest] = extremes(sizes.flat());
-    const usual = Math.min(...sizes.map((own) => own.find((size) => size > 0) ?? Infinity));
+  function cutoff(lines, usual) {
+    const [low, high] = extremes(lines.flat().filter((value) => value !== null));
+    const largest = Math.max(-low, high);
     // shares grow from nearly 0 to 1, and percentages to 100
     return largest > 100 && largest > 100 * usual ? 10 * usual : Infinity;
   }
@@ -132,17 +138,21 @@
 
     draw() {
       if (this.plot) this.plot.destroy();
-      const logs = state.log && !this.options.linear;
+      const { linear, comparison } = this.options;
+      const logs = state.log && !linear;
       const tables = this.lines.map(({ curve, smooth, epochs }) => {
         const y = curve.y.map(finite).map((value) => (logs && value !== null && value <= 0 ? null : value));
         return [curve.x.map((step) => place(step, epochs)), smooth ? smoothed(y) : y];
       });
-      const limit = logs || this.whole ? Infinity : cutoff(tables.map(([, y]) => y));
+      const lines = tables.map(([, y]) => y);
+      // the validation of one run may have few rows, and thus much smaller counts
+      const usual = Math.min(...(comparison ? lines : lines.slice(0, 1)).map(usualSize));
+      const limit = logs || linear || this.whole ? Infinity : cutoff(lines, usual);
       const values = tables.flatMap(([, y]) => y).filter((value) => value !== null);
       const shown = values.filter((value) => Math.abs(value) <= limit);
       const left = values.length - shown.length;
       this.note.textContent = left
-        ? `${left === 1 ? "1 value" : `${left} values`} beyond ${number(limit)} not shown; "show all"${this.options.linear ? " shows" : " or the log scale show"} them` : "";
+        ? `${left === 1 ? "1 value" : `${left} values`} beyond ${number(limit)} not shown; "show all" or the log scale show them` : "";
       const [bottom, top] = extremes(shown);
       // called with the extremes of what is in view, also after zooming
       const range = (_, low, high) => low === null || low > top || high < bottom ? [low, high]
@@ -229,7 +239,7 @@
     curves(names.flatMap((name) => ["epochs", "validation"].flatMap((kind) => {
       const lines = data.runs.map((run, at) => ({ run, at })).filter(({ run }) => run.curves[name]?.[kind]).map(
         ({ run, at }) => ({ label: run.name, curve: run.curves[name][kind], epochs: run.epochs, color: hue(at), smooth: true }));
-      return lines.length ? [new Chart(kind === "epochs" ? name : `${name}, validation`, lines)] : [];
+      return lines.length ? [new Chart(kind === "epochs" ? name : `${name}, validation`, lines, { comparison: true })] : [];
     })));
     section("shared", "The same in all runs", data.shared.length && table(["setting", "value"], data.shared));
   }
