@@ -39,6 +39,10 @@ _STEPS_DONE = re.compile(
 _BEGINNINGS = (b'{"event":"AttemptStarted"', b'{"event":"TaskStarted"')
 _OF_OUTLINE = ("TrainingStarted", "NumbersChecked", "EpochEnded", "RunEnded")
 _OUTLINE = (*_BEGINNINGS, *(b'{"event":"%b"' % name.encode() for name in _OF_OUTLINE))
+_STEPS_TIMED = b'{"event":"StepsTimed"'
+_REPORTS: tuple[bytes, ...] = (b'{"event":"StepsDone"', _STEPS_TIMED)
+MAX_REPORTS = 10_000
+"""Number of StepsDone events, and of StepsTimed events, above which `read_sample` returns a sample."""
 _VARIABLES = b'{"event":"VariablesPlaced"'
 
 
@@ -119,9 +123,49 @@ def read_events(path: Path) -> list[Event]:
     return list(EventReader(path).read())
 
 
+def read_sample(path: Path) -> list[Event]:
+    """Return the events of a file, oldest first; of many StepsDone or StepsTimed events, only a sample.
+
+    A run of days has a million of these two, and parsing them takes a minute. If there are more than `MAX_REPORTS` of
+    one kind, every second, third, ... is returned, so that at most `MAX_REPORTS` are left. The last one before each
+    event of another kind is returned in any case, since it has the newest values.
+    """
+    kept: list[tuple[int, bytes]] = []
+    waiting: dict[bytes, tuple[int, bytes]] = {}  # the newest line of each kind that is not kept so far
+    seen = dict.fromkeys(_REPORTS, 0)
+    try:
+        intervals = {mark: -(-number // MAX_REPORTS) for mark, number in _count(path, _REPORTS).items()}
+        with open_regular(path) as file:
+            for number, (line, _) in enumerate(_lines(file)):
+                if mark := next((mark for mark in _REPORTS if line.startswith(mark)), None):
+                    seen[mark] += 1
+                    waiting[mark] = number, line
+                    if intervals[mark] <= 1 or seen[mark] % intervals[mark] == 0:
+                        kept.append(waiting.pop(mark))
+                else:
+                    kept += [*waiting.values(), (number, line)]
+                    waiting.clear()
+    except OSError:
+        return []
+    return list(parse_events(b"\n".join(line for _, line in sorted([*kept, *waiting.values()]))))
+
+
+def _count(path: Path, marks: Sequence[bytes]) -> dict[bytes, int]:
+    """Return how often each of these texts is in a file, except where two parts that are read meet."""
+    found = dict.fromkeys(marks, 0)
+    with open_regular(path) as file:
+        while data := file.read(READ_BYTES):
+            for mark in marks:
+                found[mark] += data.count(mark)
+    return found
+
+
 def read_all_events(run: RunDir) -> list[Event]:
-    """Return all events of a run by time, including those of evaluations, predictions and exports."""
-    return _in_order([read_events(path) for path in run.event_files()])
+    """Return the events of a run by time, including those of evaluations, predictions and exports.
+
+    Of each file, they are those of `read_sample`.
+    """
+    return _in_order([read_sample(path) for path in run.event_files()])
 
 
 def read_all_events_of(run: RunDir, *kinds: type[Event]) -> list[Event]:
@@ -149,12 +193,14 @@ def read_times(path: Path) -> list[Event]:
     """Return the events of a file, oldest first, without details that do not matter for times.
 
     Most lines of a long run are StepsDone events. A series of them is returned as two events: the first, and one that
-    combines all others. Their `logs` are empty, because reading them takes ten times as long. Large descriptions of
-    variables are left out.
+    combines all others. Their `logs` are empty, because reading them takes ten times as long. Of StepsTimed events
+    within such a series, only the last is returned. Large descriptions of variables are left out.
     """
     events: list[Event] = []
     # the steps, the seconds and the last line of StepsDone events that were not added yet
     steps, seconds, last, in_row = 0, 0.0, None, 0
+    timed = b""  # the last line of StepsTimed events that were not added yet
+    timed_is_newest = False
 
     def add_steps() -> None:
         nonlocal steps, seconds, last
@@ -168,21 +214,34 @@ def read_times(path: Path) -> list[Event]:
             )  # fmt: skip
         steps, seconds, last = 0, 0.0, None
 
+    def end_series() -> None:
+        nonlocal timed, in_row
+        if not timed_is_newest:
+            events.extend(parse_events(timed))
+        add_steps()
+        if timed_is_newest:
+            events.extend(parse_events(timed))
+        timed, in_row = b"", 0
+
     try:
         with open_regular(path) as file:
             for line, _ in _lines(file, partial=True):
                 match = _STEPS_DONE.match(line) if line.endswith(b"}}") else None
                 if match:
-                    if in_row == 1 or (last is not None and last[2] != match[2]):
+                    if last is not None and last[2] != match[2]:
+                        end_series()
+                    elif in_row == 1:
                         add_steps()
                     steps, seconds, last, in_row = steps + int(match[7]), seconds + float(match[8]), match, in_row + 1
+                    timed_is_newest = False
+                elif line.startswith(_STEPS_TIMED):
+                    timed, timed_is_newest = line, True
                 elif not line.startswith(_VARIABLES):
-                    add_steps()
-                    in_row = 0
+                    end_series()
                     events += parse_events(line)
     except OSError:
         return []
-    add_steps()
+    end_series()
     return events
 
 

@@ -166,7 +166,7 @@ def read_report(run: RunDir, job: JobState | None = None, events: Iterable[Event
 
     Args:
         job: the state of its submitted job; None if there is no job or its state is unknown.
-        events: all events of the run; None to read them.
+        events: the events of the run, as `read_all_events` returns them; None to read them.
     """
     facts = RunFacts.of(read_all_events(run) if events is None else events)
     timed = step_times(run, facts)

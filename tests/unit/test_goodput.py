@@ -161,6 +161,20 @@ def test_quick_reading_joins_steps_in_a_row(tmp_path: Path) -> None:
     assert read_times(tmp_path / "none") == read_outline(tmp_path / "none") == []
 
 
+def test_quick_reading_has_the_last_times_of_steps_in_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    rows = history(
+        0, (1.0, start()), (2.0, steps(1, 0.5, num=1)), (2.5, timed(1, 0.5)), (3.0, steps(2, 0.5, num=1)),
+        (3.5, timed(2, 1.0)), (4.0, steps(3, 0.5, num=1)), (5.0, epoch(0, 3)), (6.0, steps(4, 0.5, num=1)),
+        (6.5, timed(4, 2.0)),
+    )  # fmt: skip
+    rows = [dataclasses.replace(event, task="worker:0") for event in rows]
+    path.write_text("".join(event.to_json() + "\n" for event in rows))
+    found = read_times(path)
+    assert [event.time for event in found] == [1.0, 2.0, 3.5, 4.0, 5.0, 6.0, 6.5]
+    assert seconds_of(found) == seconds_of(rows)
+
+
 def test_the_outline_has_the_starts_and_ends_of_attempts(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     first = history(0, (1.0, AttemptStarted(waited_s=0.0)), (2.0, UP), (3.0, start()), (4.0, steps(1, 1.0, num=1)))

@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from distlaunch.base.events import StepsDone, TaskFailed
+from distlaunch.base import event_files
+from distlaunch.base.events import Event, StepsDone, TaskFailed
 from distlaunch.base.git import describe_code
 from distlaunch.base.report_page import write_page_in_child
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cli.main import cli
 from distlaunch.ui.html_report.data import MAX_POINTS, thinned
 from distlaunch.ui.html_report.page import page
-from tests.recorded_run import data_of, ended, make_run, record
+from tests.recorded_run import data_of, done, ended, make_run, record, timed
 
 
 @pytest.fixture
@@ -81,6 +82,32 @@ def test_a_long_run_has_a_small_page(run: RunDir) -> None:
     loss = data_of(text)["curves"]["loss"]["steps"]
     assert len(loss["x"]) <= MAX_POINTS
     assert loss["x"][-1] == 200_000
+
+
+def test_a_page_parses_a_sample_of_very_many_reports(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    parse = Event.from_json
+
+    def count(line: str) -> Event:
+        parsed.append(line)
+        return parse(line)
+
+    monkeypatch.setattr(Event, "from_json", count)
+    monkeypatch.setattr(event_files, "MAX_REPORTS", 50)
+    before = data_of(page(run))
+    num_before = len(parsed)
+    reports: list[Event] = []
+    for step in range(31, 1_042):
+        reports += [done(step, 1 / step), timed(step, step / 10, 64.0 * step)]
+    record(run.events, 1, "worker:0", *reports)
+    record(run.task(1, "worker:1").events, 1, "worker:1", *(timed(step, 0.1 * step, 1.0) for step in range(1, 1_000)))
+    data = data_of(page(run))
+    assert len(parsed) < 2 * num_before + 250
+    loss = data["curves"]["loss"]
+    assert loss["epochs"] == before["curves"]["loss"]["epochs"]
+    assert (loss["steps"]["x"][-1], loss["steps"]["y"][-1]) == (1_041, float(f"{1 / 1_041:.6g}"))
+    assert 50 < len(loss["steps"]["x"]) < 100
+    assert data["speed"]["worker:0"]["step_ms"]["y"][-1] == pytest.approx(100)
 
 
 def test_thinned_curves_keep_extremes_and_the_end() -> None:

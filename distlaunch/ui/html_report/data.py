@@ -12,7 +12,7 @@ import yaml
 
 import distlaunch
 from distlaunch.base.errors import ConfigError
-from distlaunch.base.event_files import read_events_of
+from distlaunch.base.event_files import read_events_of, read_sample
 from distlaunch.base.events import (
     EpochEnded,
     Evaluated,
@@ -53,7 +53,7 @@ def page_data(run: RunDir, report: RunReport, events: Sequence[Event]) -> dict[s
     the run began; `epochs` has the step at which each epoch ended.
 
     Args:
-        events: all events of the run.
+        events: the events of the run, as `read_all_events` returns them.
     """
     history = _History()
     for event in events:
@@ -177,18 +177,24 @@ def _speed(run: RunDir, report: RunReport, events: Sequence[Event]) -> dict[str,
     """Return curves of each task that computes steps, from the differences of its reports.
 
     Args:
-        events: all events of the run.
+        events: the events of the run, as `read_all_events` returns them.
     """
+    starts: dict[int, int] = {}
+    times: dict[int, list[StepsTimed]] = {}
+    for event in events:
+        if isinstance(event, TrainingStarted):
+            starts.setdefault(event.attempt, event.first_step)
+        elif isinstance(event, StepsTimed):
+            times.setdefault(event.attempt, []).append(event)
     curves: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for number in [attempt.attempt for attempt in report.attempts if attempt.is_run]:
-        of_attempt = [event for event in events if event.attempt == number]
-        started = next((event.first_step for event in of_attempt if isinstance(event, TrainingStarted)), None)
+        started = starts.get(number)
         if started is None:
             continue  # the attempt trained nothing, so it replaces no steps of earlier attempts
         found: dict[str, list[StepsTimed]] = {}
         # the run's file has the times of the chief, and other tasks have files of their own
-        others = [event for files in run.tasks(number).values() for event in read_events_of(files.events, StepsTimed)]
-        for event in (*of_attempt, *others):
+        others = [event for files in run.tasks(number).values() for event in read_sample(files.events)]
+        for event in (*times.get(number, ()), *others):
             if isinstance(event, StepsTimed):
                 found.setdefault(event.task, []).append(event)
         for points in (points for own in curves.values() for points in own.values()):

@@ -29,7 +29,7 @@ def write_page(run: RunDir, file: Path) -> None:
 
 def page(run: RunDir) -> str:
     """Return the page of a run as HTML."""
-    events = read_all_events(run)  # once, since a run of a day has hundreds of thousands
+    events = read_all_events(run)  # once, since it takes seconds for a run of days
     report = read_report(run, events=events)
     return document(report.name, page_data(run, report, events))
 
