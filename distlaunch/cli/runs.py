@@ -92,7 +92,7 @@ def command(
         console = JobConsole()
         if not console.writes_to_terminal:
             raise UsageError("--follow needs a terminal; `distlaunch runs --json` prints the state once")
-        follow_runs(console, lambda: listed()[0], sort)
+        follow_runs(console, lambda: listed()[0], sort, reverse=reverse)
     runs, unreadable = listed()
     if unreadable:
         echo(f"permission denied: {', '.join(unreadable)}", err=True)

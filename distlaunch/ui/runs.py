@@ -44,30 +44,37 @@ def print_runs(console: JobConsole, runs: Sequence[KnownRun], sorted_by: str | N
         console.print(Text(left_out, style="dim"), highlight=False)
 
 
-def follow_runs(console: JobConsole, list_runs: Callable[[], list[KnownRun]], sorted_by: str | None = None) -> NoReturn:
+def follow_runs(
+    console: JobConsole,
+    list_runs: Callable[[], list[KnownRun]],
+    sorted_by: str | None = None,
+    *,
+    reverse: bool = False,
+) -> NoReturn:
     """Show the runs as a live table, until Ctrl-C raises KeyboardInterrupt.
 
     Args:
         list_runs: returns the runs now.
         sorted_by: see `print_runs`.
+        reverse: whether the runs are in reverse order. If `sorted_by` is None, the newest run then comes first.
     """
     with Live(console=console, auto_refresh=False) as live:
         while True:
             began = time.monotonic()
             runs = list_runs()
-            live.update(_live_table(console, runs, sorted_by), refresh=True)
+            live.update(_live_table(console, runs, sorted_by, reverse=reverse), refresh=True)
             time.sleep(max(_INTERVAL_S, 9 * (time.monotonic() - began)))
 
 
-def _live_table(console: JobConsole, runs: Sequence[KnownRun], sorted_by: str | None) -> Text:
-    """Return the table, cut to the height of the terminal; without a given order, the newest runs stay."""
+def _live_table(console: JobConsole, runs: Sequence[KnownRun], sorted_by: str | None, *, reverse: bool) -> Text:
+    """Return the table, cut to the height of the terminal: the first runs of a given order, or the newest ones."""
     if not runs:
         return Text("no runs yet", style="dim")
     lines, _ = _lines(console, runs, sorted_by)
     head, rows = lines[0], lines[1:]
     if len(rows) > (most := max(1, console.height - 3)):
         more = Text(f"... and {count(len(rows) - most, 'other run')}", style="dim")
-        rows = [more, *rows[-most:]] if sorted_by is None else [*rows[:most], more]
+        rows = [more, *rows[-most:]] if sorted_by is None and not reverse else [*rows[:most], more]
     return Text("\n", no_wrap=True, overflow="crop").join([head, *rows])
 
 

@@ -165,6 +165,21 @@ def test_a_live_table_until_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "runs/new-2" in last
 
 
+@pytest.mark.parametrize("order", [(), ("--reverse",)])
+def test_a_low_live_table_shows_the_newest_runs(order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    file = Terminal()
+    console = JobConsole(file=file, width=100, height=4, color_system=None, force_terminal=True)
+    monkeypatch.setattr("distlaunch.ui.console.JobConsole", lambda: console)
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", interrupt)
+    runs("-f", *order)
+    assert "runs/lr-high" in file.getvalue()
+    assert "... and 2 other runs" in file.getvalue()
+
+
 def test_following_needs_a_terminal() -> None:
     with pytest.raises(UsageError, match="--follow needs a terminal"):
         runs("-f")
