@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import math
 import os
@@ -14,14 +15,14 @@ import pytest
 from click.testing import CliRunner
 
 from distlaunch.base import event_files
-from distlaunch.base.events import Event, StepsDone, TaskFailed
+from distlaunch.base.events import Event, StepsDone, TaskFailed, TrainingStarted
 from distlaunch.base.git import describe_code
 from distlaunch.base.report_page import write_page_in_child
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cli.main import cli
 from distlaunch.ui.html_report.data import MAX_POINTS, thinned
 from distlaunch.ui.html_report.page import page
-from tests.recorded_run import data_of, done, ended, make_run, record, timed
+from tests.recorded_run import START, data_of, done, ended, make_run, record, timed
 
 
 @pytest.fixture
@@ -57,6 +58,25 @@ def test_an_attempt_that_fails_before_training_keeps_the_speed_of_earlier_ones(r
     record(run.events, 2, "worker:0", lost)
     run.write_json(run.attempt_plan(2), {"mode": "train"})
     assert data_of(page(run))["speed"] == before
+
+
+def test_times_of_workers_of_servers_are_at_the_steps_of_the_run(tmp_path: Path) -> None:
+    """Two workers make the steps of a run; one is restarted after the 4th second, and counts from 0 again."""
+    run = RunDir(tmp_path / "servers")
+
+    def write(path: Path, task: str, *events: tuple[float, Event]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [dataclasses.replace(event, time=at, task=task, format_version=2).to_json() for at, event in events]
+        path.write_text("".join(line + "\n" for line in lines))
+
+    start = TrainingStarted(**{**START, "strategy": "parameter_server"}, first_epoch=2, first_step=1_000)
+    write(run.events, "chief:0", (0.0, start), *((float(at), done(1_000 + 20 * at, 0.5)) for at in range(1, 8)))
+    steps = {1: 10, 2: 20, 4: 40, 5: 5, 7: 25}
+    times = [(at + 0.5, timed(number, number / 10, 64.0 * number)) for at, number in steps.items()]
+    write(run.task(0, "worker:0").events, "worker:0", (0.5, timed(1, 0.1, 64.0)), *times)
+    run.write_json(run.attempt_plan(0), {"mode": "train"})
+    step_ms = data_of(page(run))["speed"]["worker:0"]["step_ms"]
+    assert step_ms == {"x": [1_000, 1_020, 1_040, 1_080, 1_100, 1_140], "y": [100.0] * 6}
 
 
 def test_no_text_of_a_run_ends_the_script(run: RunDir) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +29,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.config.base import Section
 from distlaunch.config.read.load import load_resolved
 from distlaunch.config.run import RunConfig
+from distlaunch.config.strategies import MODELS
 from distlaunch.runs.bottleneck import resources
 from distlaunch.runs.paths import display_path
 from distlaunch.runs.report import AttemptReport, RunReport
@@ -181,11 +183,16 @@ def _speed(run: RunDir, report: RunReport, events: Sequence[Event]) -> dict[str,
     """
     starts: dict[int, int] = {}
     times: dict[int, list[StepsTimed]] = {}
+    progress: dict[int, list[StepsDone]] = {}
     for event in events:
         if isinstance(event, TrainingStarted):
             starts.setdefault(event.attempt, event.first_step)
         elif isinstance(event, StepsTimed):
             times.setdefault(event.attempt, []).append(event)
+        elif isinstance(event, StepsDone):
+            progress.setdefault(event.attempt, []).append(event)
+    strategy = MODELS.get(report.strategy)
+    counts_own_steps = strategy is not None and strategy.has_coordinator
     curves: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for number in [attempt.attempt for attempt in report.attempts if attempt.is_run]:
         started = starts.get(number)
@@ -200,20 +207,46 @@ def _speed(run: RunDir, report: RunReport, events: Sequence[Event]) -> dict[str,
         for points in (points for own in curves.values() for points in own.values()):
             _forget_after(points, started)
         for task, reports in found.items():
-            _add_speed(curves.setdefault(task, {}), started, reports)
+            if counts_own_steps:
+                steps = _steps_at(reports, started, progress.get(number, ()))
+            else:
+                steps = [started + event.steps for event in reports]
+            _add_speed(curves.setdefault(task, {}), steps, reports)
     return {task: {name: _curve(points) for name, points in own.items()} for task, own in sorted(curves.items())}
 
 
-def _add_speed(curves: dict[str, list[tuple[float, float]]], first_step: int, events: Sequence[StepsTimed]) -> None:
+def _steps_at(events: Sequence[Event], first_step: int, progress: Sequence[StepsDone]) -> list[int]:
+    """Return the step of the run at the time of each event.
+
+    Args:
+        first_step: the step with which the attempt began.
+        progress: reports of the chief in this attempt, by time.
+    """
+    times = [each.time for each in progress]
+    numbers = [bisect.bisect_right(times, event.time) for event in events]
+    return [progress[number - 1].step if number else first_step for number in numbers]
+
+
+def _add_speed(
+    curves: dict[str, list[tuple[float, float]]], steps_of_run: Sequence[int], events: Sequence[StepsTimed]
+) -> None:
+    """Add points of one task in one attempt.
+
+    Args:
+        curves: the points of the task, by the name of the value.
+        steps_of_run: the step of the run at each of the events.
+        events: the reports of the task.
+    """
     before: StepsTimed | None = None
-    for event in events:
+    for x, event in zip(steps_of_run, events, strict=True):
+        if before is not None and event.steps < before.steps:
+            before = None  # the task was restarted alone, and its sums began at 0 again
         steps = event.steps - (before.steps if before else 0)
         seconds = event.seconds - (before.seconds if before else 0.0)
         if steps > 0 and seconds > 0:
             examples = event.examples - (before.examples if before else 0.0)
             waited = event.input_s - (before.input_s if before else 0.0)
             cpu = event.cpu_s - (before.cpu_s if before else 0.0)
-            x = first_step + event.steps
             values = {
                 "step_ms": 1e3 * seconds / steps, "examples_per_s": examples / seconds,
                 "input_percent": 100 * waited / seconds, "cores": cpu / seconds,
