@@ -141,6 +141,16 @@ def test_thinned_curves_keep_extremes_and_the_end() -> None:
     assert thinned(points[:300], 300) == points[:300]
 
 
+def test_thinned_curves_keep_extremes_beside_nan() -> None:
+    points = [(float(at), 1.0) for at in range(1_000)]
+    points[0], points[500] = (0.0, math.nan), (500.0, math.nan)
+    points[2], points[501] = (2.0, 1e6), (501.0, -1e6)
+    points[990:] = [(float(at), math.nan) for at in range(990, 1_000)]
+    kept = thinned(points, 30)
+    assert {points[2], points[501]} <= {*kept}
+    assert kept[-1] is points[-1]
+
+
 def test_a_config_shows_what_differs_from_the_defaults(run: RunDir, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def model(): ...\ndef data(): ...\n")
     run.config.write_text(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -165,8 +166,9 @@ def thinned(points: Sequence[tuple[float, float]], most: int) -> list[tuple[floa
     kept: dict[int, None] = {}
     for start in range(0, len(points), size):
         group = range(start, min(start + size, len(points)))
-        # NaN compares as neither smaller nor larger
-        extremes = min(group, key=lambda at: points[at][1]), max(group, key=lambda at: points[at][1])
+        # NaN compares as neither smaller nor larger, so it would hide the extremes after it
+        numbers = [at for at in group if not math.isnan(points[at][1])] or group
+        extremes = min(numbers, key=lambda at: points[at][1]), max(numbers, key=lambda at: points[at][1])
         kept.update(dict.fromkeys(sorted({*extremes, group[-1]})))
     return [points[at] for at in kept]
 
