@@ -17,7 +17,7 @@ from distlaunch.base.events import EpochEnded, Event, StepsDone, TrainingStarted
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cli.main import cli
 from distlaunch.ui.html_report.page import page
-from tests.recorded_run import START, make_run, record, timed
+from tests.recorded_run import START, done, make_run, record, timed
 from tests.unit.written_runs import write_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -27,15 +27,27 @@ PROBE = """
 <script>
 const errors = [];
 addEventListener("error", (event) => errors.push(String(event.message)));
+const texts = [];
+const fillText = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, ...where) {
+  texts.push(text);
+  fillText.call(this, text, ...where);
+};
 addEventListener("load", () => {
   const found = { charts: document.querySelectorAll(".chart canvas").length };
   found.tools = [...document.querySelectorAll(".tools button")].map((each) => each.textContent);
   const notes = () => [...document.querySelectorAll(".chart")].map(
     (chart) => [chart.getAttribute("aria-label"), chart.querySelector(".note").textContent]).filter(([, text]) => text);
   found.notes = notes();
+  const press = (key) => document.dispatchEvent(new KeyboardEvent("keydown", { key }));
+  found.colors = [...document.querySelectorAll(".u-legend .u-marker")].map((each) => each.style.border);
+  found.ticks = [...new Set(texts)];
+  press("l");
+  found.notesOfLog = notes();
+  press("l");
   for (const each of document.querySelectorAll(".chart .head button")) each.click();
   found.notesOfAll = notes();
-  for (const key of ["e", "l", "d", "e", "l"]) document.dispatchEvent(new KeyboardEvent("keydown", { key }));
+  for (const key of ["e", "l", "d", "e", "l"]) press(key);
   const slider = document.querySelector("input[type=range]");
   if (slider) { slider.value = "0.9"; slider.dispatchEvent(new Event("input")); }
   for (const each of document.querySelectorAll("details")) each.open = true;
@@ -182,3 +194,46 @@ def test_values_that_grow_within_each_epoch_are_shown(tmp_path: Path) -> None:
     found = look_at(page(run), tmp_path)
     assert found["errors"] == []
     assert found["notes"] == [["loss", '22 values beyond 5 not shown; "show all" or the log scale show them']]
+
+
+def test_ticks_have_the_digits_in_which_they_differ(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "job")
+    run.path.mkdir()
+    run.config.write_text("")
+    start = TrainingStarted(**START, first_epoch=0, first_step=0)
+    losses = [0.693_140 + 1e-6 * number for number in range(10)]
+    record(run.events, 0, "worker:0", start, *(done(step, loss) for step, loss in enumerate(losses, 1)))
+    found = look_at(page(run), tmp_path)
+    assert found["errors"] == []
+    labels = [text for text in found["ticks"] if text.startswith("0.6931")]
+    assert len(labels) >= 4
+    assert all(0.693_138 < float(text) < 0.693_152 for text in labels)
+
+
+def test_a_log_scale_says_what_it_cannot_show(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "job")
+    run.path.mkdir()
+    run.config.write_text("")
+    start = TrainingStarted(**START, first_epoch=0, first_step=0)
+    logs = [{"loss": 0.5 - 0.2 * number, "score": -1.0 - number} for number in range(4)]
+    steps = [
+        StepsDone(epoch=0, step=at, step_in_epoch=at, steps=1, seconds=0.1, logs=each) for at, each in enumerate(logs)
+    ]
+    record(run.events, 0, "worker:0", start, *steps)
+    found = look_at(page(run), tmp_path)
+    assert (found["errors"], found["notes"]) == ([], [])
+    assert found["notesOfLog"] == [
+        ["loss", "1 value of 0 or less not shown: a log scale has none"],
+        ["score", "4 values of 0 or less not shown: a log scale has none"],
+    ]
+
+
+def test_many_runs_look_different(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(40):
+        write_run(f"run-{number}", {"seed": number}, [0.5, 0.4])
+    assert CliRunner().invoke(cli, ["compare", "--html", "all.html"]).exit_code == 0
+    found = look_at((tmp_path / "all.html").read_text(), tmp_path)
+    assert found["errors"] == []
+    looks = [look for look in found["colors"] if look]
+    assert len({*looks}) >= 40

@@ -19,12 +19,19 @@
   // numbers that JSON does not have are the strings nan, inf and -inf
   const finite = (value) => (typeof value === "number" && Number.isFinite(value) ? value : null);
 
-  function number(value) {
+  function number(value, digits = 5) {
     if (value === null || value === undefined) return "";
     if (typeof value !== "number") return String(value);
     if (Number.isInteger(value) && Math.abs(value) < 1e15) return value.toLocaleString("en-US");
     const size = Math.abs(value);
-    return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(3) : String(+value.toPrecision(5));
+    return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(digits - 2)
+      : String(+value.toPrecision(Math.max(digits, Math.floor(size).toString().length)));
+  }
+
+  // a tick of an axis with at least the digits in which it differs from the next one
+  function tickLabel(tick, step) {
+    const digits = tick ? Math.ceil(Math.log10(Math.abs(tick) / step)) + 2 : 0;
+    return number(tick, Math.min(Math.max(digits, 5), 15));
   }
 
   const looksLikeNumber = /^-?[\d,.]+( \(\d+\)| ?%| ms| s)?$/;
@@ -115,6 +122,8 @@
     return largest > 100 && largest > 100 * usual ? 10 * usual : Infinity;
   }
 
+  const borderStyle = (dash) => (!dash ? "solid" : dash[0] > 4 ? "dashed" : "dotted");
+
   class Chart {
     constructor(title, lines, options = {}) {
       [this.title, this.lines, this.options] = [title, lines, options];
@@ -140,8 +149,11 @@
       if (this.plot) this.plot.destroy();
       const { linear, comparison } = this.options;
       const logs = state.log && !linear;
+      let dropped = 0;  // the number of values that a log scale cannot show
       const tables = this.lines.map(({ curve, smooth, epochs }) => {
-        const y = curve.y.map(finite).map((value) => (logs && value !== null && value <= 0 ? null : value));
+        const given = curve.y.map(finite);
+        const y = logs ? given.map((value) => (value > 0 ? value : null)) : given;
+        dropped += given.filter((value, at) => value !== null && y[at] === null).length;
         return [curve.x.map((step) => place(step, epochs)), smooth ? smoothed(y) : y];
       });
       const lines = tables.map(([, y]) => y);
@@ -151,8 +163,9 @@
       const values = tables.flatMap(([, y]) => y).filter((value) => value !== null);
       const shown = values.filter((value) => Math.abs(value) <= limit);
       const left = values.length - shown.length;
-      this.note.textContent = left
-        ? `${left === 1 ? "1 value" : `${left} values`} beyond ${number(limit)} not shown; "show all" or the log scale show them` : "";
+      const counted = (count) => (count === 1 ? "1 value" : `${count} values`);
+      this.note.textContent = left ? `${counted(left)} beyond ${number(limit)} not shown; "show all" or the log scale show them`
+        : dropped ? `${counted(dropped)} of 0 or less not shown: a log scale has none` : "";
       const [bottom, top] = extremes(shown);
       // called with the extremes of what is in view, also after zooming
       const range = (_, low, high) => low === null || low > top || high < bottom ? [low, high]
@@ -162,7 +175,8 @@
       this.plot = new uPlot({
         width, height: 240,
         scales: { x: { time: false }, y: logs ? { distr: 3 } : left ? { range } : {} },
-        axes: [{ ...axis }, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick))) }],
+        axes: [{ ...axis }, { ...axis, size: 64, values: (_chart, ticks, _axis, _space, step) => ticks.map((tick) => (logs || tick === null ? number(tick) : tickLabel(tick, step))) }],
+        legend: { markers: { dash: (_, at) => borderStyle(this.lines[at - 1]?.dash) } },
         series: [
           { label: state.axis, value: (_, x) => number(x) },
           ...this.lines.map((line) => ({
@@ -210,7 +224,12 @@
     element("nav", { id: "contents", "aria-label": "contents" }));
 
   const hues = [210, 25, 140, 280, 50, 330, 180, 0];
-  const hue = (at) => `hsl(${hues[at % hues.length]} 65% ${at < hues.length ? 50 : 35}%)`;
+  const dashes = [null, [8, 4], [2, 3]];
+  // a color and dashes for each of up to 48 curves
+  const look = (at) => ({
+    color: `hsl(${hues[at % hues.length]} 65% ${Math.floor(at / hues.length) % 2 ? 35 : 50}%)`,
+    dash: dashes[Math.floor(at / (2 * hues.length)) % dashes.length],
+  });
 
   // curves with what changes how they are drawn
   function curves(drawn) {
@@ -238,7 +257,7 @@
     const names = [...new Set(data.runs.flatMap((run) => Object.keys(run.curves)))];
     curves(names.flatMap((name) => ["epochs", "validation"].flatMap((kind) => {
       const lines = data.runs.map((run, at) => ({ run, at })).filter(({ run }) => run.curves[name]?.[kind]).map(
-        ({ run, at }) => ({ label: run.name, curve: run.curves[name][kind], epochs: run.epochs, color: hue(at), smooth: true }));
+        ({ run, at }) => ({ label: run.name, curve: run.curves[name][kind], epochs: run.epochs, ...look(at), smooth: true }));
       return lines.length ? [new Chart(kind === "epochs" ? name : `${name}, validation`, lines, { comparison: true })] : [];
     })));
     section("shared", "The same in all runs", data.shared.length && table(["setting", "value"], data.shared));
@@ -264,7 +283,7 @@
     const speed = Object.entries(kinds).map(([kind, title]) => {
       const lines = tasks.filter(([, own]) => own[kind]).map(([task, own]) => {
         const at = tasks.findIndex(([name]) => name === task);
-        return { label: task, curve: own[kind], color: hue(at) };
+        return { label: task, curve: own[kind], ...look(at) };
       });
       return lines.length ? new Chart(title, lines, { linear: true }).frame : null;
     }).filter(Boolean);
