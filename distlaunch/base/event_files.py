@@ -160,7 +160,7 @@ def _count(path: Path, marks: Sequence[bytes]) -> dict[bytes, int]:
     return found
 
 
-def read_all_events(run: RunDir) -> list[Event]:
+def read_run_sample(run: RunDir) -> list[Event]:
     """Return the events of a run by time, including those of evaluations, predictions and exports.
 
     Of each file, they are those of `read_sample`.
@@ -169,7 +169,7 @@ def read_all_events(run: RunDir) -> list[Event]:
 
 
 def read_all_events_of(run: RunDir, *kinds: type[Event]) -> list[Event]:
-    """Return those events of a run that are of the given kinds, in the order of `read_all_events`."""
+    """Return those events of a run that are of the given kinds, in the order of `read_run_sample`."""
     return _in_order([read_events_of(path, *kinds) for path in run.event_files()])
 
 

@@ -14,7 +14,7 @@ from typing import Protocol, cast
 from distlaunch.agent.log_noise import is_noise
 from distlaunch.agent.output import LineSplitter
 from distlaunch.base.errors import UsageError
-from distlaunch.base.event_files import read_all_events
+from distlaunch.base.event_files import read_run_sample
 from distlaunch.base.events import Event, ExportFailed, TaskFailed
 from distlaunch.base.protocol import RUN_MODES
 from distlaunch.base.regular_files import NotRegularError, open_regular, read_json
@@ -142,7 +142,7 @@ class AttemptLogs:
         """Show how the attempt has ended."""
         if self._events is None:
             return
-        report = attempt_report(self._run, self.attempt, RunFacts.of(read_all_events(self._run)))
+        report = attempt_report(self._run, self.attempt, RunFacts.of(read_run_sample(self._run)))
         if report.status == KILLED:
             self._observer.note("the launcher is gone: it was killed, or its machine failed")
         elif report.culprit == "config":

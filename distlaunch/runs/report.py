@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from distlaunch.base.errors import ConfigError
-from distlaunch.base.event_files import read_all_events, read_events, read_events_of, read_tail
+from distlaunch.base.event_files import read_events, read_events_of, read_run_sample, read_tail
 from distlaunch.base.events import (
     CheckpointSaved,
     DataResolved,
@@ -166,9 +166,9 @@ def read_report(run: RunDir, job: JobState | None = None, events: Iterable[Event
 
     Args:
         job: the state of its submitted job; None if there is no job or its state is unknown.
-        events: the events of the run, as `read_all_events` returns them; None to read them.
+        events: the events of the run, as `read_run_sample` returns them; None to read them.
     """
-    facts = RunFacts.of(read_all_events(run) if events is None else events)
+    facts = RunFacts.of(read_run_sample(run) if events is None else events)
     timed = step_times(run, facts)
     attempts = tuple(attempt_report(run, number, facts) for number in run.attempts())
     saved = {

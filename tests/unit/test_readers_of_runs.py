@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("tensorflow")
 
 from distlaunch.base.errors import CheckpointError, RunBusyError
-from distlaunch.base.event_files import EventWriter, read_all_events
+from distlaunch.base.event_files import EventWriter, read_run_sample
 from distlaunch.base.events import Evaluated, RunEnded
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import RunFacts
@@ -74,7 +74,7 @@ def test_reports_have_the_events_of_readers(tmp_path: Path) -> None:
     EventWriter(run.reader_events(1), attempt=1, task="worker:0").write(
         Evaluated(step=4, split="validation", logs={"loss": 2.0})
     )
-    facts = RunFacts.of(read_all_events(run))
+    facts = RunFacts.of(read_run_sample(run))
     assert [event.logs for event in facts.evaluations] == [{"loss": 2.0}]
     assert newest_training(run) == 2
     with run.lock():

@@ -56,7 +56,7 @@ def page_data(run: RunDir, report: RunReport, events: Sequence[Event]) -> dict[s
     the run began; `epochs` has the step at which each epoch ended.
 
     Args:
-        events: the events of the run, as `read_all_events` returns them.
+        events: the events of the run, as `read_run_sample` returns them.
     """
     history = _History()
     for event in events:
@@ -181,7 +181,7 @@ def _speed(run: RunDir, report: RunReport, events: Sequence[Event]) -> dict[str,
     """Return curves of each task that computes steps, from the differences of its reports.
 
     Args:
-        events: the events of the run, as `read_all_events` returns them.
+        events: the events of the run, as `read_run_sample` returns them.
     """
     starts: dict[int, int] = {}
     times: dict[int, list[StepsTimed]] = {}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from distlaunch.base import strict_json
-from distlaunch.base.event_files import read_all_events
+from distlaunch.base.event_files import read_run_sample
 from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.runs.report import read_report
 from distlaunch.ui.html_report.data import page_data
@@ -29,7 +29,7 @@ def write_page(run: RunDir, file: Path) -> None:
 
 def page(run: RunDir) -> str:
     """Return the page of a run as HTML."""
-    events = read_all_events(run)  # once, since it takes seconds for a run of days
+    events = read_run_sample(run)  # once, since it takes seconds for a run of days
     report = read_report(run, events=events)
     return document(report.name, page_data(run, report, events))
 
