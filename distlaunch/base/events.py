@@ -34,6 +34,8 @@ _NAMES = frozenset({
     "variables",
 })  # fmt: skip
 """Fields whose values are names, not texts of the user."""
+_MAY_BE_INFINITE = frozenset({"logs", "learning_rate", "deviation"})
+"""Fields whose numbers come from the user's model, so that they may be NaN or infinite. Times never are."""
 _MOST_DEVICES = 1_000_000
 _VARIABLE: dict[str, Any] = {"name": str, "shape": list[int], "parts": list[dict[str, Any]]}
 _PART: dict[str, Any] = {"task": str, "bytes": int}
@@ -47,12 +49,11 @@ def _types_of(cls: type[Event]) -> dict[str, Any]:
     return {each.name: hints[each.name] for each in dataclasses.fields(cls)}
 
 
-def _with_numbers(value: Any, kind: Any) -> Any:
-    """Return a field's value with the numbers that JSON does not have, which are written as strings."""
+def _with_numbers(value: Any) -> Any:
+    """Return a number, or a mapping of names to numbers, of which some may be written as strings such as `nan`."""
     if is_dict(value):
-        return {name: strict_json.number(each) for name, each in value.items()} if kind == Logs else value
-    is_number = kind is float or float in typing.get_args(kind)
-    return strict_json.number(value) if is_number else value
+        return {name: strict_json.number(each) for name, each in value.items()}
+    return strict_json.number(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,9 @@ class Event:
             cls = Event.kinds[data.pop("event")]
             # a later version may have written more fields
             wanted = _types_of(cls)
-            known = {name: _with_numbers(value, wanted[name]) for name, value in data.items() if name in wanted}
+            known = {name: value for name, value in data.items() if name in wanted}
+            for name in _MAY_BE_INFINITE.intersection(known):
+                known[name] = _with_numbers(known[name])
             if wrong := next((name for name, value in known.items() if not fits(value, wanted[name])), None):
                 raise ValueError(f"{wrong} has another type")
             event = cls(**known)
