@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from distlaunch.base.errors import ConfigError
-from distlaunch.base.event_files import read_events, read_events_of, read_run_sample, read_tail
+from distlaunch.base.event_files import read_events_of, read_run_sample, read_tail
 from distlaunch.base.events import (
     CheckpointSaved,
     DataResolved,
@@ -303,7 +303,7 @@ def _evaluator_events(run: RunDir) -> list[Evaluated]:
         for task, files in run.tasks(attempt).items()
         if task.startswith("evaluator:")
     ]
-    return [event for each in files for event in read_events(each.events) if isinstance(event, Evaluated)]
+    return [event for each in files for event in read_events_of(each.events, Evaluated)]
 
 
 def configured_strategy(run: RunDir) -> str:

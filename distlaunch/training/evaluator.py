@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distlaunch.base.errors import CheckpointError, ConfigError, Problem
-from distlaunch.base.event_files import EventReader, read_events
+from distlaunch.base.event_files import EventReader, read_events_of
 from distlaunch.base.events import Evaluated, Event, RunEnded
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.cluster import Cluster
@@ -93,7 +93,7 @@ class Evaluator:
     def _already_evaluated(self) -> set[int]:
         """Return the steps that evaluators have evaluated before this process started."""
         paths = self._run.path.glob("attempts/*/evaluator-*/events.jsonl")
-        return {event.step for path in paths for event in read_events(path) if isinstance(event, Evaluated)}
+        return {event.step for path in paths for event in read_events_of(path, Evaluated)}
 
 
 def _create_summary_writer(run: RunDir) -> Any:

@@ -14,7 +14,7 @@ import keras
 from distlaunch.base.code_origins import user_line
 from distlaunch.base.compat import frameworks, untested
 from distlaunch.base.errors import ConfigError, DistlaunchError, Problem
-from distlaunch.base.event_files import read_events, read_events_of
+from distlaunch.base.event_files import read_events_of, read_sample
 from distlaunch.base.events import (
     DataResolved,
     Evaluated,
@@ -183,7 +183,7 @@ class Session:
         parts_writer = PartsWriter.agree(strategy, self.store)
         # read before this attempt reports its start
         uses_failures = is_chief and config.checkpoint.every is not None
-        failures = past_failures(read_events(self.run.events)) if uses_failures else Failures()
+        failures = past_failures(read_sample(self.run.events)) if uses_failures else Failures()
         hooks = LoopHooks.of(
             self.process, store=self.store, is_chief=is_chief, parts_writer=parts_writer, failures=failures
         )
@@ -385,7 +385,7 @@ def _untested_version_warnings(run: RunDir, backend: Backend) -> list[str]:
     warnings = untested(frameworks(backend))
     if not warnings:
         return []
-    reported = {event.message for event in read_events(run.events) if isinstance(event, Notice)}
+    reported = {event.message for event in read_events_of(run.events, Notice)}
     return [warning for warning in warnings if warning not in reported]
 
 
