@@ -216,6 +216,9 @@ def test_secrets_are_kept_until_the_run_is_done(shell: Shell) -> None:
     assert shell("train", "job.yaml", "-q", "--resume", FAKE="fail")[0] == 3
     assert shell("train", "runs/job", "-q", "--resume")[0] == 0
     assert holders() == set()
+    more = ("train", "runs/job", "-q", "--resume", "--set", "train.epochs=99")
+    assert shell(*more, MY_TOKEN=secret, FAKE="raise_early")[0] == 3
+    assert holders() == set(), "it is still finished"
     code, _, err = shell("evaluate", "runs/job")
     assert code == 2
     assert "the environment variable MY_TOKEN is not set" in err

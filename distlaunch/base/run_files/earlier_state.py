@@ -41,6 +41,7 @@ class EarlierState:
             return False
         if self.end is not None:
             append_events(run.events, self.end, attempt=self.end.attempt, task=LAUNCHER)
+            run.forget_secrets()  # only an unfinished run needs them
         if self.config is None or run.config.read_text(encoding="utf-8") == self.config:
             return False
         write_atomically(run.config, self.config)
