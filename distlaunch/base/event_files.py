@@ -42,7 +42,7 @@ _OUTLINE = (*_BEGINNINGS, *(b'{"event":"%b"' % name.encode() for name in _OF_OUT
 _STEPS_TIMED = b'{"event":"StepsTimed"'
 _REPORTS: tuple[bytes, ...] = (b'{"event":"StepsDone"', _STEPS_TIMED)
 MAX_REPORTS = 10_000
-"""Number of StepsDone events, and of StepsTimed events, above which `read_sample` returns a sample."""
+"""Number of StepsDone events, and of StepsTimed events, above which `read_event_sample` returns a sample."""
 _VARIABLES = b'{"event":"VariablesPlaced"'
 
 
@@ -123,7 +123,7 @@ def read_events(path: Path) -> list[Event]:
     return list(EventReader(path).read())
 
 
-def read_sample(path: Path) -> list[Event]:
+def read_event_sample(path: Path) -> list[Event]:
     """Return the events of a file, oldest first; of many StepsDone or StepsTimed events, only a sample.
 
     A run of days has a million of these two, and parsing them takes a minute. If there are more than `MAX_REPORTS` of
@@ -145,7 +145,7 @@ def read_sample(path: Path) -> list[Event]:
                 else:
                     kept += [*waiting.values(), (number, line)]
                     waiting.clear()
-    except OSError:
+    except (FileNotFoundError, NotRegularError):
         return []
     return list(parse_events(b"\n".join(line for _, line in sorted([*kept, *waiting.values()]))))
 
@@ -163,9 +163,9 @@ def _count(path: Path, marks: Sequence[bytes]) -> dict[bytes, int]:
 def read_run_sample(run: RunDir) -> list[Event]:
     """Return the events of a run by time, including those of evaluations, predictions and exports.
 
-    Of each file, they are those of `read_sample`.
+    Of each file, they are those of `read_event_sample`.
     """
-    return _in_order([read_sample(path) for path in run.event_files()])
+    return _in_order([read_event_sample(path) for path in run.event_files()])
 
 
 def read_all_events_of(run: RunDir, *kinds: type[Event]) -> list[Event]:
@@ -235,7 +235,8 @@ def read_times(path: Path) -> list[Event]:
                     steps, seconds, last, in_row = steps + int(match[7]), seconds + float(match[8]), match, in_row + 1
                     timed_is_newest = False
                 elif line.startswith(_STEPS_TIMED):
-                    timed, timed_is_newest = line, True
+                    if line.endswith(b"}"):  # not the beginning of a line that is still being written
+                        timed, timed_is_newest = line, True
                 elif not line.startswith(_VARIABLES):
                     end_series()
                     events += parse_events(line)

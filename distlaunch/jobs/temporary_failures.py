@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Generator
 
 from distlaunch.base.errors import DistlaunchError, ExitCode, code_of_os_error
-from distlaunch.base.event_files import append_events, read_sample
+from distlaunch.base.event_files import append_events, read_event_sample
 from distlaunch.base.events import LAUNCHER, Event, JobFailed, RunEnded
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import RunFacts
@@ -47,7 +47,7 @@ def limiting_temporary_errors(run: RunDir) -> Generator[None]:
 
 def _record_failure(run: RunDir, code: int) -> tuple[int, str]:
     """Record a failure of the job; return the final exit code, and the reason if this code differs from `code`."""
-    events = read_sample(run.events)
+    events = read_event_sample(run.events)
     step, why = _last_step(run, events), ""
     if code == ExitCode.TEMPORARY and _num_temporary_failures(events, step) + 1 >= MAX_TEMPORARY_FAILURES:
         code = ExitCode.FAILED

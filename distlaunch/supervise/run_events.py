@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from distlaunch.base.event_files import EventReader, append_events, read_sample
+from distlaunch.base.event_files import EventReader, append_events, read_event_sample
 from distlaunch.base.events import (
     LAUNCHER,
     AttemptStarted,
@@ -28,7 +28,7 @@ from distlaunch.supervise.facts import Closed, Fact, Finished, Progressed, Ready
 
 def write_end(plan: LaunchPlan, status: str) -> Event | None:
     """Append another end to a failed attempt whose restart was canceled; return None if the disk is full."""
-    attempt = RunFacts.of(read_sample(plan.events)).attempts.get(plan.attempt, AttemptFacts())
+    attempt = RunFacts.of(read_event_sample(plan.events)).attempts.get(plan.attempt, AttemptFacts())
     last = attempt.ended or RunEnded(status=status, step=0, epochs_done=0, seconds=0.0)
     end = dataclasses.replace(last, status=status)
     return next(iter(append_events(plan.events, end, attempt=plan.attempt, task=LAUNCHER)), None)

@@ -14,7 +14,7 @@ import keras
 from distlaunch.base.code_origins import user_line
 from distlaunch.base.compat import frameworks, untested
 from distlaunch.base.errors import ConfigError, DistlaunchError, Problem
-from distlaunch.base.event_files import read_events_of, read_sample
+from distlaunch.base.event_files import read_event_sample, read_events_of
 from distlaunch.base.events import (
     DataResolved,
     Evaluated,
@@ -183,7 +183,7 @@ class Session:
         parts_writer = PartsWriter.agree(strategy, self.store)
         # read before this attempt reports its start
         uses_failures = is_chief and config.checkpoint.every is not None
-        failures = past_failures(read_sample(self.run.events)) if uses_failures else Failures()
+        failures = past_failures(read_event_sample(self.run.events)) if uses_failures else Failures()
         hooks = LoopHooks.of(
             self.process, store=self.store, is_chief=is_chief, parts_writer=parts_writer, failures=failures
         )

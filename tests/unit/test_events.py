@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.base.event_files import EventWriter, read_events
+from distlaunch.base import event_files
+from distlaunch.base.event_files import EventWriter, read_event_sample, read_events
 from distlaunch.base.events import EpochEnded, Notice, NumbersChecked
 
 
@@ -43,6 +44,18 @@ def test_numbers_that_json_does_not_have_in_any_field(tmp_path: Path) -> None:
     assert isinstance(checked, NumbersChecked)
     assert math.isnan(ended.learning_rate or 0.0)
     assert checked.deviation == math.inf
+
+
+def test_a_file_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run without events would count as one that has never trained."""
+    assert read_event_sample(tmp_path / "none") == []
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(event_files, "open_regular", refuse)
+    with pytest.raises(PermissionError):
+        read_event_sample(tmp_path / "events.jsonl")
 
 
 def test_lines_of_other_versions_are_read(tmp_path: Path) -> None:

@@ -173,6 +173,9 @@ def test_quick_reading_has_the_last_times_of_steps_in_a_row(tmp_path: Path) -> N
     found = read_times(path)
     assert [event.time for event in found] == [1.0, 2.0, 3.5, 4.0, 5.0, 6.0, 6.5]
     assert seconds_of(found) == seconds_of(rows)
+    with path.open("a") as file:
+        file.write(timed(5, 2.5).to_json()[:-9])
+    assert read_times(path) == found, "a line that is still being written"
 
 
 def test_the_outline_has_the_starts_and_ends_of_attempts(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from distlaunch.base.event_files import append_events, read_sample
+from distlaunch.base.event_files import append_events, read_event_sample
 from distlaunch.base.events import LAUNCHER, RunEnded, StepsDone
 from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.base.run_files.run_facts import RunFacts
@@ -29,7 +29,7 @@ class EarlierState:
     def of(cls, run: RunDir) -> Self:
         """Return the current state of a run. Call this before an attempt writes its own config and events."""
         config = run.config.read_text(encoding="utf-8") if run.attempts() and run.has_config() else None
-        return cls(config, RunFacts.of(read_sample(run.events)).ended if run.finished() else None)
+        return cls(config, RunFacts.of(read_event_sample(run.events)).ended if run.finished() else None)
 
     def restore(self, run: RunDir, attempt: int) -> bool:
         """Restore the state after a failed attempt, unless it made a step.
@@ -37,7 +37,7 @@ class EarlierState:
         Returns:
             True if the attempt had replaced the config.
         """
-        if any(isinstance(event, StepsDone) and event.attempt == attempt for event in read_sample(run.events)):
+        if any(isinstance(event, StepsDone) and event.attempt == attempt for event in read_event_sample(run.events)):
             return False
         if self.end is not None:
             append_events(run.events, self.end, attempt=self.end.attempt, task=LAUNCHER)

@@ -14,7 +14,7 @@ import yaml
 
 import distlaunch
 from distlaunch.base.errors import ConfigError
-from distlaunch.base.event_files import read_events_of, read_sample
+from distlaunch.base.event_files import read_event_sample, read_events_of
 from distlaunch.base.events import (
     EpochEnded,
     Evaluated,
@@ -202,7 +202,7 @@ def _speed(run: RunDir, report: RunReport, events: Sequence[Event]) -> dict[str,
             continue  # the attempt trained nothing, so it replaces no steps of earlier attempts
         found: dict[str, list[StepsTimed]] = {}
         # the run's file has the times of the chief, and other tasks have files of their own
-        others = [event for files in run.tasks(number).values() for event in read_sample(files.events)]
+        others = [event for files in run.tasks(number).values() for event in read_event_sample(files.events)]
         for event in (*times.get(number, ()), *others):
             if isinstance(event, StepsTimed):
                 found.setdefault(event.task, []).append(event)
