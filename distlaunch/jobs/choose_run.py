@@ -326,7 +326,7 @@ def config_for_use(config: RunConfig, machine: Machine) -> RunConfig:
     """
     engine = config.engine.for_one_device(machine.environ)
     is_without_hosts = engine.is_here and not config.engine.is_here
-    if config.strategy.has_coordinator or (is_without_hosts and config.strategy.processes(config.cluster)):
+    if config.strategy.has_coordinator or is_without_hosts:
         config = config.model_copy(update={"strategy": config.strategy.on_one_device(), "cluster": Cluster()})
     return config.model_copy(update={"engine": engine})
 

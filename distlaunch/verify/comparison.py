@@ -18,6 +18,8 @@ from distlaunch.base.plural import joined
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.trial_records import Record, TrialOrder
 from distlaunch.cluster.machine import Machine
+from distlaunch.config.engines.base import Local
+from distlaunch.engines.context import LaunchContext
 from distlaunch.jobs.attempt import AttemptResult, import_ahead
 from distlaunch.jobs.choose_run import JobRequest, choose
 from distlaunch.jobs.isolation import isolate_if_configured
@@ -106,9 +108,11 @@ def verify(
     machine = machine.without_variables(REMOVED_ENV)
     if Path(request.target).is_dir():
         raise UsageError(f"{request.target} is a directory; expected a config file")
+    choice = choose(JobRequest(request.target, (*request.overrides, "resume=never"), makes_run_dir=False), machine)
     # strategies are compared on this machine, whichever hosts the config has
-    overrides = (*request.overrides, "engine.kind=local", "resume=never")
-    choice = choose(JobRequest(request.target, overrides, makes_run_dir=False), machine)
+    here = Local(kind="local", warm_start=choice.config.engine.warm_start)
+    config = choice.config.model_copy(update={"engine": here})
+    choice = dataclasses.replace(choice, config=config, context=LaunchContext.resolve(config, machine))
     isolate_if_configured(choice.config, choice.context)
     if choice.config.data.sharding == "function":
         message = "data.sharding: got 'function': each worker trains on its own examples, in batches that one device"

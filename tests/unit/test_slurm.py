@@ -135,3 +135,6 @@ def test_a_login_node_evaluates_on_one_device(environ: dict[str, str], where: tu
     }
     found = config_for_use(RunConfig.model_validate(raw), Machine(environ))
     assert (found.engine.kind, found.strategy.kind, found.cluster.num_workers) == where
+    alone = {**raw, "strategy": {"kind": "mirrored", "replicas": 8}, "cluster": {}}
+    found = config_for_use(RunConfig.model_validate(alone), Machine(environ))
+    assert found.strategy.kind == ("mirrored" if environ else "one_device")
