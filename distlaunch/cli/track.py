@@ -30,7 +30,7 @@ def command(run: str, trackers: tuple[str, ...]) -> int:
     from distlaunch.config.read.load import load_resolved
     from distlaunch.jobs.tracking import track_now
     from distlaunch.runs.find import open_run
-    from distlaunch.runs.tracking.outcome import Outcome
+    from distlaunch.runs.tracking.outcome import SendOutcome
     from distlaunch.runs.tracking.trackers import is_installed
     from distlaunch.ui.plain import echo, echo_error
 
@@ -45,10 +45,10 @@ def command(run: str, trackers: tuple[str, ...]) -> int:
     problems = [each.problem for each in results if each.problem]
     for problem in problems:
         echo_error(f"error: {problem}")
-    for outcome, words in ((Outcome.SENT, "sent to"), (Outcome.NOTHING_NEW, "nothing new to send to")):
+    for outcome, words in ((SendOutcome.SENT, "sent to"), (SendOutcome.NOTHING_NEW, "nothing new to send to")):
         if reached := [each.name for each in results if each.outcome is outcome]:
             echo(f"{words} {', '.join(reached)}")
     for each in results:
-        if each.outcome is Outcome.BUSY:
+        if each.outcome is SendOutcome.BUSY:
             echo(f"{each.name} already gets the values from another process, such as the run itself while it trains")
     return ExitCode.FAILED if problems else ExitCode.DONE

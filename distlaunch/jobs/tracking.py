@@ -17,7 +17,7 @@ from distlaunch.base.protocol import SAFE_MODULE
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import TrackerName
 from distlaunch.runs.paths import display_path
-from distlaunch.runs.tracking.outcome import UNLESS_BUSY, Outcome
+from distlaunch.runs.tracking.outcome import UNLESS_BUSY, SendOutcome
 from distlaunch.runs.tracking.trackers import is_installed
 
 _DEADLINE_S = 15.0
@@ -43,7 +43,7 @@ class Tracked:
     """
 
     name: TrackerName
-    outcome: Outcome | None
+    outcome: SendOutcome | None
     problem: str = ""
 
 
@@ -121,8 +121,8 @@ def _result(
         started.process.wait()
         when = "before the wait for it was ended" if ends_early() else f"within {deadline_s:g} s"
         return Tracked(name, None, f"tracking: {name} did not get all values {when}; {_later(run, name)}")
-    if code in set(Outcome):
-        return Tracked(name, Outcome(code))
+    if code in set(SendOutcome):
+        return Tracked(name, SendOutcome(code))
     why = f"{_last_line(started.log)} ({display_path(started.log)})"
     return Tracked(name, None, f"tracking: {name} failed: {why}; {_later(run, name)}")
 

@@ -1,7 +1,7 @@
 """Follows a run's events and sends their values to a tracker.
 
-`python -m distlaunch.runs.tracking.follow NAME RUN [--unless-busy]` ends with a code of `Outcome`. With `--unless-busy`
-it does not wait for another process that sends the run to the tracker.
+`python -m distlaunch.runs.tracking.follow NAME RUN [--unless-busy]` ends with a code of `SendOutcome`. With
+`--unless-busy`, it does not wait for another process that sends the run to the tracker.
 
 This separate process reads the events from the disk. So a tracker that is slow, fails or cannot be reached never delays
 or fails the run, and values that were not sent can be sent later. The process ends when its standard input ends.
@@ -28,7 +28,7 @@ from distlaunch.config.run import TrackerName
 from distlaunch.runs.bottleneck import resources
 from distlaunch.runs.report import KILLED
 from distlaunch.runs.settings import read_settings
-from distlaunch.runs.tracking.outcome import UNLESS_BUSY, Outcome
+from distlaunch.runs.tracking.outcome import UNLESS_BUSY, SendOutcome
 from distlaunch.runs.tracking.record import Stored, StoredRecord
 from distlaunch.runs.tracking.trackers import Row, Tracker, open_tracker, target_of
 
@@ -164,7 +164,7 @@ def main() -> None:
         try:
             lock(file.fileno(), fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         except BlockingIOError:
-            sys.exit(Outcome.BUSY)
+            sys.exit(SendOutcome.BUSY)
         follower = Follower(name, run)
         # standard input ends with the launcher, whatever ends it
         pause_s = _SHORTEST_PAUSE_S
@@ -173,7 +173,7 @@ def main() -> None:
             follower.send_new()
             busy_s = time.process_time() - began
             pause_s = min(max(_SHORTEST_PAUSE_S, busy_s / _LARGEST_SHARE), _LONGEST_PAUSE_S)
-        sys.exit(Outcome.SENT if follower.finish() else Outcome.NOTHING_NEW)
+        sys.exit(SendOutcome.SENT if follower.finish() else SendOutcome.NOTHING_NEW)
 
 
 if __name__ == "__main__":

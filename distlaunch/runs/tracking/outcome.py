@@ -7,7 +7,7 @@ from enum import IntEnum
 UNLESS_BUSY = "--unless-busy"
 
 
-class Outcome(IntEnum):
+class SendOutcome(IntEnum):
     """How the process ended, if it did not fail."""
 
     SENT = 0

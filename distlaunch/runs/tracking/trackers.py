@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Protocol
 from urllib.parse import urlsplit, urlunsplit
 
 from distlaunch.config.run import TrackerName
-from distlaunch.runs.tracking.mlflow_names import MLflowNames
+from distlaunch.runs.tracking.mlflow_names import accepted_name
 
 PROJECT = "distlaunch"
 """Name of the project or experiment, unless the tracker's environment variable gives another name."""
@@ -174,7 +174,6 @@ class _MLflow:
             mlflow.set_tracking_uri(f"sqlite:///{folder / 'tracking' / 'mlflow.db'}")
         self._client = mlflow.MlflowClient()
         self._entities: Any = importlib.import_module("mlflow.entities")
-        self._names = MLflowNames()
         self._config: Mapping[str, Any] = config
         """The config, until it is sent. The caller first records the new run's id, so that this cannot prevent it."""
         self.id = id
@@ -197,7 +196,7 @@ class _MLflow:
 
     def log(self, rows: Sequence[Row]) -> None:
         self._send_config()
-        names = self._names.accept(name for row in rows for name in row.values)
+        names = {name: accepted_name(name) for row in rows for name in row.values}
         new = [
             self._entities.Metric(names[name], value, _milliseconds(row.time), row.step)
             for row in rows
@@ -213,7 +212,7 @@ class _MLflow:
         if not self._config:
             return
         known = self._client.get_run(self.id).data.params
-        names = MLflowNames().accept(self._config)
+        names = {key: accepted_name(key) for key in self._config}
         # MLflow has texts only, and refuses long ones
         lacking = [
             self._entities.Param(names[key], str(value)[:_LONGEST_VALUE])
