@@ -91,6 +91,7 @@ SCHEMA = [
           id="key of the file in a section"),
     below("compile:\n  optimizer: {class: Adam}\n", 2, "compile.optimizer.class", "write {name: Adam}",
           id="class of an optimizer"),
+    below("compile:\n  optimizer: {decay: fast}\n", 2, "compile.optimizer.decay", "remove it", id="text that is no class"),
     below("strateggy: {kind: mirrored}\n", 1, "strateggy", "did you mean 'strategy'?", id="misspelt section"),
     data("shufle: true", "data.shufle", "unknown key", "did you mean 'shuffle'?", id="misspelt key"),
     data("shuffle: off", "data.shuffle", "'off' (text)", "write true or false", id="off is text"),

@@ -227,8 +227,9 @@ def test_running_runs_are_never_removed(folder: Path) -> None:
     assert (elsewhere / "events.jsonl").exists()
 
 
-def test_a_run_whose_job_may_be_requeued_is_kept() -> None:
+def test_a_run_whose_job_may_be_requeued_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No scheduler is here that could say whether the stopped job waits in its queue."""
+    monkeypatch.setenv("PATH", str(folder))
     run = RunDir("runs/lr-high")
     run.write_submission(Submission("slurm", "17", 0.0))
     run.batch_exit.write_text("4", encoding="utf-8")

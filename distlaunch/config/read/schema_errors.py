@@ -183,7 +183,7 @@ def _as_component(key: Key, allowed: list[str], data: dict[str, Any]) -> str:
     if "name" in section:
         return _as_argument(key, allowed, data)
     args = section[key[-1]]
-    if isinstance(args, str):  # such as `class: Adam`
+    if isinstance(args, str) and key[-1] in ("class", "class_name", "type", "kind", "id"):
         return f"; write {{name: {args}}}"
     if args is not None and not is_dict(args):
         return ""

@@ -32,7 +32,7 @@ class CodeFiles:
 
     Args:
         files: Python files that the config names, perhaps outside the folder.
-        more: additional files to send, even if they look like secrets.
+        more: additional files to send, even if they are hidden or look like secrets.
     """
 
     def __init__(self, folder: Path, files: Sequence[str], more: Sequence[str] = ()) -> None:
