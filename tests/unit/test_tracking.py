@@ -268,7 +268,8 @@ def test_mlflow_gets_values_and_settings_of_any_name(run: RunDir) -> None:
     [
         ("val_f1 score:a-b/c.d", "val_f1 score:a-b/c.d"), ("größe", "größe"), ("a..b/c.", "a..b/c."),
         ("x" * 250, "x" * 250), ("acc(%)", "acc___[]"), ("a\nb", "a_b[]"), ("/a//b/", "_/a/_/b/_[]"),
-        ("../a/.", "__/a/_[]"), ("..a", "__a[]"), ("", "_[]"), ("x" * 300, "x" * 241 + "[]"), ("x" * 240 + "/" + "x" * 20, "x" * 240 + "[]"),
+        ("../a/.", "__/a/_[]"), ("..a", "__a[]"), ("", "_[]"), ("x" * 300, "x" * 241 + "[]"),
+        ("x" * 240 + "/" + "x" * 20, "x" * 240 + "[]"),
     ],
 )  # fmt: skip
 def test_names_in_mlflow(name: str, accepted: str) -> None:
