@@ -22,7 +22,8 @@ from distlaunch.data.function_references import load_function
 from distlaunch.patches.keras_private import counts_batches, layers_of, learning_rate_of
 from distlaunch.strategies.variables import host_value
 
-_WRITERS = ("CSVLogger", "ModelCheckpoint", "RemoteMonitor", "TensorBoard")  # several tasks would write the same file
+_WRITERS = ("CSVLogger", "ModelCheckpoint", "RemoteMonitor", "TensorBoard")
+"""Callbacks of which several would write the same file. OrbaxCheckpoint is none: on JAX, it waits for all processes."""
 _MONITORS = ("EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint")
 _TRAIN_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
@@ -47,10 +48,7 @@ def build_callbacks(configs: list[CallbackConfig], *, is_chief: bool, run: RunDi
 
 
 def _only_on_chief(config: CallbackConfig) -> bool:
-    name = canonical("callbacks", config.name)
-    # on JAX, this one coordinates all processes itself, and waits for each of them
-    is_writer = name in _WRITERS or (name == "OrbaxCheckpoint" and keras.config.backend() != "jax")
-    return config.tasks == "chief" or (config.tasks == "auto" and is_writer)
+    return config.tasks == "chief" or (config.tasks == "auto" and canonical("callbacks", config.name) in _WRITERS)
 
 
 def hints_on_tasks(
