@@ -49,7 +49,7 @@ def _after(clock: tf.Tensor, element: Any) -> Any:
     """
 
     def wait(leaf: tf.Tensor) -> tf.Tensor:
-        with tf.compat.v1.colocate_with(leaf), tf.control_dependencies([clock]):
+        with tf.compat.v1.get_default_graph().colocate_with(leaf), tf.control_dependencies([clock]):
             return tf.identity(leaf)
 
     return tf.nest.map_structure(wait, element, expand_composites=True)

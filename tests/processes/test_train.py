@@ -222,6 +222,7 @@ def test_my_own_model(tmp_path: Path) -> None:
         assert len((run_dir.path / "logs/log.csv").read_text().splitlines()) == epochs + 1
         assert len(list(run_dir.path.glob("*.keras"))) == epochs
     assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"mine.py", "mine.yaml", "runs"}
+    assert "deprecated" not in first.task(0, "worker:0").stderr_log.read_text()
     each_checkpoint_is_told_once_and_epochs_count_from_0(read_events(second.events))
     # a mistake that only the worker can see is a config error with its line, and nothing is trained
     code, _, err = run("train", "mine.yaml", "--set", "compile.loss=mine.py:nothing", cwd=tmp_path)
