@@ -51,7 +51,9 @@ def check_run_name(name: str, source: str = "") -> None:
     if not _NAME.match(name):
         short = f"{name[:60]}..." if len(name) > 60 else name
         what = f"{source}: got {short!r}" if source else f"run name {short!r}"
-        raise UsageError(f"{what}; use at most 200 letters, digits, '.', '_' and '-', beginning with a letter or digit")
+        raise UsageError(
+            f"{what}; use at most 200 ASCII letters, digits, '.', '_' and '-', beginning with a letter or digit"
+        )
 
 
 def checkpoint_name(step: int) -> str:

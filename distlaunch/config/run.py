@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import unicodedata
+import zlib
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -342,8 +344,16 @@ RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$"
 
 
 def as_run_name(text: str) -> str:
-    """Return a valid name of runs that resembles the name of a file or folder."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")[:200] or "run"
+    """Return a valid name of runs that resembles the name of a file or folder.
+
+    A name with letters beyond ASCII ends in a checksum, so that `größe` and `grüße` are two runs.
+    """
+    text = unicodedata.normalize("NFC", text)
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", plain).lstrip("._-")
+    if text.isascii():
+        return name[:200] or "run"
+    return f"{name[:190].rstrip('-') or 'run'}-{zlib.crc32(text.encode()):08x}"
 
 
 class RunConfig(Section):
@@ -355,7 +365,7 @@ class RunConfig(Section):
         Annotated[
             str,
             Field(pattern=RUN_NAME),
-            Words("at most 200 letters, digits, '.', '_' and '-', beginning with a letter or digit"),
+            Words("at most 200 ASCII letters, digits, '.', '_' and '-', beginning with a letter or digit"),
         ]
         | None
     ) = None

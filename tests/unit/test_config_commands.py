@@ -208,6 +208,7 @@ def test_shipped_configs_name_the_schema(config: Path) -> None:
         ("null", "null"),
         (".", "here"),
         ("x/own.yaml", "own"),
+        ("modell ä", "modell-a-413d413e"),
     ],
 )
 def test_a_starter_names_its_runs(target: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
