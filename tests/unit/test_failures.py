@@ -47,6 +47,17 @@ Detected at node while/Reshape defined at (most recent call last):
 \t [[{{node while/Reshape}}]]
   (1) INVALID_ARGUMENT:  Input to reshape has 16 values
 0 successful operations."""
+IN_A_GENERATOR = """Graph execution error:
+
+Detected at node PyFunc defined at (most recent call last):
+<stack traces unavailable>
+KeyError: 'row 200'
+Traceback (most recent call last):
+
+  File "/home/me/x.py", line 6, in rows
+    raise KeyError("row 200")
+KeyError: 'row 200'
+\t [[{{node PyFunc}}]]"""
 OF_A_MESH = "{{function_node __inference_train_75__func_12_89}} assertion failed: [y is small] [x (a:0) = ]"
 IN_A_MAP = (
     'in user code:\n\n    File "x.py", line 8, in add  *\n        f(y)\n\n    ValueError: y is small\n    [1 2]\n'
@@ -63,6 +74,7 @@ USER_CODE = 'in user code:\n\n    File "x.py", line 257, in share  *\n        re
         (GRAPH_ERROR, "Collective ops is aborted by: recvmsg:Connection reset by peer"),
         (USER_CODE, "TypeError: no match"),
         (SEVERAL, "Input to reshape has 16 values"),
+        (IN_A_GENERATOR, "KeyError: 'row 200'"),
         (OF_A_MESH, "assertion failed: [y is small] [x (a:0) = ]"),
         (IN_A_MAP, "ValueError: y is small"),
         ("a value (Rows:{\n  0: [1, 2],\n}) of no use", "a value (Rows:{ ... }) of no use"),

@@ -139,8 +139,10 @@ def _summary(kind: str, message: str) -> str:
     if not message:
         return kind
     text = headline(message)
-    # the message of an error in a compiled function may already start with the name of the exception
-    return text if text == kind or text.startswith(f"{kind}: ") else f"{kind}: {text}"
+    # the message of an error in a compiled function may already start with the name of the exception, which is that of
+    # the user's code if an operation called it, such as a generator
+    is_named = text.startswith(f"{kind}: ") or (message.startswith(GRAPH_ERROR) and _NAMED.match(text))
+    return text if text == kind or is_named else f"{kind}: {text}"
 
 
 def step_of(files: TaskDir) -> int | None:
@@ -332,7 +334,7 @@ def headline(message: str) -> str:
     if message.lstrip().startswith(_USER_CODE) and (cause := message.strip().split("\n\n", 2)[2:]):
         return headline(dedent(cause[0]))
     # several operations that failed at once have a line each
-    heads = [line for line in lines if not line.startswith(GRAPH_ERROR) and not _SEVERAL.match(line)]
+    heads = [line for line in lines if not line.startswith((GRAPH_ERROR, _NO_STACK)) and not _SEVERAL.match(line)]
     line = _ROOT_PREFIX.sub("", heads[0]) if heads else lines[0] if lines else ""
     if line.endswith(_OPENING) and lines[-1].lstrip().startswith(_CLOSING):
         line = f"{line} ... {lines[-1].strip()}"  # shorten a value that spans many lines
@@ -342,6 +344,8 @@ def headline(message: str) -> str:
 
 
 GRAPH_ERROR = "Graph execution error:"
+_NO_STACK = "<stack traces unavailable>"
+_NAMED = re.compile(r"[A-Za-z_.]*(?:Error|Exception): ")
 
 
 _USER_CODE = "in user code:"
