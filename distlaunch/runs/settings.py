@@ -71,8 +71,9 @@ def _differs(key: str, known: Sequence[Settings]) -> bool:
 def _is_explained(key: str, keys: Iterable[str], known: Sequence[Settings]) -> bool:
     """Return True if another key shows why a key differs."""
     having = [each for each in known if key in each]
-    if any(each[key] == {} for each in having):
-        return key.endswith(".args") or any(other.startswith(f"{key}.") for other in keys)
+    is_empty = any(each[key] == {} for each in having)
+    if is_empty and (key.endswith(".args") or any(other.startswith(f"{key}.") for other in keys)):
+        return True
     kind = f"{key.split('.')[0]}.kind"
     return key != kind and len(having) < len(known) and not _differs(key, having) and _differs(kind, known)
 

@@ -253,6 +253,8 @@ def test_differing_keys() -> None:
     assert differing_keys([{}, {"a": 1}]) == []
     kinds = [{"s.kind": "a", "s.x": 1}, {"s.kind": "b", "s.y": 1, "s.z": 1}, {"s.kind": "b", "s.y": 1, "s.z": 2}]
     assert differing_keys(kinds) == ["s.kind", "s.z"]
+    kinds = [{"s.kind": "a"}, {"s.kind": "b", "s.layout": {}}, {"s.kind": "b", "s.layout": {}}]
+    assert differing_keys(kinds) == ["s.kind"]
     keys = ["a.args.units", "b.args.units", "strategy.kind", "train.loss"]
     assert short_names(keys, ["loss"]) == {
         "a.args.units": "a.args.units", "b.args.units": "b.args.units", "strategy.kind": "strategy.kind",
