@@ -208,7 +208,7 @@ def test_shipped_configs_name_the_schema(config: Path) -> None:
         ("null", "null"),
         (".", "here"),
         ("x/own.yaml", "own"),
-        ("modell ä", "modell-a-413d413e"),
+        ("größe 2", "groe-2-59c10440"),
     ],
 )
 def test_a_starter_names_its_runs(target: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
