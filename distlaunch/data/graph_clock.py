@@ -47,6 +47,8 @@ def _after(clock: tf.Tensor, element: Any) -> Any:
 
     Otherwise a single thread that runs operations could compute the step before it reads the clock.
     """
+    if tf.executing_eagerly():  # as with `--debug`, where operations run in order
+        return element
 
     def wait(leaf: tf.Tensor) -> tf.Tensor:
         with tf.compat.v1.get_default_graph().colocate_with(leaf), tf.control_dependencies([clock]):
