@@ -353,7 +353,7 @@ def as_run_name(text: str) -> str:
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", plain).lstrip("._-")
     if text.isascii():
         return name[:200] or "run"
-    return f"{name[:190].rstrip('-') or 'run'}-{zlib.crc32(text.encode()):08x}"
+    return f"{name[:190].rstrip('-') or 'run'}-{zlib.crc32(text.encode(errors='surrogatepass')):08x}"
 
 
 class RunConfig(Section):
