@@ -118,7 +118,7 @@ def _sum_over_processes(
 ) -> tf.Tensor:
     """Return the predictions of all replicas, given those of one.
 
-    The result has no rows if `_check_shapes` refuses the shapes: the sum of different shapes would hang.
+    The result has no rows if `_check_shapes` refuses the shapes: the sum of different shapes ends all processes.
     """
     dtype = leaf.dtype
     if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):

@@ -98,7 +98,7 @@ def test_rows_without_a_place_among_those_of_other_replicas_are_refused(num_proc
 
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_rows_of_other_shapes_are_refused(num_processes: int) -> None:
-    """The processes find out before they add up arrays of other shapes, which would hang."""
+    """The processes find out before they add up arrays of other shapes, which would end them as if one were lost."""
 
     def of_other_width(x: tf.Tensor) -> tf.Tensor:
         return tf.repeat(x, 2 + tf.distribute.get_replica_context().replica_id_in_sync_group, axis=1)
