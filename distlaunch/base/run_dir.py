@@ -298,8 +298,7 @@ class RunDir:
         Args:
             written: the path at which it was written. The run may have been moved since.
         """
-        path = self.checkpoints / Path(written).name
-        return path if path.exists() else None
+        return _kept(self.checkpoints, written)
 
     def kept_export(self, written: str) -> Path | None:
         """Return the current path of an export, or None if it was deleted.
@@ -307,8 +306,7 @@ class RunDir:
         Args:
             written: the path at which it was written. The run may have been moved since.
         """
-        path = self.export / Path(written).name
-        return path if path.exists() else None
+        return _kept(self.export, written)
 
     def checkpoint_steps(self) -> list[int]:
         """Return the steps of the checkpoints, oldest first."""
@@ -618,3 +616,8 @@ class Identity(NamedTuple):
 
     def to_plain(self) -> dict[str, Any]:
         return self._asdict()
+
+
+def _kept(folder: Path, written: str) -> Path | None:
+    path = folder / Path(written).name
+    return path if path.exists() else None

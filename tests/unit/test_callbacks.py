@@ -208,7 +208,7 @@ def test_a_package_that_a_callback_imports_later_is_missed_at_once(monkeypatch: 
 
 
 def test_orbax_only_records() -> None:
-    """So a finished run may get it."""
+    """A callback that only records may be added to a finished run."""
     assert Callback(name="OrbaxCheckpoint", args={"directory": "all"}).only_records
 
 

@@ -124,7 +124,7 @@ class Slurm(RemoteSection):
 
     def for_one_device(self, environ: Mapping[str, str]) -> EngineSection:
         # outside an allocation, as on a login node, use this machine
-        return self if "SLURM_JOB_ID" in environ else Local(kind="local", warm_start=self.warm_start)
+        return Local(kind="local", warm_start=self.warm_start) if self.why_no_hosts(environ) else self
 
     def why_no_hosts(self, environ: Mapping[str, str]) -> str:
         return "" if "SLURM_JOB_ID" in environ else "this command does not run in a Slurm allocation"

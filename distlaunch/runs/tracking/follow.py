@@ -54,7 +54,7 @@ class Follower:
         self._record = StoredRecord(run, name, target_of(name))
         self._stored = self._record.read()
         self._sent = self._stored
-        """What the tracker will have stored when it has stored all values that were sent."""
+        """The part of the run that the tracker has once it has stored all values that were sent."""
         self._tracker: Tracker | None = None
         self._started: float | None = None
         self._status, self._ended = "", 0.0

@@ -17,7 +17,7 @@ from distlaunch.runs.tracking.trackers import Target
 
 @dataclass(frozen=True)
 class Stored:
-    """What a tracker has stored of a run. The defaults are those of a run that the tracker does not have.
+    """The part of a run that a tracker has stored. The defaults stand for a run that the tracker does not have.
 
     Attributes:
         id: identifies the run in the tracker.

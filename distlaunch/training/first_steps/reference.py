@@ -700,8 +700,6 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _relative(value: float, expected: float) -> float:
-    if math.isnan(value) and math.isnan(expected):
-        return 0.0
     return abs(value - expected) / max(abs(expected), 1e-2)
 
 
